@@ -30,7 +30,6 @@ from sim.engine.radix import RadixPool
 from sim.engine.serving import Serving
 from sim.engine.time_series import GapSamples, Gauge
 from sim.hosts.simulated import SimHost, Usage
-from sim.interface.host import Stream
 from sim.interface.request import Request
 from sim.interface.work import Kind, Model
 from sim.policies.options import BatchBy, KvMode, rows_per_work
@@ -67,9 +66,8 @@ LANE_KINDS = (Kind.PREFILL, Kind.DRAFT, Kind.VERIFY)
 """Kinds of works of lanes, likewise."""
 LANE_SETTINGS = struct.Struct("=12q 8d 11d")
 """What the core goes by with lanes, in the order of its struct."""
-LANE_TOTALS = struct.Struct("=2d 2q 2d")
-"""now_s, busy_s, polls, and of the tokens held the peak, the integral and when it was last changed; then works, tokens
-and device seconds of 3 streams by kind."""
+LANE_TOTALS = struct.Struct("=2d q")
+"""now_s, busy_s and polls; then works, tokens and device seconds of 3 streams by kind."""
 USAGE = np.dtype([("num_works", "i8"), ("tokens", "i8"), ("device_s", "f8")])
 MOST_STREAMS, MOST_WORKERS = 3, 64
 told: Counter[str] = Counter()
@@ -201,11 +199,7 @@ def _serve(
     changes = [np.diff(run.marks["held"], prepend=0) for run in runs]
     _set(whole.kv.held, np.concatenate([run.marks["at_s"] for run in runs]), np.concatenate(changes))
     kinds = (Kind.STEP, Kind.HOST if resolved.limits.method.looks_up else Kind.DRAFT)[: 1 + (draft_tokens > 0)]
-    usage = {
-        (stream.name, kind): _usage(each, stream)
-        for run, stream in zip(runs, host.streams.values(), strict=False)
-        for kind, each in zip(kinds, run.usage, strict=False)
-    }
+    usage = _usage(host, kinds, [run.usage[: len(kinds)] for run in runs])
     host.conclude(max([run.now_s for run in runs]), sum([run.busy_s for run in runs]) / count, usage)
     del runs, given, marks, gaps  # They are as large as all requests.
     _write(requests, table, draft_tokens)
@@ -220,19 +214,14 @@ def _serve_in_lanes(resolved: Resolved, serving: Serving, host: SimHost, draws: 
     given = core.serve_in_lanes(*functions, None, (_lane_settings(resolved, serving), table, accepted, *models))
     if given is None:
         return False
-    now_s, busy_s, host.num_polls, peak, integral, since_s = LANE_TOTALS.unpack(given[1][: LANE_TOTALS.size])
-    by_stream = np.frombuffer(given[1], USAGE, offset=LANE_TOTALS.size).reshape(MOST_STREAMS, len(LANE_KINDS))
-    usage = {
-        (stream.name, kind): _usage(each.tolist(), stream)
-        for stream, kinds in zip(host.streams.values(), by_stream, strict=False)
-        for kind, each in zip(LANE_KINDS, kinds, strict=True)
-        if each["num_works"]
-    }
+    marks, gaps = (np.frombuffer(each, kind) for each, kind in zip(given, (MARKS, GAPS), strict=False))
+    now_s, busy_s, host.num_polls = LANE_TOTALS.unpack(given[2][: LANE_TOTALS.size])
+    used = np.frombuffer(given[2], USAGE, offset=LANE_TOTALS.size).reshape(MOST_STREAMS, len(LANE_KINDS))
+    usage = _usage(host, LANE_KINDS, used.tolist())
     serving.num_finished = serving.num_admitted = serving.intake.num_arrived = len(requests)
-    _write_gaps(serving.gaps, [np.frombuffer(given[0], GAPS)])
+    _write_gaps(serving.gaps, [gaps])
     _write_queue(serving.queue, table, np.empty(0, WAITS))
-    held = serving.kv.held
-    held.peak, held._integral, held._since_s = peak, integral, since_s
+    _set(serving.kv.held, marks["at_s"], np.diff(marks["held"], prepend=0))
     host.conclude(now_s, busy_s, usage)
     _write(requests, table, draft_tokens)
     return True
@@ -240,8 +229,7 @@ def _serve_in_lanes(resolved: Resolved, serving: Serving, host: SimHost, draws: 
 
 def _lane_settings(resolved: Resolved, serving: Serving) -> bytearray:
     """What the core goes by."""
-    options, limits, costs, name = resolved.options, resolved.limits, resolved.host_costs, resolved.policy.name
-    assert isinstance(costs, CompactCosts | TableCosts)
+    options, limits, costs, name = resolved.options, resolved.limits, _costs(resolved), resolved.policy.name
     draft_tokens = serving.controller.draft_tokens_max
     is_baseline, num_streams = name == "baseline", len(serving.host.streams)
     poll_s = 0.0 if is_baseline else options.looks_every_s(*[SPIN_S] * (name == "unified"))
@@ -312,11 +300,15 @@ def _table(
     return table, accepted
 
 
+def _costs(resolved: Resolved) -> CompactCosts | TableCosts:
+    """Costs of a run that the core takes."""
+    assert isinstance(resolved.host_costs, CompactCosts | TableCosts)
+    return resolved.host_costs
+
+
 def _models(resolved: Resolved) -> tuple[tuple[Any, ...], tuple[Any, Any]]:
     """Buffers of the costs of both models, and what the core calls where it lacks one."""
-    costs = resolved.host_costs
-    assert isinstance(costs, CompactCosts | TableCosts)
-    slots = slots_of(costs)
+    slots = slots_of(_costs(resolved))
     return (*slots.models[0], *slots.models[1]), (slots.ask, slots.check)
 
 
@@ -336,8 +328,7 @@ def _host(costs: CompactCosts | TableCosts) -> tuple[float, ...]:
 
 def _settings(resolved: Resolved, serving: Serving) -> bytearray:
     """What the core goes by."""
-    limits, costs, draft_tokens = resolved.limits, resolved.host_costs, serving.controller.draft_tokens_max
-    assert isinstance(costs, CompactCosts | TableCosts)
+    limits, costs, draft_tokens = resolved.limits, _costs(resolved), serving.controller.draft_tokens_max
     pool, lookahead, ratio = serving.paged, limits.lookahead(draft_tokens), limits.token_ratio
     ratios = (0.0,) * 4 if ratio is None else (ratio.initial, ratio.min_ratio, ratio.decay_steps, ratio.retract_steps)
     return bytearray(
@@ -427,7 +418,12 @@ def _set(gauge: Gauge, times: NDArray[np.float64], changes: NDArray[np.int64]) -
     gauge._integral, gauge._since_s = float(np.cumsum(values[:-1] * spans)[-1]), float(times[-1])
 
 
-def _usage(used: Sequence[Any], stream: Stream) -> Usage:
-    usage = Usage(stream.device)
-    usage.num_works, usage.tokens, usage.device_s = used
+def _usage(host: SimHost, kinds: Sequence[Kind], used: Sequence[Sequence[Any]]) -> dict[tuple[str, Kind], Usage]:
+    """Totals of each stream's works by kind, of which there are any."""
+    usage = {}
+    for stream, by_kind in zip(host.streams.values(), used, strict=False):
+        for kind, (num_works, tokens, device_s) in zip(kinds, by_kind, strict=True):
+            if num_works:
+                usage[stream.name, kind] = each = Usage(stream.device)
+                each.num_works, each.tokens, each.device_s = num_works, tokens, device_s
     return usage

@@ -21,31 +21,48 @@ typedef struct {
     Count num_drafted, num_preemptions, prefilled, goal, needs_catch_up;
 } Request;
 
+/* A list that grows. */
+typedef struct { void *at; Count count, most; } List;
+
+/* No memory is left: an exception is set, and loops end. */
+static void run_out(Costs *costs) { if (!costs->has_failed) PyErr_NoMemory(), costs->has_failed = 1; }
+
+/* Room for one more item of `size` bytes; NULL where memory is out. */
+static void *add(Costs *costs, List *list, size_t size) {
+    if (list->count == list->most) {
+        Count most = list->most ? 2 * list->most : 1024;
+        void *at = PyMem_Realloc(list->at, most * size);
+        if (at == NULL) { run_out(costs); return NULL; }
+        list->at = at, list->most = most;
+    }
+    return (char *)list->at + size * list->count++;
+}
+
+static PyObject *bytes_of(const List *list, size_t size) {
+    return PyBytes_FromStringAndSize(list->at ? list->at : "", list->count * size);
+}
+
+/* Tokens in memory from a time on. */
+typedef struct { double at_s; Count held; } Mark;
 /* Gaps of requests whose tokens came together. */
 typedef struct { double at_s, gap_s; Count count; } Gap;
-typedef struct { Gap *at; Count count, most; int is_out_of_memory; } Gaps;
 
-static void add_gap(Gaps *gaps, double at_s, double gap_s, Count count) {
-    if (gaps->count == gaps->most) {
-        Count most = gaps->most ? 2 * gaps->most : 1024;
-        Gap *at = PyMem_Realloc(gaps->at, most * sizeof(Gap));
-        if (at == NULL) { gaps->is_out_of_memory = 1; return; }
-        gaps->at = at, gaps->most = most;
-    }
-    gaps->at[gaps->count++] = (Gap){at_s, gap_s, count};
+static void add_gap(Costs *costs, List *gaps, double at_s, double gap_s, Count count) {
+    Gap *gap = add(costs, gaps, sizeof(Gap));
+    if (gap != NULL) *gap = (Gap){at_s, gap_s, count};
 }
 
 /* Gaps of a batch; its requests mostly had their last tokens together. */
-static void add_gaps(Gaps *gaps, const Request *requests, const Count *batch, Count num, double now_s) {
+static void add_gaps(Costs *costs, List *gaps, const Request *requests, const Count *batch, Count num, double now_s) {
     double since_s = now_s;
     Count count = 0;
     for (Count i = 0; i < num; i++) {
         const Request *one = &requests[batch[i]];
         if (!one->is_measured) continue;
-        if (count && one->last_s != since_s) add_gap(gaps, now_s, now_s - since_s, count), count = 0;
+        if (count && one->last_s != since_s) add_gap(costs, gaps, now_s, now_s - since_s, count), count = 0;
         since_s = one->last_s, count++;
     }
-    if (count) add_gap(gaps, now_s, now_s - since_s, count);
+    if (count) add_gap(costs, gaps, now_s, now_s - since_s, count);
 }
 
 #include "core_device.h"
@@ -68,7 +85,7 @@ typedef struct {
 typedef struct {
     Count emitted, drafted, in_flight, kv, blocks, num_named, cached;
     Count freed_at, num_freed;  /* where the blocks with a key that it gave back are in the line of free ones */
-    Count next, at;             /* its next round, and the number of tokens out that it begins at */
+    Count next, round_at;       /* the next of `rounds`, and how many tokens are out where it begins; -1: nowhere */
     const int8_t *rounds;
     int8_t *own_rounds;
     int is_preempted, has_left_named, is_lost;
@@ -76,7 +93,6 @@ typedef struct {
 
 /* A step: its rows, with tokens of each, and the chunks of prompts. */
 typedef struct { Count *rows, *row_tokens, num_rows; Chunks chunks; double at_s; } Plan;
-typedef struct { double at_s; Count held; } Mark; /* tokens in memory from then on */
 typedef struct { double at_s; Count change; } Wait; /* of the queue: who is preempted waits once more */
 typedef struct { double now_s, busy_s; Usage usage[2]; } Totals;
 typedef struct { Count from, to; } Hole;
@@ -89,19 +105,16 @@ typedef struct {
     Row *rows;
     Count num_requests, num_come, num_queued, num_seen, num_finished;
     Count *running, num_running, running_blocks;   /* seated, oldest first; blocks for their whole lives */
-    Count *line, first_waiting, num_waiting, line_mask; /* who waits and was seen, in a ring */
+    Count *queue, first_waiting, num_waiting, queue_mask; /* who waits and was seen, in a ring */
     /* Free blocks: those without a key that are taken first, then a line, from head to tail, with holes. */
     Count num_free, num_blank, line_head, line_tail;
-    Hole *holes;
-    Count num_holes;
-    Count held, num_marks, max_marks, num_waits, max_waits, num_steps;
+    List holes;                /* in order */
+    Count held;
     int is_touched;            /* somebody has changed what is held, since time went on */
     double now_s, issuer_free_s, device_free_s;
     Totals totals;
     Plan plans[2];
-    Mark *marks;
-    Wait *waits;
-    Gaps gaps;
+    List marks, waits, gaps;
     int is_beyond;             /* something that only Python knows */
     Count steps_unseen, steps_held_back, steps_balanced;
     int holds_back;            /* prompts wait for others to come */
@@ -110,21 +123,6 @@ typedef struct {
     double ratio;
     int is_full, has_cut;
 } Run;
-
-static int has_failed(Run *run) {
-    if (run->gaps.is_out_of_memory && !run->costs.has_failed) PyErr_NoMemory(), run->costs.has_failed = 1;
-    return run->costs.has_failed;
-}
-
-/* Room for one more behind `count`; NULL with an exception set. */
-static void *grown(Run *run, void *array, Count count, Count *most, size_t size) {
-    if (count < *most) return array;
-    Count more = *most ? 2 * *most : 1024;
-    void *at = PyMem_Realloc(array, more * size);
-    if (at == NULL) { PyErr_NoMemory(); run->costs.has_failed = 1; return NULL; }
-    *most = more;
-    return at;
-}
 
 /* Submit a work, prepared for `ahead_s`; returns when it ends on the device. */
 static double submit(Run *run, int model, const Pass *p, double ahead_s) {
@@ -142,6 +140,32 @@ static double submit(Run *run, int model, const Pass *p, double ahead_s) {
     return run->device_free_s;
 }
 
+/* -- a request on its way */
+
+static int is_finished(const Run *run, Count i) { return run->rows[i].emitted >= run->requests[i].output; }
+
+/* It has its last token with the step under way, whatever that accepts. */
+static int must_end(const Run *run, Count i) { return run->rows[i].in_flight && run->rows[i].emitted + 1 >= run->requests[i].output; }
+
+/* Tokens of its prompt, and of what it had before it was preempted, that no chunk has yet. */
+static Count missing_of(const Run *run, Count i) {
+    return run->requests[i].goal - run->requests[i].prefilled - run->rows[i].in_flight;
+}
+
+/* Its tokens in the target's KV between rounds. */
+static Count context_of_row(const Run *run, Count i) {
+    const Request *one = &run->requests[i];
+    return one->prefilled + more(0, run->rows[i].emitted - 1 - (one->goal - one->prompt));
+}
+
+/* Its tokens so far: what is to be computed, once more if it was preempted, before it goes on. */
+static Count tokens_so_far(const Run *run, Count i) { return run->requests[i].prompt + run->rows[i].emitted; }
+
+/* Tokens of its next round; behind a step under way as long as any. */
+static Count round_of(const Run *run, Count i, int is_ahead) {
+    return 1 + (is_ahead && run->rows[i].in_flight ? run->set.draft_tokens : run->rows[i].drafted);
+}
+
 /* -- memory (sim.engine.paged, where no request has what another one computed) */
 
 static Count blocks_of(const Run *run, Count tokens) { return (tokens + run->set.block_size - 1) / run->set.block_size; }
@@ -150,14 +174,15 @@ static void take_blocks(Run *run, Count count) {
     run->num_free -= count;
     Count missing = count - run->num_blank;
     run->num_blank = missing < 0 ? -missing : 0;
+    Hole *first = run->holes.at;
     while (missing > 0) {
-        const Hole *hole = run->num_holes ? &run->holes[0] : NULL;
-        if (hole != NULL && hole->from == run->line_head) {
-            run->line_head = hole->to;
-            memmove(run->holes, run->holes + 1, --run->num_holes * sizeof(Hole));
+        Count taken = missing;
+        if (run->holes.count && first->from == run->line_head) {
+            run->line_head = first->to;
+            memmove(first, first + 1, --run->holes.count * sizeof(Hole));
             continue;
         }
-        Count taken = hole != NULL && hole->from - run->line_head < missing ? hole->from - run->line_head : missing;
+        if (run->holes.count) taken = fewer(missing, first->from - run->line_head);
         run->line_head += taken, missing -= taken;
     }
 }
@@ -165,10 +190,8 @@ static void take_blocks(Run *run, Count count) {
 /* All that the table has is free; what has a key comes last, its last block first. */
 static void free_blocks(Run *run, Row *row) {
     Count counted = row->blocks - row->num_named, blank = 0;
-    if (run->set.reuses_blank_first) {
-        blank = run->set.is_caching ? row->blocks - row->cached / run->set.block_size : counted;
-        if (blank > counted) blank = counted;
-    }
+    if (run->set.reuses_blank_first) blank = counted;
+    if (blank && run->set.is_caching) blank = fewer(blank, row->blocks - row->cached / run->set.block_size);
     run->num_blank += run->set.kept_blocks + blank;
     run->line_tail += counted - blank;
     row->freed_at = run->line_tail, row->num_freed = row->num_named;
@@ -177,49 +200,43 @@ static void free_blocks(Run *run, Row *row) {
     row->blocks = row->num_named = 0;
 }
 
-/* Tokens in the target's KV between rounds. */
-static Count context_of_row(const Request *one, const Row *row) {
-    Count after_prefill = row->emitted - 1 - (one->goal - one->prompt);
-    return one->prefilled + (after_prefill > 0 ? after_prefill : 0);
-}
-
 static Count cached_tokens(const Run *run, Count i) {
-    Count context = run->set.caches_results ? context_of_row(&run->requests[i], &run->rows[i]) : 0;
-    return context > run->rows[i].cached ? context : run->rows[i].cached;
+    return more(run->rows[i].cached, run->set.caches_results ? context_of_row(run, i) : 0);
 }
 
 /* Extend a table to `tokens` and the look-ahead behind them; 0 where memory is short. */
 static int grow(Run *run, Count i, Count tokens, Count lookahead) {
     Row *row = &run->rows[i];
-    Count slots = tokens + lookahead < run->set.max_len ? tokens + lookahead : run->set.max_len;
-    Count missing = blocks_of(run, slots) - row->blocks, known = run->requests[i].prompt + row->emitted;
+    Count slots = fewer(tokens + lookahead, run->set.max_len);
+    Count missing = blocks_of(run, slots) - row->blocks;
     if (missing > 0) {
         if (missing > run->num_free) return 0;
         take_blocks(run, missing);
         row->blocks += missing;
     }
-    row->cached = tokens < known ? tokens : known;
+    row->cached = fewer(tokens, tokens_so_far(run, i));
     return 1;
 }
 
-/* Blocks of its own that a request which was preempted finds again. */
-static Count found_blocks(const Run *run, Count i, Count most) {
+/* Blocks of its own that a request which waits finds again, if it was preempted; never that of its last token. */
+static Count found_blocks(const Run *run, Count i) {
     const Row *row = &run->rows[i];
-    Count taken = run->line_head - row->freed_at, found = row->num_freed - (taken > 0 ? taken : 0);
-    if (found > most) found = most;
-    return found > run->set.drops_cached_block ? found - run->set.drops_cached_block : 0;
+    if (!row->is_preempted) return 0;
+    Count found = row->num_freed - more(0, run->line_head - row->freed_at);
+    return more(0, fewer(found, (tokens_so_far(run, i) - 1) / run->set.block_size) - run->set.drops_cached_block);
 }
 
 /* They are free no longer: a hole in the line. */
 static void take_found(Run *run, Row *row, Count found) {
-    Count to = row->freed_at + row->num_freed, from = to - found, place = run->num_holes;
+    Count to = row->freed_at + row->num_freed, from = to - found;
     row->has_left_named = from > row->freed_at && from > run->line_head;
     row->num_freed = 0;
     row->blocks = row->num_named = found, run->num_free -= found;
-    if (!found) return;
-    while (place && run->holes[place - 1].from > from) run->holes[place] = run->holes[place - 1], place--;
-    run->holes[place] = (Hole){from, to};
-    run->num_holes++;
+    if (!found || add(&run->costs, &run->holes, sizeof(Hole)) == NULL) return;
+    Hole *holes = run->holes.at;
+    Count place = run->holes.count - 1;
+    while (place && holes[place - 1].from > from) holes[place] = holes[place - 1], place--;
+    holes[place] = (Hole){from, to};
 }
 
 /* -- requests (sim.engine.serving) */
@@ -240,32 +257,36 @@ static void bring_in(Run *run) {
 
 static void hold(Run *run, Row *row, Count change) { row->kv += change, run->held += change, run->is_touched = 1; }
 
-static Count waiting(const Run *run, Count place) { return run->line[(run->first_waiting + place) & run->line_mask]; }
+static Count waiting(const Run *run, Count place) { return run->queue[(run->first_waiting + place) & run->queue_mask]; }
 
 /* `i` waits: ahead of all others, or behind those who were seen. */
-static void wait_first(Run *run, Count i) { run->num_waiting++, run->line[--run->first_waiting & run->line_mask] = i; }
-static void wait_last(Run *run, Count i) { run->line[(run->first_waiting + run->num_waiting++) & run->line_mask] = i; }
+static void wait_first(Run *run, Count i) { run->num_waiting++, run->queue[--run->first_waiting & run->queue_mask] = i; }
+static void wait_last(Run *run, Count i) { run->queue[(run->first_waiting + run->num_waiting++) & run->queue_mask] = i; }
 
-static void waits(Run *run, Count change) {
-    Wait *waits = grown(run, run->waits, run->num_waits, &run->max_waits, sizeof(Wait));
-    if (waits == NULL) return;
-    run->waits = waits;
-    run->waits[run->num_waits++] = (Wait){run->now_s, change};
+static void note_wait(Run *run, Count change) {
+    Wait *wait = add(&run->costs, &run->waits, sizeof(Wait));
+    if (wait != NULL) *wait = (Wait){run->now_s, change};
 }
 
-/* The newest request that runs gives its memory back, and waits ahead of all others. */
-static Count preempt(Run *run) {
-    Count i = run->running[--run->num_running], tokens = cached_tokens(run, i);
+/* `i` runs no longer and gives its memory back; whole blocks of its first `tokens` can be found again. */
+static void take_memory(Run *run, Count i, Count tokens) {
     Row *row = &run->rows[i];
+    Count num_named = run->set.is_caching ? tokens / run->set.block_size : 0;
     run->is_beyond |= run->set.is_caching && row->has_left_named;
-    if (run->set.is_caching && tokens / run->set.block_size > row->num_named) row->num_named = tokens / run->set.block_size;
+    if (num_named > row->num_named) row->num_named = num_named;
     free_blocks(run, row);
     hold(run, row, -row->kv);
-    row->is_preempted = 1, run->requests[i].num_preemptions++;
     if (!row->in_flight) row->drafted = 0;
+    row->is_preempted = 1, run->requests[i].num_preemptions++;
     run->running_blocks -= run->requests[i].blocks;
+    note_wait(run, 1);
+}
+
+/* The newest request that runs waits ahead of all others; what a step under way brings it counts. */
+static Count preempt(Run *run) {
+    Count i = run->running[--run->num_running];
+    take_memory(run, i, cached_tokens(run, i));
     wait_first(run, i);
-    waits(run, 1);
     return i;
 }
 
@@ -274,11 +295,12 @@ static void release(Run *run, Count i) {
     hold(run, row, -row->kv);
     run->num_finished++;
     if (row->is_preempted) {
-        Count place = 0, *line = run->line, first = run->first_waiting, mask = run->line_mask;
+        Count place = 0;
         while (waiting(run, place) != i) place++;
-        for (run->num_waiting--; place < run->num_waiting; place++) line[(first + place) & mask] = line[(first + place + 1) & mask];
+        for (run->num_waiting--; place < run->num_waiting; place++)
+            run->queue[(run->first_waiting + place) & run->queue_mask] = waiting(run, place + 1);
         row->is_preempted = 0;
-        waits(run, -1);
+        note_wait(run, -1);
         return;
     }
     row->cached = cached_tokens(run, i);
@@ -286,27 +308,31 @@ static void release(Run *run, Count i) {
     run->running_blocks -= run->requests[i].blocks;
 }
 
+/* The rounds of `i` from its next token on; 0 with an exception set. Those that it has are of another token, since a draft
+   was cut or a prompt that was computed again brought one. */
+static int redraw_rounds(Run *run, Count i) {
+    Row *row = &run->rows[i];
+    Count most = run->requests[i].output - row->emitted; /* a round brings a token at least */
+    if (row->own_rounds == NULL) row->own_rounds = PyMem_Malloc(most);
+    if (row->own_rounds == NULL) run_out(&run->costs);
+    if (run->costs.has_failed) return 0;
+    PyObject *rounds = PyObject_CallFunction(run->redraw, "LL", (long long)i, (long long)row->emitted);
+    Py_ssize_t count = rounds == NULL ? -1 : PyBytes_Size(rounds);
+    if (count > 0 && count <= most) memcpy(row->own_rounds, PyBytes_AsString(rounds), count);
+    else if (count >= 0) PyErr_Format(PyExc_ValueError, "want 1 to %lld rounds, got %zd", (long long)most, count);
+    run->costs.has_failed = PyErr_Occurred() != NULL;
+    Py_XDECREF(rounds);
+    row->rounds = row->own_rounds, row->next = 0, row->round_at = row->emitted;
+    return !run->costs.has_failed;
+}
+
 /* How many tokens of the draft in flight are accepted. */
 static Count accepted_of(Run *run, Count i) {
     Row *row = &run->rows[i];
-    if (!row->drafted) return 0;
-    if (row->at != row->emitted) {
-        Count rest = run->requests[i].output - row->emitted;
-        PyObject *given = has_failed(run) ? NULL : PyObject_CallFunction(run->redraw, "LL", (long long)i, (long long)row->emitted);
-        if (given == NULL || row->own_rounds == NULL) row->own_rounds = PyMem_Realloc(row->own_rounds, rest);
-        if (given == NULL || !PyBytes_Check(given) || PyBytes_Size(given) > rest || row->own_rounds == NULL) {
-            if (!PyErr_Occurred()) PyErr_NoMemory();
-            Py_XDECREF(given);
-            run->costs.has_failed = 1;
-            return 0;
-        }
-        memcpy(row->own_rounds, PyBytes_AsString(given), PyBytes_Size(given));
-        Py_DECREF(given);
-        row->rounds = row->own_rounds, row->next = 0, row->at = row->emitted;
-    }
+    if (!row->drafted || (row->round_at != row->emitted && !redraw_rounds(run, i))) return 0;
     Count accepted = row->rounds[row->next];
-    if (accepted > row->drafted) { row->at = -1; return row->drafted; }
-    row->next++, row->at += accepted + 1;
+    if (accepted > row->drafted) { row->round_at = -1; return row->drafted; }
+    row->next++, row->round_at += accepted + 1;
     return accepted;
 }
 
@@ -315,11 +341,18 @@ static Count accepted_of(Run *run, Count i) {
 static void add_chunk(Chunks *chunks, Chunk chunk) {
     chunks->at[chunks->count++] = chunk;
     chunks->tokens += chunk.new_tokens, chunks->history += chunk.history;
-    if (chunk.new_tokens > chunks->longest) chunks->longest = chunk.new_tokens;
-    if (chunk.history > chunks->longest_history) chunks->longest_history = chunk.history;
+    chunks->longest = more(chunks->longest, chunk.new_tokens);
+    chunks->longest_history = more(chunks->longest_history, chunk.history);
 }
 
 static int has_queued(const Run *run) { return run->num_waiting && !run->holds_back; }
+
+/* A prompt that is not cut waits for a step with room for it, an answer that is never cut for memory until its end. */
+static int is_held_up(const Run *run, Count i, Count room) {
+    Count goal = tokens_so_far(run, i);
+    if (run->set.whole_prompts && room < goal && goal <= run->set.max_tokens) return 1;
+    return run->set.no_evict && run->running_blocks + run->requests[i].blocks > run->set.num_blocks;
+}
 
 /* Who waits longest gets a seat and a first chunk of at most `room` tokens; one of no tokens if nobody does. */
 static Chunk seat(Run *run, Count room, Count padded, int is_beside_rows) {
@@ -330,19 +363,17 @@ static Chunk seat(Run *run, Count room, Count padded, int is_beside_rows) {
     int is_again = run->rows[i].is_preempted;
     Request *one = &run->requests[i];
     Row *row = &run->rows[i];
-    Count goal = one->prompt + row->emitted, found = is_again ? found_blocks(run, i, (goal - 1) / set->block_size) : 0;
-    Count history = found * set->block_size, end = goal < history + room ? goal : history + room, needed;
-    if (set->whole_prompts && room < goal && goal <= set->max_tokens) return none;
-    if (set->no_evict && run->running_blocks + one->blocks > set->num_blocks) return none;
+    Count goal = tokens_so_far(run, i), found = found_blocks(run, i);
+    Count history = found * set->block_size, end = fewer(goal, history + room), needed;
     if (goal - history <= 1 && (is_beside_rows || history) && history + padded < set->max_len) {
         if (padded > room) return none;
-        if (end < history + padded) end = history + padded;
+        end = more(end, history + padded);
     }
-    needed = end + set->seat_lookahead < set->max_len ? end + set->seat_lookahead : set->max_len;
-    if (!set->seats_first_chunk && needed < goal) needed = goal;
+    needed = fewer(end + set->seat_lookahead, set->max_len);
+    if (!set->seats_first_chunk) needed = more(needed, goal);
     if (blocks_of(run, needed) + set->kept_blocks > run->num_free) return none;
     run->first_waiting++, run->num_waiting--;
-    if (is_again) waits(run, -1), take_found(run, row, found);
+    if (is_again) note_wait(run, -1), take_found(run, row, found);
     take_blocks(run, set->kept_blocks);
     grow(run, i, end, set->seat_lookahead);
     if (one->scheduled_s != one->scheduled_s) one->scheduled_s = run->now_s;
@@ -381,24 +412,23 @@ static void clear(const Run *run, Plan *plan) {
     *plan = (Plan){.rows = plan->rows, .row_tokens = plan->row_tokens, .chunks.at = plan->chunks.at, .at_s = run->now_s};
 }
 
-static int is_finished(const Run *run, Count i) { return run->rows[i].emitted >= run->requests[i].output; }
-
 /* -- steps of prompts alone and of rows alone (continuous.apart; SGLang) */
 
-/* Tokens of its prompt that no chunk has yet. */
-static Count missing_of(const Run *run, Count i) {
-    return run->requests[i].goal - run->requests[i].prefilled - run->rows[i].in_flight;
-}
+enum { SPARE_TOKENS = 2 };
 
 /* Tokens of its answer, which ends before memory does; and those that it lacks, as admission counts them. */
 static Count answer_of(const Run *run, Count i) {
-    Count most = run->set.num_blocks * run->set.block_size - 2 - run->requests[i].prompt;
-    return run->requests[i].output < most ? run->requests[i].output : most;
+    return fewer(run->requests[i].output, run->set.num_blocks * run->set.block_size - SPARE_TOKENS - run->requests[i].prompt);
 }
 
 static Count lacking_of(const Run *run, Count i) {
-    Count lacking = answer_of(run, i) - run->rows[i].emitted;
-    return lacking < 0 ? 0 : lacking < run->set.max_answer_tokens ? lacking : run->set.max_answer_tokens;
+    return fewer(more(0, answer_of(run, i) - run->rows[i].emitted), run->set.max_answer_tokens);
+}
+
+/* The prompt that the last step of prompts did not finish, which is the newest that runs; -1: none. */
+static Count cut_prompt(const Run *run) {
+    Count newest = run->num_running ? run->running[run->num_running - 1] : -1;
+    return newest >= 0 && missing_of(run, newest) > 0 ? newest : -1;
 }
 
 static Count free_tokens(const Run *run) { return run->num_free * run->set.block_size; }
@@ -414,39 +444,33 @@ static void merge(Run *run) {
 
 /* Note a prompt of the step, of which `held` tokens are computed by its end; tokens that it keeps free. */
 static Count end_chunk(Run *run, Count i, Count held) {
-    Count answer = answer_of(run, i);
     if (held < run->requests[i].goal) { run->has_cut = 1; return 0; }
     run->ended[run->num_ended++] = i;
-    return answer < run->set.max_answer_tokens ? answer : run->set.max_answer_tokens;
+    return fewer(answer_of(run, i), run->set.max_answer_tokens);
 }
 
 static void plan_prompts(Run *run, Plan *plan) {
     const Settings *set = &run->set;
     Count seats = set->max_seqs - run->num_batch, budget = set->max_batched_tokens, longest = set->longest_chunk, lacking = 0;
-    Count cut = run->num_running ? run->running[run->num_running - 1] : -1;
-    int is_cut = cut >= 0 && missing_of(run, cut) > 0;
-    if (!is_cut && (run->is_full || !has_queued(run))) return;
-    if (seats <= 0 && !is_cut) { run->is_full = 1; return; }
+    Count cut = cut_prompt(run);
+    if (cut < 0 && (run->is_full || !has_queued(run))) return;
+    if (cut < 0 && seats <= 0) { run->is_full = 1; return; }
     for (Count j = 0; j < run->num_batch; j++) lacking += lacking_of(run, run->batch[j]);
     double kept = run->ratio * lacking;
-    if (is_cut) {
+    if (cut >= 0) {
         Count held = run->requests[cut].prefilled + run->rows[cut].in_flight, tokens = missing_of(run, cut);
         Count spare = run->rows[cut].blocks * set->block_size - held, room = spare + (Count)(free_tokens(run) - kept);
-        if (room < spare) room = spare;
-        if (tokens > longest) tokens = longest;
-        if (tokens > budget) tokens = budget;
-        if (tokens > room) tokens = room;
+        tokens = fewer(fewer(tokens, more(room, spare)), fewer(longest, budget));
         if (!tokens || !grow(run, cut, held + tokens, 0)) { run->has_cut = 1; return; }
         add_chunk(&plan->chunks, (Chunk){tokens, held, cut});
         budget -= tokens;
         kept += end_chunk(run, cut, held + tokens);
     }
     while (has_queued(run) && !run->is_full) {
-        Count i = waiting(run, 0), goal = run->requests[i].prompt + run->rows[i].emitted;
-        Count found = run->rows[i].is_preempted ? found_blocks(run, i, (goal - 1) / set->block_size) * set->block_size : 0;
-        run->is_full = plan->chunks.count >= seats || goal - found + lacking_of(run, i) >= free_tokens(run) - found - kept;
+        Count i = waiting(run, 0), found = found_blocks(run, i) * set->block_size;
+        run->is_full = plan->chunks.count >= seats || tokens_so_far(run, i) - found + lacking_of(run, i) >= free_tokens(run) - found - kept;
         if (run->is_full || budget <= 0 || run->has_cut) return;
-        Chunk chunk = seat(run, budget < longest ? budget : longest, 0, 0);
+        Chunk chunk = seat(run, fewer(budget, longest), 0, 0);
         if (!chunk.new_tokens) { run->is_full = 1; return; }
         add_chunk(&plan->chunks, chunk);
         budget -= chunk.new_tokens;
@@ -456,19 +480,12 @@ static void plan_prompts(Run *run, Plan *plan) {
     }
 }
 
-/* A row gives its memory back and waits behind all who were seen; what a step under way brings it counts for nothing. */
+/* A row waits behind all who were seen; what a step under way brings it counts for nothing. */
 static void give_up(Run *run, Count i) {
     Row *row = &run->rows[i];
-    Count tokens = run->requests[i].prefilled < run->requests[i].goal ? run->requests[i].prefilled : run->requests[i].goal;
     row->is_lost = row->in_flight > 0, row->in_flight = 0;
-    run->is_beyond |= run->set.is_caching && row->has_left_named;
-    if (run->set.is_caching && tokens / run->set.block_size > row->num_named) row->num_named = tokens / run->set.block_size;
-    free_blocks(run, row);
-    hold(run, row, -row->kv);
-    row->is_preempted = 1, row->drafted = 0, run->requests[i].num_preemptions++;
-    run->running_blocks -= run->requests[i].blocks;
+    take_memory(run, i, fewer(run->requests[i].prefilled, run->requests[i].goal));
     wait_last(run, i);
-    waits(run, 1);
 }
 
 /* The rows have no room for so many more tokens each. */
@@ -476,7 +493,7 @@ static int lacks(const Run *run, Count tokens) {
     Count lacking = 0;
     for (Count j = 0; j < run->num_batch; j++) {
         Count i = run->batch[j];
-        lacking += blocks_of(run, context_of_row(&run->requests[i], &run->rows[i]) + run->rows[i].in_flight + tokens) - run->rows[i].blocks;
+        lacking += blocks_of(run, context_of_row(run, i) + run->rows[i].in_flight + tokens) - run->rows[i].blocks;
     }
     return lacking > run->num_free;
 }
@@ -502,7 +519,7 @@ static void retract(Run *run) {
 static void plan_rows(Run *run, Plan *plan, int is_ahead) {
     const Settings *set = &run->set;
     Count num_before = run->num_batch, num_rows = 0;
-    Count cut = run->num_running && missing_of(run, run->running[run->num_running - 1]) > 0 ? run->running[run->num_running - 1] : -1;
+    Count cut = cut_prompt(run);
     for (Count j = 0; j < num_before; j++) if (!is_finished(run, run->batch[j])) run->batch[num_rows++] = run->batch[j];
     run->num_batch = num_rows;
     if (num_rows < num_before || !num_rows) run->is_full = 0;
@@ -513,12 +530,10 @@ static void plan_rows(Run *run, Plan *plan, int is_ahead) {
     num_rows = 0;
     for (Count j = 0; j < run->num_batch; j++) {
         Count i = run->batch[j];
-        const Row *row = &run->rows[i];
-        Count tokens = 1 + (is_ahead && row->in_flight ? set->draft_tokens : row->drafted);
-        int must_end = row->in_flight && row->emitted + 1 >= run->requests[i].output;
-        if (!must_end && !grow(run, i, context_of_row(&run->requests[i], row) + row->in_flight + tokens, 0)) { give_up(run, i); continue; }
+        Count tokens = round_of(run, i, is_ahead), held = context_of_row(run, i) + run->rows[i].in_flight;
+        if (!must_end(run, i) && !grow(run, i, held + tokens, 0)) { give_up(run, i); continue; }
         run->batch[num_rows++] = i;
-        if (!must_end) plan->rows[plan->num_rows] = i, plan->row_tokens[plan->num_rows++] = tokens;
+        if (!must_end(run, i)) plan->rows[plan->num_rows] = i, plan->row_tokens[plan->num_rows++] = tokens;
     }
     run->num_batch = num_rows;
     memcpy(run->running, run->batch, num_rows * sizeof(Count));
@@ -529,8 +544,7 @@ static void plan_rows(Run *run, Plan *plan, int is_ahead) {
 /* Free what the table has beyond what is held (RadixPool.give_back). */
 static void give_back(Run *run, Count i) {
     Row *row = &run->rows[i];
-    Count spare = row->blocks - blocks_of(run, context_of_row(&run->requests[i], row)), counted = row->blocks - row->num_named;
-    if (spare > counted) spare = counted;
+    Count spare = fewer(row->blocks - blocks_of(run, context_of_row(run, i)), row->blocks - row->num_named);
     if (spare > 0) row->blocks -= spare, run->num_free += spare, run->num_blank += spare;
 }
 
@@ -555,30 +569,24 @@ static void leave_out_lost(Run *run, Plan *plan) {
     plan->num_rows = num_rows, plan->chunks.count = num_chunks;
 }
 
-/* Fill a step's budget, ahead of what the step under way brings or not; 1 where it is to be planned once more. */
-static int fill(Run *run, Plan *plan, int is_ahead, int after_rows) {
+/* Fill a step's budget, ahead of what the step under way brings or not. Each request fits when it is alone
+   (sim.run.experiment), so that the oldest one is never preempted. */
+static void fill(Run *run, Plan *plan, int is_ahead, int after_rows) {
     const Settings *set = &run->set;
-    Count budget = set->max_tokens, slots = set->slots_per_request, longest = set->longest_chunk, num_running = run->num_running;
+    Count budget = set->max_tokens, slots = set->slots_per_request, longest = set->longest_chunk;
     int has_preempted = 0;
     take_in(run, after_rows);
     clear(run, plan);
-    if (set->retracts) { fill_apart(run, plan, is_ahead); return 0; }
-    if (set->spares_lone_prompt && num_running + run->num_waiting + run->num_queued - run->num_seen == 1) longest = set->max_tokens;
+    if (set->retracts) { fill_apart(run, plan, is_ahead); return; }
+    if (set->spares_lone_prompt && run->num_running + run->num_waiting + run->num_queued - run->num_seen == 1) longest = set->max_tokens;
     for (Count index = 0; index < run->num_running && budget > slots;) {
-        Count i = run->running[index++], tokens, held;
-        const Request *one = &run->requests[i];
+        Count i = run->running[index++], missing = missing_of(run, i), held, tokens;
         const Row *row = &run->rows[i];
-        Count missing = one->goal - one->prefilled - row->in_flight, room = budget - slots;
-        if (missing > 0) {
-            held = one->prefilled + row->in_flight, tokens = missing;
-        } else {
-            if (row->in_flight && row->emitted + 1 >= one->output) continue;
-            held = context_of_row(one, row) + row->in_flight;
-            tokens = 1 + (is_ahead && row->in_flight ? set->draft_tokens : row->drafted);
-        }
-        if (tokens > longest) tokens = longest;
-        if (tokens > room) tokens = room;
-        if (missing <= 0 && tokens >= set->max_len - held && (tokens = set->max_len - held - 1) <= 0) continue;
+        if (missing <= 0 && must_end(run, i)) continue;
+        held = (missing > 0 ? run->requests[i].prefilled : context_of_row(run, i)) + row->in_flight;
+        tokens = fewer(missing > 0 ? missing : round_of(run, i, is_ahead), fewer(longest, budget - slots));
+        if (missing <= 0) tokens = fewer(tokens, set->max_len - held - 1);
+        if (tokens <= 0) continue;
         while (!grow(run, i, held + tokens, set->lookahead)) {
             has_preempted = 1;
             if (preempt(run) == i) break;
@@ -589,13 +597,13 @@ static int fill(Run *run, Plan *plan, int is_ahead, int after_rows) {
         else plan->rows[plan->num_rows] = i, plan->row_tokens[plan->num_rows++] = tokens;
     }
     Count padded = plan->chunks.count ? 0 : set->padded_tokens;
-    while (!has_preempted && budget > slots && run->num_running < set->max_seqs) {
-        Chunk chunk = seat(run, budget - slots < longest ? budget - slots : longest, padded, plan->num_rows > 0);
+    while (!has_preempted && budget > slots && run->num_running < set->max_seqs && has_queued(run)) {
+        if (is_held_up(run, waiting(run, 0), budget - slots)) break;
+        Chunk chunk = seat(run, fewer(budget - slots, longest), padded, plan->num_rows > 0);
         if (!chunk.new_tokens) break;
         add_chunk(&plan->chunks, chunk);
         budget -= chunk.new_tokens + slots;
     }
-    return !plan->num_rows && !plan->chunks.count && run->num_running < num_running && !is_ahead;
 }
 
 /* -- a step is served */
@@ -608,7 +616,7 @@ static void begin_step(Run *run, Plan *plan) {
     Count count = 0;
     for (Count j = 0; j < plan->num_rows; j++) {
         Row *row = &run->rows[plan->rows[j]];
-        if (row->emitted >= run->requests[plan->rows[j]].output) continue;
+        if (is_finished(run, plan->rows[j])) continue;
         if (row->drafted >= plan->row_tokens[j]) {
             hold(run, row, plan->row_tokens[j] - 1 - row->drafted);
             row->drafted = plan->row_tokens[j] - 1;
@@ -627,7 +635,7 @@ static double submit_step(Run *run, const Plan *plan, double ahead_s) {
     Pass target = {.rows = plan->num_rows, .chunks = &plan->chunks}, draft = {.chunks = &plan->chunks};
     for (Count j = 0; j < plan->num_rows; j++) {
         target.row_tokens += run->rows[plan->rows[j]].in_flight;
-        target.context += context_of_row(&run->requests[plan->rows[j]], &run->rows[plan->rows[j]]);
+        target.context += context_of_row(run, plan->rows[j]);
     }
     draft.context = target.context;
     for (Count j = 0; j < plan->chunks.count; j++) {
@@ -637,9 +645,9 @@ static double submit_step(Run *run, const Plan *plan, double ahead_s) {
     target.head_rows = target.row_tokens + num_completed;
     if (run->set.drafts_before_verify && draft_tokens) {
         Count longest = 0;
-        for (Count j = 0; j < plan->num_rows; j++)
-            if (run->rows[plan->rows[j]].drafted > longest) longest = run->rows[plan->rows[j]].drafted;
-        Pass later = {target.rows, target.rows, target.context, target.rows, longest - 1, &NO_CHUNKS, 1};
+        for (Count j = 0; j < plan->num_rows; j++) longest = more(longest, run->rows[plan->rows[j]].drafted);
+        Pass later = {.rows = target.rows, .row_tokens = target.rows, .context = target.context, .head_rows = target.rows,
+                      .passes = longest - 1, .chunks = &NO_CHUNKS, .goes_on = 1};
         if (longest > 1) submit(run, 1, &later, ahead_s), ahead_s = INFINITY;
         draft_tokens = 1;
     }
@@ -665,19 +673,19 @@ static void emit(Run *run, Count i, Count count) {
     Row *row = &run->rows[i];
     if (row->emitted == 0) one->first_s = run->now_s;
     one->last_s = run->now_s;
-    row->emitted = row->emitted + count < one->output ? row->emitted + count : one->output;
+    row->emitted = fewer(row->emitted + count, one->output);
 }
 
 /* The next round of who goes on is open. */
 static void open_round(Run *run, Count i) {
     Row *row = &run->rows[i];
-    if (row->emitted >= run->requests[i].output || row->is_preempted) return;
+    if (is_finished(run, i) || row->is_preempted) return;
     row->drafted = run->set.draft_tokens;
     hold(run, row, row->drafted + 1);
 }
 
 static void commit_rows(Run *run, const Plan *plan) {
-    add_gaps(&run->gaps, run->requests, plan->rows, plan->num_rows, run->now_s);
+    add_gaps(&run->costs, &run->gaps, run->requests, plan->rows, plan->num_rows, run->now_s);
     for (Count j = 0; j < plan->num_rows; j++) {
         Count i = plan->rows[j], accepted = accepted_of(run, i);
         Request *one = &run->requests[i];
@@ -689,7 +697,7 @@ static void commit_rows(Run *run, const Plan *plan) {
         emit(run, i, accepted + 1);
     }
     for (Count j = 0; j < plan->num_rows; j++)
-        if (run->rows[plan->rows[j]].emitted >= run->requests[plan->rows[j]].output) release(run, plan->rows[j]);
+        if (is_finished(run, plan->rows[j])) release(run, plan->rows[j]);
 }
 
 /* All that a step brought (plan.commit_step). */
@@ -701,32 +709,31 @@ static void commit(Run *run, Plan *plan) {
     for (Count j = 0; j < plan->num_rows; j++) open_round(run, plan->rows[j]);
     for (Count j = 0; j < plan->chunks.count; j++) {
         Chunk *chunk = &plan->chunks.at[j];
-        Count i = chunk->request, left, was_last = is_last(run, chunk);
+        Count i = chunk->request, was_last = is_last(run, chunk);
         Request *one = &run->requests[i];
         Row *row = &run->rows[i];
-        left = one->goal - one->prefilled;
-        if (chunk->new_tokens > left) chunk->new_tokens = left;
+        chunk->new_tokens = fewer(chunk->new_tokens, one->goal - one->prefilled); /* without padding */
         one->prefilled += chunk->new_tokens;
         if (!row->is_preempted) hold(run, row, chunk->new_tokens);
         if (one->prefilled == one->goal) {
-            if (row->emitted && one->is_measured) add_gap(&run->gaps, run->now_s, run->now_s - one->last_s, 1);
+            if (row->emitted && one->is_measured) add_gap(&run->costs, &run->gaps, run->now_s, run->now_s - one->last_s, 1);
             one->known_s = run->now_s;
             emit(run, i, 1);
-            if (row->emitted == one->output) release(run, i);
+            if (is_finished(run, i)) release(run, i);
         }
         if (was_last) open_round(run, i);
     }
     for (Count j = 0; j < run->num_running; j++)
-        if (run->rows[run->running[j]].emitted < run->requests[run->running[j]].output) run->running[count++] = run->running[j];
+        if (!is_finished(run, run->running[j])) run->running[count++] = run->running[j];
     run->num_running = count;
 }
 
 /* Time goes on: what is in memory by now stays there until then. */
 static void advance(Run *run, double to_s) {
-    Mark *marks = run->is_touched ? grown(run, run->marks, run->num_marks, &run->max_marks, sizeof(Mark)) : NULL;
-    if (marks != NULL) run->marks = marks, run->marks[run->num_marks++] = (Mark){run->now_s, run->held};
+    Mark *mark = run->is_touched ? add(&run->costs, &run->marks, sizeof(Mark)) : NULL;
+    if (mark != NULL) *mark = (Mark){run->now_s, run->held};
     run->now_s = to_s, run->is_touched = 0;
-    if (++run->num_steps % STEPS_PER_SIGNAL_CHECK == 0 && !has_failed(run)) run->costs.has_failed = PyErr_CheckSignals() < 0;
+    if (!run->costs.has_failed) run->costs.has_failed = PyErr_CheckSignals() < 0;
 }
 
 /* All requests served: 1; nothing can go on, or not here: 0. */
@@ -734,14 +741,16 @@ static int serve_all(Run *run) {
     Plan *plan = &run->plans[0], *next = &run->plans[1];
     int is_planned = 0, after_rows = 0;
     run->ratio = run->set.initial_ratio;
-    while (!has_failed(run) && run->num_finished < run->num_requests) {
-        if (!is_planned || is_empty(plan)) while (fill(run, plan, 0, after_rows && run->num_running) && !has_failed(run));
+    while (!run->costs.has_failed && run->num_finished < run->num_requests) {
+        if (!is_planned || is_empty(plan)) fill(run, plan, 0, after_rows && run->num_running);
         is_planned = 0;
         if (run->is_beyond) return 0;
         if (is_empty(plan)) {
             bring_in(run);
+            const Request *next_one = &run->requests[run->num_queued];
             if (run->num_queued == run->num_come) return 0;
-            advance(run, larger(run->now_s, run->requests[run->num_queued].entered_s));
+            advance(run, larger(run->now_s, next_one->entered_s));
+            if (!(next_one->entered_s <= run->now_s)) return 0; /* a cost was nan: nobody comes any more */
             continue;
         }
         begin_step(run, plan);
@@ -759,16 +768,17 @@ static int serve_all(Run *run) {
     return !run->is_beyond;
 }
 
-/* Arrays for as many as are served at once; 0 with an exception set. */
+/* Arrays for as many as are served at once; 0 with an exception set. At most `max_seqs` run. A step has each of them once,
+   as a row or a chunk. SGLang's batch may have the rows of a step that is over beside those of the next, and one more that
+   ended as a chunk while no seat was free. */
 static int begin(Run *run, const int8_t *accepted) {
-    Count most = 2 * (run->set.max_seqs < run->num_requests ? run->set.max_seqs : run->num_requests) + 2;
+    Count most = 2 * fewer(run->set.max_seqs, run->num_requests) + 2;
     run->rows = PyMem_Calloc(run->num_requests + 1, sizeof(Row));
     run->running = PyMem_Malloc(3 * most * sizeof(Count));
     if (run->running) run->batch = run->running + most, run->ended = run->batch + most;
-    for (run->line_mask = 1; run->line_mask < run->num_requests; run->line_mask = run->line_mask << 1 | 1);
-    run->line = PyMem_Malloc((run->line_mask + 1) * sizeof(Count));
-    run->holes = PyMem_Malloc((run->num_requests + 1) * sizeof(Hole));
-    int is_begun = run->rows && run->running && run->line && run->holes;
+    for (run->queue_mask = 1; run->queue_mask < run->num_requests; run->queue_mask = run->queue_mask << 1 | 1);
+    run->queue = PyMem_Malloc((run->queue_mask + 1) * sizeof(Count));
+    int is_begun = run->rows && run->running && run->queue;
     for (Plan *plan = run->plans; plan < run->plans + 2; plan++) {
         plan->rows = PyMem_Malloc(2 * most * sizeof(Count));
         plan->chunks.at = PyMem_Malloc(most * sizeof(Chunk));
@@ -778,23 +788,25 @@ static int begin(Run *run, const int8_t *accepted) {
     run->num_free = run->num_blank = run->set.num_blocks;
     for (Count i = 0; is_begun && i < run->num_requests; i++) {
         run->requests[i].goal = run->requests[i].prompt;
-        run->rows[i].rounds = accepted + run->requests[i].first_round, run->rows[i].at = 1;
+        run->rows[i].rounds = accepted + run->requests[i].first_round, run->rows[i].round_at = 1;
     }
-    if (!is_begun) PyErr_NoMemory(), run->costs.has_failed = 1;
+    if (!is_begun) run_out(&run->costs);
     return is_begun;
 }
 
 static void end(Run *run) {
     for (Count i = 0; run->rows && i < run->num_requests; i++) PyMem_Free(run->rows[i].own_rounds);
     for (Plan *plan = run->plans; plan < run->plans + 2; plan++) PyMem_Free(plan->rows), PyMem_Free(plan->chunks.at);
-    PyMem_Free(run->rows), PyMem_Free(run->running), PyMem_Free(run->line), PyMem_Free(run->holes);
-    PyMem_Free(run->marks), PyMem_Free(run->waits), PyMem_Free(run->gaps.at);
+    PyMem_Free(run->rows), PyMem_Free(run->running), PyMem_Free(run->queue);
+    PyMem_Free(run->holes.at), PyMem_Free(run->marks.at), PyMem_Free(run->waits.at), PyMem_Free(run->gaps.at);
 }
 
 /* -- the door */
 
-enum { SETTINGS, REQUESTS, ACCEPTED, NUM_MODEL_BUFFERS = 2 * (1 + NUM_KINDS), MODELS = 3, NUM_BUFFERS = MODELS + NUM_MODEL_BUFFERS };
-/* Buffers; a model has constants and slots by kind. */
+/* Buffers that Python gives: of each model its constants, and its slots by kind. */
+enum { SETTINGS, REQUESTS, ACCEPTED, MODELS, NUM_BUFFERS = MODELS + 2 * (1 + NUM_KINDS) };
+
+typedef struct { PyObject *redraw; Py_buffer view[NUM_BUFFERS]; int num_open; } Input;
 
 /* A struct as it is in Python; 0 with an exception set. */
 static int copy(void *into, Py_ssize_t size, const Py_buffer *view) {
@@ -803,74 +815,64 @@ static int copy(void *into, Py_ssize_t size, const Py_buffer *view) {
     return view->len == size;
 }
 
-static int read_costs(Costs *costs, const Host *host, const Py_buffer *view) {
-    costs->host = *host;
-    view += MODELS;
+/* Open the buffers, and read settings, which end with what is told of the host, and costs; 0 with an exception set. */
+static int open_input(Input *in, PyObject *args, void *set, Py_ssize_t size, Costs *costs) {
+    PyObject *buffers;
+    if (!PyArg_ParseTuple(args, "OOOO!", &costs->ask, &costs->check, &in->redraw, &PyTuple_Type, &buffers)) return 0;
+    for (; in->num_open < NUM_BUFFERS; in->num_open++) {
+        PyObject *buffer = PyTuple_GetItem(buffers, in->num_open);
+        if (buffer == NULL || PyObject_GetBuffer(buffer, &in->view[in->num_open], PyBUF_WRITABLE) < 0) return 0;
+    }
+    if (!copy(set, size, &in->view[SETTINGS])) return 0;
+    memcpy(&costs->host, (char *)set + size - sizeof(Host), sizeof(Host));
+    const Py_buffer *view = &in->view[MODELS];
     for (Model *m = costs->model; m < costs->model + 2; m++) {
         if (!copy(&m->is, sizeof m->is, view++)) return 0;
         for (int kind = 0; kind < NUM_KINDS; kind++, view++) {
-            Py_ssize_t width = (Py_ssize_t)m->is.widths[kind];
-            m->slots[kind] = (Slots){view->buf, width, view->len / (Py_ssize_t)sizeof(double) / width - 1};
+            Py_ssize_t width = (Py_ssize_t)m->is.widths[kind], num_slots = view->len / (Py_ssize_t)sizeof(double) / width;
+            m->slots[kind] = (Slots){view->buf, width, num_slots - 1};
         }
     }
     return 1;
 }
 
-/* Open the buffers that Python gave; how many were opened, less than NUM_BUFFERS with an exception set. */
-static int open_buffers(PyObject *args, Costs *costs, PyObject **redraw, Py_buffer *view) {
-    PyObject *buffers;
-    int i = 0;
-    if (!PyArg_ParseTuple(args, "OOOO!", &costs->ask, &costs->check, redraw, &PyTuple_Type, &buffers)) return 0;
-    for (; i < NUM_BUFFERS; i++) {
-        PyObject *buffer = PyTuple_GetItem(buffers, i);
-        if (buffer == NULL || PyObject_GetBuffer(buffer, &view[i], PyBUF_WRITABLE) < 0) break;
-    }
-    return i;
-}
-
-static void close_buffers(Py_buffer *view, int count) { while (count) PyBuffer_Release(&view[--count]); }
-static Count num_requests(const Py_buffer *view) { return view[REQUESTS].len / (Py_ssize_t)sizeof(Request); }
-
-static PyObject *bytes_of(const void *at, Count num_bytes) { return PyBytes_FromStringAndSize(at ? at : "", num_bytes); }
+static void close_input(Input *in) { while (in->num_open) PyBuffer_Release(&in->view[--in->num_open]); }
+static Count num_requests(const Input *in) { return in->view[REQUESTS].len / (Py_ssize_t)sizeof(Request); }
 
 static PyObject *serve(PyObject *Py_UNUSED(module), PyObject *args) {
     Run run = {0};
-    Py_buffer view[NUM_BUFFERS];
+    Input in = {0};
     PyObject *result = NULL;
-    int is_served = -1, count = open_buffers(args, &run.costs, &run.redraw, view);
-    if (count == NUM_BUFFERS && copy(&run.set, sizeof run.set, &view[SETTINGS]) && read_costs(&run.costs, &run.set.host, view)) {
-        run.requests = view[REQUESTS].buf, run.num_requests = num_requests(view);
-        if (begin(&run, view[ACCEPTED].buf)) is_served = serve_all(&run);
+    if (open_input(&in, args, &run.set, sizeof run.set, &run.costs)) {
+        run.redraw = in.redraw, run.requests = in.view[REQUESTS].buf, run.num_requests = num_requests(&in);
+        int is_served = begin(&run, in.view[ACCEPTED].buf) && serve_all(&run);
+        advance(&run, run.now_s);
+        run.totals.now_s = run.now_s;
+        if (!run.costs.has_failed && !is_served) result = Py_BuildValue("");
+        if (!run.costs.has_failed && is_served)
+            result = Py_BuildValue("NNNy#", bytes_of(&run.marks, sizeof(Mark)), bytes_of(&run.gaps, sizeof(Gap)),
+                                   bytes_of(&run.waits, sizeof(Wait)), (char *)&run.totals, (Py_ssize_t)sizeof run.totals);
     }
-    advance(&run, run.now_s);
-    run.totals.now_s = run.now_s;
-    if (is_served == 0 && !has_failed(&run)) result = Py_BuildValue("");
-    if (is_served == 1 && !has_failed(&run))
-        result = Py_BuildValue("NNNN", bytes_of(run.marks, run.num_marks * sizeof(Mark)), bytes_of(run.gaps.at, run.gaps.count * sizeof(Gap)),
-                               bytes_of(run.waits, run.num_waits * sizeof(Wait)), bytes_of(&run.totals, sizeof run.totals));
-    close_buffers(view, count);
+    close_input(&in);
     end(&run);
     return result;
 }
 
 static PyObject *serve_in_lanes(PyObject *Py_UNUSED(module), PyObject *args) {
-    Py_buffer view[NUM_BUFFERS];
-    PyObject *result = NULL, *redraw;
-    LaneTotals totals;
+    Input in = {0};
+    PyObject *result = NULL;
     Lanes *l = PyMem_Calloc(1, sizeof(Lanes));
     if (l == NULL) return PyErr_NoMemory();
-    int is_served = -1, count = open_buffers(args, &l->costs, &redraw, view);
-    if (count == NUM_BUFFERS && copy(&l->set, sizeof l->set, &view[SETTINGS]) && read_costs(&l->costs, &l->set.host, view)) {
-        l->requests = view[REQUESTS].buf, l->num_requests = num_requests(view);
-        l->accepted = view[ACCEPTED].buf;
-        l->device.is_out_of_memory = !begin_lanes(l);
-        is_served = serve_lanes(l);
+    if (open_input(&in, args, &l->set, sizeof l->set, &l->costs)) {
+        l->requests = in.view[REQUESTS].buf, l->num_requests = num_requests(&in), l->accepted = in.view[ACCEPTED].buf;
+        int is_served = begin_lanes(l) && serve_lanes(l);
+        LaneTotals totals = totals_of(l);
+        if (!l->costs.has_failed && !is_served) result = Py_BuildValue("");
+        if (!l->costs.has_failed && is_served)
+            result = Py_BuildValue("NNy#", bytes_of(&l->marks, sizeof(Mark)), bytes_of(&l->gaps, sizeof(Gap)),
+                                   (char *)&totals, (Py_ssize_t)sizeof totals);
     }
-    totals = totals_of(l);
-    if (is_out_of_memory(l) && !l->costs.has_failed) PyErr_NoMemory();
-    else if (is_served == 0 && !l->costs.has_failed) result = Py_BuildValue("");
-    else if (is_served == 1) result = Py_BuildValue("NN", bytes_of(l->gaps.at, l->gaps.count * sizeof(Gap)), bytes_of(&totals, sizeof totals));
-    close_buffers(view, count);
+    close_input(&in);
     end_lanes(l);
     PyMem_Free(l);
     return result;

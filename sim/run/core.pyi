@@ -5,4 +5,4 @@ def serve(*arguments: Any) -> tuple[Any, ...] | None:
     where it is not for the core."""
 
 def serve_in_lanes(*arguments: Any) -> tuple[Any, ...] | None:
-    """A whole run of a policy with lanes: its gaps and totals; None where nothing can go on."""
+    """A whole run of a policy with lanes: tokens held, gaps and totals; None where nothing can go on."""

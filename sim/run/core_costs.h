@@ -5,9 +5,6 @@ slots are [first key, second key, numbers]. `ask` writes a slot, `check` hears o
 
 Not here: who submits a pass and when it runs (core.c, core_lanes.h). */
 
-#ifndef LANESIM_CORE_COSTS
-#define LANESIM_CORE_COSTS
-
 #define PY_SSIZE_T_CLEAN
 #define Py_LIMITED_API 0x030B0000
 #include <Python.h>
@@ -17,8 +14,12 @@ Not here: who submits a pass and when it runs (core.c, core_lanes.h). */
 
 typedef int64_t Count;
 
+/* Kinds of slots (sim.costs.forms.slots), with their keys: [rows, row tokens], [rows], [rows, row tokens], [chunk's tokens],
+   [all tokens, rows and row tokens where experts count them], [head rows]. */
 enum Kind { ROWS, LATER, BESIDE, CHUNK, TOKENS, HEAD, NUM_KINDS };
-enum { KEYS = 2, NUM_SIZES = 6, STEPS_PER_SIGNAL_CHECK = 1024, BLOCK_QUERIES = 128 };
+/* Kinds of passes, which are slower in service than alone by a factor each. */
+enum Service { PROMPTS, DECODES, VERIFIES, DRAFTS, DRAFT_PROMPTS, NUM_SERVICES };
+enum { KEYS = 2, NUM_SIZES = 6, BLOCK_QUERIES = 128, ROW_BITS = 32 };
 
 typedef struct {
     double is_table, by_rows;  /* by_rows: the body depends on rows as well as on tokens (experts) */
@@ -36,7 +37,7 @@ typedef struct { Constants is; double told_context; Slots slots[NUM_KINDS]; } Mo
 
 typedef struct {
     double step_s, row_s, eager_s, result_s, prompt_result_s, lookup_row_s;
-    double served[5];          /* prefill, decode, verify, draft, draft_prefill (sim.costs.in_service) */
+    double served[NUM_SERVICES]; /* sim.costs.in_service */
 } Host;
 
 typedef struct {
@@ -48,14 +49,16 @@ typedef struct {
 
 typedef struct { Count new_tokens, history, request; } Chunk;
 typedef struct { Count count, tokens, history, longest, longest_history; Chunk *at; } Chunks;
-/* `goes_on`: passes of a draft that began in an earlier work. */
+/* Rows with `row_tokens` queries and `context` in KV, all together, and the prompts' chunks; then, for a draft, the same rows
+   with a token each, `passes` in all. `goes_on`: passes of a draft that began in an earlier work. */
 typedef struct { Count rows, row_tokens, context, head_rows, passes; const Chunks *chunks; int goes_on; } Pass;
 static const Chunks NO_CHUNKS;
 typedef struct { double device_s, launch_s; } Cost;
 
 static const double ONES[16] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
 
-/* The numbers of a slot, asked for where they are not there; of any kind, where that failed. */
+/* The numbers of a slot, asked for where they are not there, or another key's are; where that failed, ones, which are a
+   valid slot of every kind. There are 2^n slots of a kind, and any hash would do. */
 static const double *slot(Costs *costs, Model *m, enum Kind kind, Count first, Count second) {
     Slots *slots = &m->slots[kind];
     Py_ssize_t place = (first + second * 30) & slots->mask;
@@ -69,6 +72,9 @@ static const double *slot(Costs *costs, Model *m, enum Kind kind, Count first, C
     return none == NULL ? ONES : row + KEYS;
 }
 
+static Count fewer(Count a, Count b) { return b < a ? b : a; }
+static Count more(Count a, Count b) { return b > a ? b : a; }
+static double smaller(double a, double b) { return b < a ? b : a; }
 static double larger(double a, double b) { return b > a ? b : a; }
 
 /* Index of the last of the rising points that is not above `at`; -1 where all are. */
@@ -190,14 +196,14 @@ static Cost chunks_cost(Costs *costs, Model *m, const Pass *p) {
     double attention_s = m->is.is_table ? curves_s(costs, m, p->chunks) : pairs_s(&m->is, p->chunks);
     if (beside) attention_s += beside_s(m, p, beside);
     double head_s = p->head_rows ? slot(costs, m, HEAD, p->head_rows, 0)[0] : 0.0;
-    Count by_rows = m->is.by_rows ? p->rows << 20 | p->row_tokens : 0;
-    const double *rest = slot(costs, m, TOKENS, p->row_tokens + p->chunks->tokens, by_rows); /* body, launch, fusion */
+    Count of_experts = m->is.by_rows ? p->rows << ROW_BITS | p->row_tokens : 0;
+    const double *rest = slot(costs, m, TOKENS, p->row_tokens + p->chunks->tokens, of_experts); /* body, launch, fusion */
     Cost cost = {rest[0] + m->is.layers * attention_s + head_s, rest[1]};
     cost.device_s += m->is.extra_s + rest[2];
     if (p->rows) cost.device_s += m->is.phase_s;
     if (p->passes <= 1 || !p->rows) return cost;
-    Chunks none = {.at = p->chunks->at};
-    Pass later = {p->rows, p->rows, p->context + p->row_tokens, p->rows, p->passes - 1, &none, 0};
+    Pass later = {.rows = p->rows, .row_tokens = p->rows, .context = p->context + p->row_tokens, .head_rows = p->rows,
+                  .passes = p->passes - 1, .chunks = &NO_CHUNKS};
     Cost more = rows_cost(costs, m, LATER, &later);
     cost.launch_s += more.launch_s;
     cost.device_s += more.device_s - slot(costs, m, LATER, p->rows, 0)[FUSION_S] - m->is.phase_s;
@@ -209,7 +215,8 @@ static Cost work_cost(Costs *costs, int model, const Pass *p, double ahead_s, do
     const Host *host = &costs->host;
     Model *m = &costs->model[model];
     Cost cost = p->chunks->count || !p->rows ? chunks_cost(costs, m, p) : rows_cost(costs, m, ROWS, p);
-    double served = host->served[model ? (p->rows ? 3 : 4) : !p->rows ? 0 : p->row_tokens > p->rows ? 2 : 1];
+    enum Service of_target = !p->rows ? PROMPTS : p->row_tokens > p->rows ? VERIFIES : DECODES;
+    double served = host->served[!model ? of_target : p->rows ? DRAFTS : DRAFT_PROMPTS];
     cost.device_s += cost.device_s * (served - 1.0);
     *prepare_s = host->step_s + host->row_s * (p->rows + p->chunks->count);
     if (p->chunks->count) *prepare_s += host->eager_s;
@@ -221,5 +228,3 @@ static Cost work_cost(Costs *costs, int model, const Pass *p, double ahead_s, do
 static Count tokens_of(const Pass *p) {
     return p->row_tokens + p->chunks->tokens + (p->passes ? p->rows * (p->passes - 1) : 0);
 }
-
-#endif

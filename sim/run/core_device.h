@@ -33,23 +33,22 @@ typedef struct {
     Queue queues[MAX_STREAMS];
     Op *running[MAX_STREAMS], *issuing[MAX_STREAMS];
     int num_running, num_issuing;
-    /* Seconds with a work: of streams that had the device to themselves work by work, else from idle to idle, since. */
+    /* Seconds with a work. As long as one stream has the device to itself (sim.devices.solo) they are summed work by work;
+       once another one submits, from idle to idle, the present ones since `shared_since_s` (-1: idle). */
     double alone_s, shared_s, shared_since_s;
-    Count num_flying, num_shared;
-    const Queue *alone;
+    Count num_flying;          /* works that are submitted and not over */
+    int is_shared;             /* by several streams, from when the second one submits until no work is left */
+    const Queue *alone;        /* the one that is, or was last */
     Op *free;
     Block *blocks;
-    int is_out_of_memory;
 } Device;
-
-static double smaller(double a, double b) { return b < a ? b : a; }
 
 /* -- ops */
 
 static Op *new_op(Device *d) {
     if (d->free == NULL) {
         Block *block = PyMem_Malloc(sizeof(Block));
-        if (block == NULL) { d->is_out_of_memory = 1; return NULL; }
+        if (block == NULL) return NULL;
         block->next = d->blocks, d->blocks = block;
         for (int i = 0; i < OPS_PER_BLOCK; i++) block->ops[i].next = d->free, d->free = &block->ops[i];
     }
@@ -124,7 +123,7 @@ static void set_rates(Device *d) {
         d->shared_since_s = -1.0;
         return;
     }
-    if (d->num_shared && d->shared_since_s < 0.0) d->shared_since_s = d->now_s;
+    if (d->is_shared && d->shared_since_s < 0.0) d->shared_since_s = d->now_s;
     for (int i = 0; i < d->num_running; i++) {
         const Op *op = d->running[i];
         caps[i] = launch_cap(op, d->now_s);
@@ -219,8 +218,8 @@ static void end_op(Device *d, Op *op) {
     Usage *usage = &queue->usage[op->kind];
     op->end_s = d->now_s, op->ready_s = d->now_s + (op->has_chunks ? d->prompt_result_s : d->result_s);
     usage->num_works++, usage->tokens += op->tokens, usage->device_s += op->end_s - op->start_s;
-    if (d->num_shared) d->num_shared--; else d->alone_s += op->end_s - op->start_s;
-    d->num_flying--;
+    if (!d->is_shared) d->alone_s += op->end_s - op->start_s;
+    if (!--d->num_flying) d->is_shared = 0;
     if (queue->last == op) queue->last = NULL;
     let_go(d, op->after), op->after = NULL;
     let_go(d, op);
@@ -262,16 +261,17 @@ static void update(Device *d, int has_changed) {
 
 /* A stream has the device to itself until another one submits; then all works in flight share it. */
 static void count_in(Device *d, const Queue *queue) {
-    int can_be_alone = !d->num_shared && d->inflation[1] == 1.0;
-    if (can_be_alone && (d->alone == queue || !d->num_flying)) d->alone = queue;
-    else {
-        if (can_be_alone && d->num_running) d->shared_since_s = d->running[0]->start_s;
-        d->num_shared = d->num_flying + 1;
+    int may_be_alone = d->alone == queue || !d->num_flying;
+    if (!d->is_shared && may_be_alone && d->inflation[1] == 1.0) d->alone = queue;
+    else if (!d->is_shared) {
+        d->is_shared = 1;
+        if (d->num_running && d->inflation[1] == 1.0) d->shared_since_s = d->running[0]->start_s;
     }
     d->num_flying++;
 }
 
-/* Submit an op as given, `after` another one or none, which it holds until then. The caller holds the op, too. */
+/* Submit an op as given, `after` another one or none, which it holds until then. The caller holds the op, too. NULL: memory is
+   out. */
 static Op *put_on(Device *d, int stream, const Op *given, Op *after) {
     Op *op = new_op(d);
     const Op *launched;

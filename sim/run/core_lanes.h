@@ -8,7 +8,8 @@ paused (design, wake order). A worker that polls finds what has changed at its n
 Not here: the device (core_device.h), which runs are taken (sim.run.compiled). */
 
 enum Policy { PD, PDV, UNIFIED, BASELINE };
-enum { MAX_WORKERS = 64, MAX_TASKS = MAX_WORKERS + 2, EVENTS_PER_SIGNAL_CHECK = 1024, MOST_WAITS = 3 };
+/* Streams by number: decode, prefill (pd); draft, verify, prefill (pdv, unified); all in one (baseline). */
+enum { MAX_WORKERS = 64, MAX_TASKS = MAX_WORKERS + 2, MOST_WAITS = 3 };
 
 typedef struct {
     Count policy, draft_tokens, max_seqs, max_tokens, max_concurrency, num_blocks, plans_ahead, num_workers, hybrid_requests;
@@ -19,13 +20,12 @@ typedef struct {
 
 typedef struct {
     double now_s, busy_s;
-    Count num_polls, held_peak;
-    double held_integral, held_since_s;
+    Count num_polls;
     Usage usage[MAX_STREAMS][NUM_WORK_KINDS];
 } LaneTotals;
-typedef struct { Count value, peak; double integral, since_s; } Level;           /* time_series.Gauge */
 typedef struct { Count emitted, next_round; } Progress;                          /* of a request */
-typedef struct { Count *at, head, tail, mask, version; } Lane;                   /* requests in line */
+/* Requests in line, in a ring; its version rises with all that are put and taken. */
+typedef struct { Count *at, head, tail, mask, version; } Lane;
 typedef struct { Count *at, count; } Batch;
 typedef struct Lanes Lanes;
 
@@ -38,8 +38,9 @@ typedef struct Task {
     const Count *changes;
     Count seen;
     Batch batch;
-    Op *round, *prompt, *through, *last_through;           /* a verify; the target's prompt, and the draft model's */
-    Count request, last;                                   /* whose they are; -1: nobody's */
+    Op *round;                                             /* the verify, or decode, of `batch` */
+    Count request, last;                                   /* in the target as a prompt; before it, in the draft model; -1: none */
+    Op *prompt, *through, *last_through;                   /* of `request` in target and draft model; of `last` in the latter */
 } Task;
 
 struct Lanes {
@@ -52,8 +53,8 @@ struct Lanes {
     Count num_requests, num_come, num_entered, num_admitted, num_finished, free_blocks;
     Count changed;                                         /* of the queue of those that wait (Intake.changed) */
     Lane decode, verify;
-    Level held;
-    Gaps gaps;
+    Count held;                                            /* tokens in memory */
+    List marks, gaps;
     Count num_polls, num_posts;
     Task tasks[MAX_TASKS];
     int num_tasks;
@@ -61,17 +62,11 @@ struct Lanes {
 
 /* -- requests (sim.engine.serving) */
 
-static int is_out_of_memory(const Lanes *l) { return l->device.is_out_of_memory || l->gaps.is_out_of_memory; }
-
 static void hold_tokens(Lanes *l, Count change) {
-    Level *held = &l->held;
-    double now_s = l->device.now_s;
-    if (now_s > held->since_s) {
-        held->integral += held->value * (now_s - held->since_s);
-        held->since_s = now_s;
-        if (held->value > held->peak) held->peak = held->value;
-    }
-    held->value += change;
+    Mark *last = l->marks.count ? (Mark *)l->marks.at + l->marks.count - 1 : NULL;
+    if (last == NULL || last->at_s != l->device.now_s) last = add(&l->costs, &l->marks, sizeof(Mark));
+    l->held += change;
+    if (last != NULL) *last = (Mark){l->device.now_s, l->held};
 }
 
 static void queue_up(Lanes *l) {
@@ -109,6 +104,7 @@ static int commit_prompt(Lanes *l, Count i) {
 }
 
 static void put(Lane *lane, Count i) { lane->at[lane->tail++ & lane->mask] = i, lane->version++; }
+static void put_all(Lane *lane, Batch batch) { for (Count j = 0; j < batch.count; j++) put(lane, batch.at[j]); }
 static Count length(const Lane *lane) { return lane->tail - lane->head; }
 
 static void take(Lane *lane, Batch *batch, Count at_most) {
@@ -117,10 +113,10 @@ static void take(Lane *lane, Batch *batch, Count at_most) {
     lane->version += batch->count > 0;
 }
 
-/* A round of `batch` is over: its tokens are out, and who is through leaves; the others stay in `batch`. */
-static void commit_round(Lanes *l, Batch *batch) {
+/* A round of `batch` is over: its tokens are out, and who is through leaves; the others stay in `batch`, or go on to `lane`. */
+static void commit_round(Lanes *l, Batch *batch, Lane *lane) {
     Count draft_tokens = l->set.draft_tokens, held = 0, num_staying = 0;
-    add_gaps(&l->gaps, l->requests, batch->at, batch->count, l->device.now_s);
+    add_gaps(&l->costs, &l->gaps, l->requests, batch->at, batch->count, l->device.now_s);
     for (Count j = 0; j < batch->count; j++) {
         Request *one = &l->requests[batch->at[j]];
         Progress *is = &l->progress[batch->at[j]];
@@ -139,9 +135,8 @@ static void commit_round(Lanes *l, Batch *batch) {
         else leave(l, i);
     }
     batch->count = num_staying;
+    if (lane != NULL) put_all(lane, *batch);
 }
-
-static void put_all(Lane *lane, Batch batch) { for (Count j = 0; j < batch.count; j++) put(lane, batch.at[j]); }
 
 /* -- works (sim.policies.rounds and works) */
 
@@ -169,7 +164,9 @@ static Op *send(Lanes *l, int stream, int kind, int model, const Pass *p, Batch 
     op.kernels_per_s = l->set.num_kernels[model] * (p->passes > 1 ? p->passes : 1);
     for (Count j = 0; l->set.plans_ahead && j < who.count; j++) l->requests[who.at[j]].known_s = l->device.now_s;
     l->device.queues[stream].submitted_s = l->device.now_s;
-    return put_on(&l->device, stream, &op, after);
+    Op *sent = put_on(&l->device, stream, &op, after);
+    if (sent == NULL) run_out(&l->costs);
+    return sent;
 }
 
 /* A prompt through a model, in passes within the budget; the last one. */
@@ -178,7 +175,7 @@ static Op *send_prompt(Lanes *l, Count request, int model, int stream) {
     Batch who = {&request, 1};
     Op *op = NULL;
     for (Count done = 0; done < prompt; done += l->set.max_tokens) {
-        Count left = prompt - done, new_tokens = left < l->set.max_tokens ? left : l->set.max_tokens;
+        Count left = prompt - done, new_tokens = fewer(left, l->set.max_tokens);
         Chunk chunk = {new_tokens, done, request};
         Chunks chunks = {1, new_tokens, done, new_tokens, done, &chunk};
         Pass pass = {.head_rows = !model && new_tokens == left, .chunks = &chunks};
@@ -196,7 +193,8 @@ static Count context_of(const Lanes *l, Batch batch) {
 }
 
 static Op *send_draft(Lanes *l, Batch batch, int stream) {
-    Pass pass = {batch.count, batch.count, context_of(l, batch), batch.count, l->set.draft_tokens, &NO_CHUNKS, 0};
+    Pass pass = {.rows = batch.count, .row_tokens = batch.count, .context = context_of(l, batch), .head_rows = batch.count,
+                 .passes = l->set.draft_tokens, .chunks = &NO_CHUNKS};
     for (Count j = 0; j < batch.count; j++) pass.row_tokens += l->requests[batch.at[j]].needs_catch_up;
     Op *op = send(l, stream, DRAFT, 1, &pass, batch, NULL, ahead_s(l, batch, stream));
     hold_tokens(l, batch.count * (l->set.draft_tokens + 1));
@@ -205,7 +203,8 @@ static Op *send_draft(Lanes *l, Batch batch, int stream) {
 
 static Op *send_verify(Lanes *l, Batch batch, int stream, Op *after, double ahead) {
     Count tokens = batch.count * (l->set.draft_tokens + 1);
-    Pass pass = {batch.count, tokens, context_of(l, batch), tokens, 0, &NO_CHUNKS, 0};
+    Pass pass = {.rows = batch.count, .row_tokens = tokens, .context = context_of(l, batch), .head_rows = tokens,
+                 .chunks = &NO_CHUNKS};
     return send(l, stream, VERIFY, 0, &pass, batch, after, ahead);
 }
 
@@ -226,13 +225,30 @@ static Op *send_round(Lanes *l, Batch batch, int draft_stream, int verify_stream
 #define BEGIN switch (t->line) { case 0:
 #define END }
 #define PAUSE do { t->line = __LINE__; return; case __LINE__:; } while (0)
+/* Wait until a time. */
 #define UNTIL(time_s) do { if ((time_s) > l->device.now_s) { t->wake_s = (time_s); PAUSE; } } while (0)
-#define CHANGE(count, every_s) do { t->changes = &(count), t->seen = (count), t->poll_s = (every_s); t->since_s = l->device.now_s; PAUSE; } while (0)
-/* The result of a work is on the host; nobody holds the work any more. */
-#define RESULT(op) do { if (op == NULL) return; if ((op)->ready_s > l->device.now_s) { t->waits_for[0] = (op); PAUSE; } let_go(&l->device, op), (op) = NULL; } while (0)
+/* Wait until a count is another one: at once, or at the first of its looks every so many seconds that finds it so. */
+#define CHANGE(count, every_s) do { \
+    t->changes = &(count), t->seen = (count), t->poll_s = (every_s), t->since_s = l->device.now_s; \
+    PAUSE; \
+} while (0)
+/* Wait until the result of a work is on the host, and hold the work no longer. No work: memory is out, and no task goes on. */
+#define RESULT(op) do { \
+    if ((op) == NULL) return; \
+    if ((op)->ready_s > l->device.now_s) { t->waits_for[0] = (op); PAUSE; } \
+    let_go(&l->device, op), (op) = NULL; \
+} while (0)
 /* Wait until somebody comes or leaves; nobody has prepared anything for who waits longest. */
-#define CAME(every_s) do { CHANGE(l->changed, every_s); if (l->num_entered > l->num_admitted) l->requests[l->num_admitted].known_s = l->device.now_s; } while (0)
-#define FILLED(lane) do { if (!length(&(lane))) { while (!length(&(lane))) CHANGE((lane).version, l->set.poll_s); know(l, &(lane)); } } while (0)
+#define CAME(every_s) do { \
+    CHANGE(l->changed, every_s); \
+    if (l->num_entered > l->num_admitted) l->requests[l->num_admitted].known_s = l->device.now_s; \
+} while (0)
+/* Wait until somebody is in a lane. */
+#define FILLED(lane) do { \
+    if (length(&(lane))) break; \
+    while (!length(&(lane))) CHANGE((lane).version, l->set.poll_s); \
+    know(l, &(lane)); \
+} while (0)
 
 /* Nothing is prepared for who comes from a prompt to an idle lane (rounds.filled). */
 static void know(Lanes *l, const Lane *lane) {
@@ -297,8 +313,7 @@ static void pd_decode_lane(Lanes *l, Task *t) {
         take(&l->decode, &t->batch, l->set.rows_per_draft);
         t->round = send_round(l, t->batch, 0, 0);
         RESULT(t->round);
-        commit_round(l, &t->batch);
-        put_all(&l->decode, t->batch);
+        commit_round(l, &t->batch, &l->decode);
     }
     END
 }
@@ -311,8 +326,7 @@ static void pdv_decode_lane(Lanes *l, Task *t) {
         if (l->num_admitted - l->num_finished <= l->set.hybrid_requests) {
             t->round = send_round(l, t->batch, 0, 1);
             RESULT(t->round);
-            commit_round(l, &t->batch);
-            put_all(&l->decode, t->batch);
+            commit_round(l, &t->batch, &l->decode);
             continue;
         }
         while (length(&l->verify) > length(&l->decode) + t->batch.count + 2) CHANGE(l->verify.version, 0.0);
@@ -330,8 +344,7 @@ static void pdv_verify_lane(Lanes *l, Task *t) {
         take(&l->verify, &t->batch, l->set.rows_per_verify);
         t->round = send_verify(l, t->batch, 1, NULL, ahead_s(l, t->batch, 1));
         RESULT(t->round);
-        commit_round(l, &t->batch);
-        put_all(&l->decode, t->batch);
+        commit_round(l, &t->batch, &l->decode);
     }
     END
 }
@@ -356,8 +369,7 @@ static void unified_worker(Lanes *l, Task *t) {
         if (!is_ready(l, t->round) && !is_ready(l, t->prompt) && !is_ready(l, t->last_through)) PAUSE;
         if (is_ready(l, t->round)) {
             RESULT(t->round);
-            commit_round(l, &t->batch);
-            put_all(&l->decode, t->batch);
+            commit_round(l, &t->batch, &l->decode);
             t->batch.count = 0;
         }
         if (t->last < 0 && is_ready(l, t->prompt)) {
@@ -388,7 +400,7 @@ static void baseline_worker(Lanes *l, Task *t) {
             t->batch.at[0] = t->request, t->batch.count = 1;
             t->round = send_round(l, t->batch, 0, 0);
             RESULT(t->round);
-            commit_round(l, &t->batch);
+            commit_round(l, &t->batch, NULL);
         } while (t->batch.count);
     }
     END
@@ -424,7 +436,7 @@ static void run_due(Lanes *l) {
         Task *first = NULL;
         for (Task *t = l->tasks; t < l->tasks + l->num_tasks; t++)
             if ((first == NULL || t->post < first->post) && is_due(l, t)) first = t;
-        if (first == NULL || l->costs.has_failed || is_out_of_memory(l)) return;
+        if (first == NULL || l->costs.has_failed) return;
         first->wake_s = NEVER, first->changes = NULL;
         memset(first->waits_for, 0, sizeof first->waits_for);
         first->run(l, first);
@@ -437,16 +449,17 @@ static int is_polled_now(const Lanes *l) {
     return 0;
 }
 
-/* True where all requests were served; else nothing could go on, or an exception is set. */
+/* True where all requests were served; else nothing could go on, or an exception is set. An instant is over when no task is
+   due and no look of a worker that polls falls on it; the next one is the device's, or that of the first task that waits. */
 static int serve_lanes(Lanes *l) {
     Device *d = &l->device;
-    for (Count num_events = 1; l->num_finished < l->num_requests; num_events++) {
+    while (l->num_finished < l->num_requests) {
         do {
             run_due(l);
             note_looks(l);
-        } while (is_polled_now(l) && !l->costs.has_failed && !is_out_of_memory(l));
-        if (l->costs.has_failed || is_out_of_memory(l)) return 0;
-        if (num_events % EVENTS_PER_SIGNAL_CHECK == 0 && PyErr_CheckSignals() < 0) { l->costs.has_failed = 1; return 0; }
+        } while (is_polled_now(l) && !l->costs.has_failed);
+        if (l->costs.has_failed) return 0;
+        if (PyErr_CheckSignals() < 0) { l->costs.has_failed = 1; return 0; }
         double next_s = d->timer_s;
         for (const Task *t = l->tasks; t < l->tasks + l->num_tasks; t++) next_s = smaller(next_s, due_s(t));
         if (l->num_finished == l->num_requests || !(next_s >= d->now_s && next_s < NEVER)) break;
@@ -475,7 +488,7 @@ static int begin_lane(Lane *lane, Count most) {
 static int begin_lanes(Lanes *l) {
     const LaneSettings *set = &l->set;
     Device *d = &l->device;
-    Count most = set->max_seqs < l->num_requests ? set->max_seqs : l->num_requests;
+    Count most = fewer(set->max_seqs, l->num_requests);
     int is_begun = begin_lane(&l->decode, most) && begin_lane(&l->verify, most);
     l->progress = PyMem_Calloc(l->num_requests + 1, sizeof(Progress));
     l->free_blocks = set->num_blocks;
@@ -493,13 +506,13 @@ static int begin_lanes(Lanes *l) {
     if (set->policy == UNIFIED) is_begun &= add_task(l, unified_worker, most);
     for (Count i = 0; set->policy == BASELINE && i < set->num_workers; i++) is_begun &= add_task(l, baseline_worker, 1);
     is_begun &= add_task(l, arrivals, 0);
-    return is_begun && l->progress != NULL;
+    if (!is_begun || l->progress == NULL) run_out(&l->costs);
+    return !l->costs.has_failed;
 }
 
 static LaneTotals totals_of(const Lanes *l) {
     const Device *d = &l->device;
     LaneTotals totals = {.now_s = d->now_s, .busy_s = d->shared_s + d->alone_s, .num_polls = l->num_polls};
-    totals.held_peak = l->held.peak, totals.held_integral = l->held.integral, totals.held_since_s = l->held.since_s;
     for (int i = 0; i < d->num_streams; i++) memcpy(totals.usage[i], d->queues[i].usage, sizeof totals.usage[i]);
     return totals;
 }
@@ -507,6 +520,6 @@ static LaneTotals totals_of(const Lanes *l) {
 static void end_lanes(Lanes *l) {
     for (Task *t = l->tasks; t < l->tasks + l->num_tasks; t++) PyMem_Free(t->batch.at);
     PyMem_Free(l->decode.at), PyMem_Free(l->verify.at);
-    PyMem_Free(l->progress), PyMem_Free(l->gaps.at);
+    PyMem_Free(l->progress), PyMem_Free(l->marks.at), PyMem_Free(l->gaps.at);
     free_ops(&l->device);
 }

@@ -21,7 +21,7 @@ ROWS, LATER, BESIDE, CHUNK, TOKENS, HEAD = range(6)
 chunks by its tokens, and the LM head by its rows."""
 NUM_SLOTS = (4096, 1024, 2048, 8192, 16384, 4096)
 """Slots of each kind; more keys than these push each other out."""
-ROW_BITS = 20
+ROW_BITS = 32
 """Low bits of a second key of TOKENS hold row tokens, the rest rows."""
 
 CHUNKS = np.dtype([("new_tokens", "i8"), ("history", "i8"), ("request", "i8")])

@@ -3,6 +3,12 @@
 from __future__ import annotations
 
 import gc
+import os
+import pickle
+import signal
+import struct
+import subprocess
+import sys
 import tracemalloc
 from dataclasses import fields
 from functools import cache
@@ -19,6 +25,7 @@ from msgspec import structs
 from sim.acceptance.draws import AcceptanceDraws
 from sim.acceptance.models import IidAcceptance
 from sim.costs.extrapolation import collecting
+from sim.costs.forms.slots import ROW_BITS, ROWS, TOKENS
 from sim.costs.profile import Profile
 from sim.costs.profile_files import load
 from sim.drafters.drafter import Drafter
@@ -192,6 +199,7 @@ TWICE_PREEMPTED = {
 """A request loses its memory twice, and an EAGLE head wants the last block that is found computed again."""
 ENGINE_RULES = (
     {"engine.name": "sglang-0.5", "engine.rules.scheduler_recv_interval": 4, "engine.num_gpu_blocks": 1500},
+    {"engine.name": "sglang-0.5", "engine.rules.enable_chunked_prefill": False, "max_num_batched_tokens": 512},
     {"engine.name": "trtllm-1.0", "engine.rules.batch_wait_timeout_iters": 6},
     {
         "profile": "rtx-pro-6000-server/qwen3-30b-a3b-dp2",
@@ -262,24 +270,31 @@ def test_what_sequences_keep_beside_their_tokens_holds_others_back_in_the_core_t
     assert mean_s[70, ""] == mean_s[70, "off"] > 2 * mean_s[0, ""]
 
 
-def buffers() -> tuple[Any, ...]:
-    """What the core reads for one request of one token, whose costs are all a second."""
-    requests = np.zeros(1, dtype=compiled.REQUESTS)
-    requests["prompt"] = requests["output"] = 1
+def buffers(num_requests: int = 1, output: int = 1, draft_tokens: int = 0, num_blocks: int = 0) -> tuple[Any, ...]:
+    """What the core reads for requests of one token, served all at once, whose costs are all a second; with
+    `num_blocks` of two tokens memory is short."""
+    requests = np.zeros(num_requests, dtype=compiled.REQUESTS)
+    requests["prompt"], requests["output"] = 1, output
+    requests["first_round"] = output * np.arange(num_requests)
     widths = (12, 12, 12, 12, 12, 12)
-    constants = np.array([0.0, 0.0, *[1.0] * 18, *[1.0] * 6, *widths])
+    constants = np.array([0.0, 1.0, *[1.0] * 18, *[1.0] * 6, *widths])
     model = (constants, *[np.zeros((2, width)) for width in widths])
-    counts = (0, 1, 1, 0, 0, 0, 1, *[0] * 5, 1, 0, 0, 0, 9, 16, *[0] * 13)
-    settings = bytearray(compiled.SETTINGS.pack(*counts, *[0.0] * 12, *[1.0] * 5))
-    return settings, requests, np.zeros(1, dtype=np.int8), *model, *model
+    budget = 2 * num_requests * (draft_tokens + 1)
+    limits = (draft_tokens, num_requests, budget, 0, 0, 0, num_blocks or budget * output, *[0] * 5, budget, 0)
+    memory = (draft_tokens, 0, 999, 2, 0, 1, 0, 0, 1) if num_blocks else (0, 0, 999, 16, *[0] * 5)
+    settings = bytearray(compiled.SETTINGS.pack(*limits, *memory, *[0] * 8, *[0.0] * 12, *[1.0] * 5))
+    return settings, requests, np.zeros(output * num_requests, dtype=np.int8), *model, *model
 
 
-def served_by_hand(given: tuple[Any, ...]) -> Any:
-    """What the core gives for these buffers."""
+def served_by_hand(given: tuple[Any, ...], asked: list[tuple[int, ...]] | None = None) -> Any:
+    """What the core gives for these buffers; the slots that it lacked go to `asked`."""
     from sim.run import core
 
     def ask(model: int, kind: int, place: int, *key: int) -> None:
-        given[4 + 7 * model + kind][place] = (*key, *[1.0] * 10)
+        most_context = np.inf if kind == ROWS else 1.0
+        given[4 + 7 * model + kind][place] = (*key, 1.0, most_context, *[1.0] * 8)
+        if asked is not None:
+            asked.append((kind, *key))
 
     return core.serve(ask, lambda *_: None, None, given)
 
@@ -309,6 +324,13 @@ def test_the_core_never_sees_requests_that_none_can_serve(change: dict[str, Any]
         compiled._table(requests, serving, draws)
 
 
+def test_a_run_whose_costs_are_no_numbers_ends() -> None:
+    given = buffers(2)
+    given[1]["arrival_s"] = 0.0, 9.0
+    given[0][-88:] = struct.pack("11d", *[np.nan] * 11)
+    assert served_by_hand(given) is None
+
+
 def test_an_error_of_a_cost_model_comes_through() -> None:
     from sim.run import core
 
@@ -317,6 +339,54 @@ def test_an_error_of_a_cost_model_comes_through() -> None:
 
     with pytest.raises(ZeroDivisionError):
         core.serve(ask, None, None, buffers())
+
+
+def test_a_step_of_more_than_a_million_tokens_has_a_slot_that_is_no_other_steps() -> None:
+    num_requests, asked = 8300, list[tuple[int, ...]]()
+    given = buffers(num_requests, output=3, draft_tokens=126)
+    given[1]["arrival_s"][-1] = 1e-9
+    served_by_hand(given, asked)
+    rows = {second >> ROW_BITS: second % (1 << ROW_BITS) for kind, _, second in asked if kind == TOKENS}
+    assert max(rows) == num_requests
+    assert rows[num_requests - 1] == 127 * (num_requests - 1)
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="the system has no such timer")
+def test_ctrl_c_is_heard_within_a_few_steps_however_large() -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    given, whole = buffers(5000, output=900), buffers(5000, output=900)
+    served_by_hand(whole)
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.03)
+        with pytest.raises(KeyboardInterrupt):
+            served_by_hand(given)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, before)
+    assert given[1]["last_s"].max() < whole[1]["last_s"].max()
+
+
+IN_CHILD = """
+import pickle, struct, sys
+from sim.run import core
+given = tuple(map(bytearray, pickle.load(sys.stdin.buffer)))
+def ask(model, kind, place, *key):
+    struct.pack_into("12d", given[4 + 7 * model + kind], 96 * place, *key, *[1.0] * 10)
+assert core.serve(ask, lambda *_: None, lambda place, emitted: bytes(90 - emitted), given)
+print(struct.unpack_from("8d9q", given[1], len(given[1]) // 2)[-1] > 3)
+"""
+
+
+def test_a_request_that_is_preempted_again_and_again_stays_within_the_arrays_of_the_core() -> None:
+    """It finds its memory again before any of it is taken. Python's debug allocator ends a process that has written
+    behind an array."""
+    given = pickle.dumps([bytes(each) for each in buffers(2, output=90, draft_tokens=12, num_blocks=60)])
+    command, env = [sys.executable, "-c", IN_CHILD], os.environ | {"PYTHONMALLOC": "debug"}
+    done = subprocess.run(command, env=env, input=given, capture_output=True, check=False)
+    assert done.stdout.split() == [b"True"], done.stderr.decode()
 
 
 def test_no_memory_is_kept_from_run_to_run() -> None:
