@@ -24,13 +24,13 @@ V = TypeVar("V")
 
 
 class FirstWait(HostWait[int]):
-    """Done as soon as one of several waits is."""
+    """Done as soon as one of several waits is; the last of timed ones is their timeout."""
 
-    __slots__ = ("_waits",)
+    __slots__ = ("_is_timed", "_waits")
 
-    def __init__(self, waits: Sequence[Any]) -> None:
+    def __init__(self, waits: Sequence[Any], *, is_timed: bool = False) -> None:
         super().__init__()
-        self._waits = waits
+        self._waits, self._is_timed = waits, is_timed
         for wait in waits:
             if wait.is_done:
                 self.is_completed = True
@@ -44,7 +44,7 @@ class FirstWait(HostWait[int]):
             yield self
         for index, wait in enumerate(self._waits):
             if wait.is_done:
-                return index
+                return TIMED_OUT if self._is_timed and index == len(self._waits) - 1 else index
         raise AssertionError("a first() woke with none of its waits done")
 
 
@@ -58,16 +58,6 @@ def own_generators() -> Iterator[None]:
         yield
     finally:
         sys.set_asyncgen_hooks(*hooks)
-
-
-class _TimedFirst(FirstWait):
-    """`first` with a timeout: its last wait is the sleep, reported as TIMED_OUT."""
-
-    __slots__ = ()
-
-    def __await__(self) -> Generator[HostWait[int], None, int]:
-        index = yield from super().__await__()
-        return TIMED_OUT if index == len(self._waits) - 1 else index
 
 
 class TaskHost:
@@ -135,7 +125,7 @@ class TaskHost:
     def first(self, *waits: Any, timeout_s: float | None = None) -> Wait[int]:
         if timeout_s is None:
             return FirstWait(waits)
-        return _TimedFirst((*waits, self.sleep(timeout_s)))
+        return FirstWait((*waits, self.sleep(timeout_s)), is_timed=True)
 
     def _check_new(self, name: str, *, has_begun: bool) -> None:
         """Raise for a stream that there is already, or that comes after the first work."""

@@ -47,9 +47,9 @@ def test_the_same_run_is_the_same_level_whatever_tool_wrote_it(tmp_path: Path, t
 
 def test_a_closed_loop_of_sglang_has_a_rate_that_is_no_number_of_json(tmp_path: Path) -> None:
     """As Python writes it; an infinity that is a measured value is refused all the same."""
-    written = VLLM | {"max_concurrency": 8, "request_rate": math.inf, "generated_texts": ["\x07"]}
+    written = VLLM | {"max_concurrency": 1, "request_rate": math.inf, "generated_texts": ["\x07"]}
     path = put(tmp_path, json.dumps(written), "r.jsonl")
-    assert [level.concurrency for level in read_bench(path)] == [8.0]
+    assert [level.concurrency for level in read_bench(path)] == [1.0]
     assert lanesim.load(path)["request_rate"].tolist() == [math.inf]
     assert check_file(path)[0] == "result of a benchmark"
     with pytest.raises(ValueError, match="mean_tpot_ms"):
@@ -57,31 +57,32 @@ def test_a_closed_loop_of_sglang_has_a_rate_that_is_no_number_of_json(tmp_path: 
 
 
 def test_a_guidellm_report_without_requests_is_a_benchmark_result(tmp_path: Path) -> None:
-    (benchmark,) = GUIDELLM["benchmarks"]
+    (benchmark,) = RESULTS["guidellm"]["benchmarks"]
     summary = benchmark | {"requests": {"successful": [], "incomplete": [], "errored": []}}
     path = put(tmp_path, json.dumps({"benchmarks": [summary]}))
-    assert check_file(path) == ("result of guidellm", "8.8 requests at once, 100 in, 41 out")
+    assert check_file(path) == ("result of guidellm", "1.9 requests at once, 20 in, 5 out")
 
 
 BLOCK = """INFO 07-01 12:00:00 something else: 5
 ============ Serving Benchmark Result ============
-Successful requests:                     50
-Maximum request concurrency:             8
-Total input tokens:                      5000
-Total generated tokens:                  2050
+Successful requests:                     20
+Maximum request concurrency:             1
+Total input tokens:                      400
+Total generated tokens:                  100
 Total generated tokens (retokenized):    1
-Output token throughput (tok/s):         800.00
+Output token throughput (tok/s):         140.00
 ---------------Time to First Token----------------
-Mean TTFT (ms):                          50.00
+Mean TTFT (ms):                          20.00
 P99 TTFT (ms):                           300.00
 -----Time per Output Token (excl. 1st token)------
-Mean TPOT (ms):                          10.00
+Mean TPOT (ms):                          12.00
 ==================================================
 """
 
 
 def test_the_block_that_a_benchmark_prints_is_its_result(tmp_path: Path) -> None:
-    (saved,) = read_bench(put(tmp_path, json.dumps(VLLM | {"max_concurrency": 8})))
+    plain = {key: value for key, value in VLLM.items() if not key.startswith("spec_decode")}
+    (saved,) = read_bench(put(tmp_path, json.dumps(plain | {"max_concurrency": 1})))
     pasted = put(tmp_path, BLOCK * 2, "console.txt")
     assert [structs.replace(level, source="r.json") for level in read_bench(pasted)] == [saved, saved]
     assert check_file(pasted)[0] == "result of a benchmark"

@@ -84,6 +84,16 @@ def test_sessions_share_the_conversation_so_far(write: Write) -> None:
     assert trace.contents == ((), (), (1,), (1,))
 
 
+@pytest.mark.parametrize("name", ["jsonl", "mooncake"])
+def test_a_count_may_be_written_as_a_real_number_and_one_that_is_missing_is_named(name: str, write: Write) -> None:
+    row = {"timestamp": 0, "arrival_s": 0, "input_length": 12.0, "output_length": 3}
+    assert read_trace(name, write(json.dumps(row), "t.jsonl")).prompt_tokens.tolist() == [12]
+    later = row | {"input_length": 13}
+    del later["output_length"]
+    with pytest.raises(ValueError, match="line 2: no field 'output_length'"):
+        read_trace(name, write(f"{json.dumps(row)}\n{json.dumps(later)}", "t.jsonl"))
+
+
 CLOCK = "arrival_time,prompt_tokens,output_tokens\n"
 
 
