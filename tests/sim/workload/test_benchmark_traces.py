@@ -194,7 +194,8 @@ def test_a_sweep_replays_every_request_at_its_recorded_time(tmp_path: Path, name
     path = put(tmp_path, *SAMPLES[name])
     trace = read_trace(name, path)
     workload = {"dataset_name": name, "dataset_path": path}
-    scenario = {"profile": "cpu/tiny", "policy": "continuous", "workload": workload, "engine": {"max_model_len": 100_000}}
+    scenario: dict[str, Any] = {"profile": "cpu/tiny", "policy": "continuous", "workload": workload}
+    scenario["engine"] = {"max_model_len": 100_000}
     grid = {"scenario": scenario, "grid": {"seed": [0]}}
     frame = lanesim.sweep(grid, out=tmp_path / "store", workers=1)
     assert frame["completed"].tolist() == [len(trace.ids)]
