@@ -6,11 +6,13 @@ import json
 import re
 from functools import cache
 from math import exp, factorial, floor, inf
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
+from sim.cli.capacity import capacity_command
 from sim.cli.main import run
 from sim.costs.profile import SERVED_KINDS, KindError, Profile
 from sim.costs.profile_files import load
@@ -21,6 +23,7 @@ from sim.metrics.summary import summarise
 from sim.run.resolve import resolve
 from sim.run.scenario import Scenario, to_plain
 from sim.run.simulate import simulate
+from sim.studies import attainment
 from sim.studies.attainment import Attainment, highest_load
 from sim.studies.cost_draws import BODY_KINDS, cost_draws
 from sim.studies.load_search import FRESH_KEY, Limit, LoadSearch
@@ -298,6 +301,13 @@ CAPACITY = [
     "--input-len", "256", "--output-len", "1", "--set", "workload.num_prompts=40",
     "--set", "policy_options.workers=1",
 ]  # fmt: skip
+
+
+def test_the_flags_that_its_notes_name_are_flags_of_the_command() -> None:
+    known = {name for option in capacity_command.params for name in option.opts}
+    named = set(re.findall(r"--[a-z-]+", Path(attainment.__file__).read_text()))
+    assert named
+    assert named <= known
 
 
 def test_the_command_answers_in_json_and_in_words(capsys: pytest.CaptureFixture[str]) -> None:
