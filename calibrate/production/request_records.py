@@ -109,7 +109,8 @@ def acceptance_of(
     tokens = draft_tokens or counted
     if not tokens:
         raise ValueError(f"{source}: no count of drafted tokens; add --num-speculative-tokens")
-    if tokens < counted:
+    is_fixed = counted > 0 and all(each.drafted == counted * each.steps for each in counts)
+    if tokens < counted or (is_fixed and tokens > counted):
         raise ValueError(f"{source}: drafts of {counted} tokens, not --num-speculative-tokens {tokens}; leave that out")
     rates: tuple[float, ...] = ()
     if all(each.histogram for each in counts):

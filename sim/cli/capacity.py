@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from sim.cli.console import claim, progress, say_trace, show
+from sim.cli.console import claim, progress, say_runs, say_trace, show
 from sim.cli.flags import Draws, JsonFile, Overwrite, Rate, Share, Verbose, command
 from sim.cli.options import MaxNumSeqs, ServedFlags, gather, inputs_of
 
@@ -46,6 +46,7 @@ def capacity_command(flags: CapacityFlags) -> None:
     scenario = parse_scenario(gather(flags))
     claim(files={"--json": flags.json}, inputs=inputs_of(flags.scenario, scenario))
     say_trace(scenario.workload, is_quiet=flags.json == "-")
+    say_runs(len(scenario.policy) * (flags.draws or 0))
     with progress() as on_step:
         result = highest_load(
             scenario,

@@ -10,7 +10,7 @@ from msgspec import Meta
 
 from sim.cli.console import claim, progress, say_core, say_runs, say_trace, write_json
 from sim.cli.flags import Draws, JsonFile, Overwrite, Verbose, Workers, command
-from sim.cli.options import SHARED, CompareScenario, gather, inputs_of, listed
+from sim.cli.options import SHARED, CompareScenario, gather, inputs_of, listed, parse_goodput
 
 if TYPE_CHECKING:
     from sim.compare.side_by_side import Comparison
@@ -114,11 +114,15 @@ def compare_command(flags: CompareFlags) -> None:
 def _varied_keys(flags: CompareFlags, lists: Collection[str]) -> dict[str, list[Json]]:
     """Values by key of --vary. Raises ValueError."""
     from sim.run.scenario_file import FLAT_NAMES, parse_override
+    from sim.run.vllm_config import speculation_of
     from sim.studies.comparison.variants import check_given, parse_vary
 
     varied = [parse_vary(text) for text in flags.vary]
     named = [name for name in FLAT_NAMES if name != "profile" and getattr(flags, name, None) not in (None, ())]
     keys = {parse_override(text)[0] for text in flags.set} | {FLAT_NAMES[name] for name in named} | set(lists)
+    keys |= {f"goodput.{name}_ms" for name in parse_goodput(flags.goodput)}
+    if flags.speculative_config is not None:
+        keys |= {f"speculation.{name}" for name in speculation_of(flags.speculative_config)}
     check_given([key for key, _ in varied], [*keys, *(["policy"] if flags.policy else [])])
     return dict(varied)
 
@@ -127,12 +131,12 @@ def _compare_values(
     raw: dict[str, Json], grid: dict[str, list[Json]], percentiles: list[float], flags: CompareFlags
 ) -> None:
     """Values of keys side by side."""
-    from sim.studies.comparison.variants import Variants
+    from sim.studies.comparison.variants import Variants, num_runs
     from sim.studies.comparison.varied import varied
 
+    say_runs(num_runs(raw, grid, flags.draws or 0))
     variants = Variants(raw, grid)
     scenarios = [one.scenario for _, settings in variants.by_load for one in settings]
-    say_runs(sum(one.replications + (flags.draws or 0) for one in scenarios))
     claim(files={"--json": flags.json}, inputs=[each for one in scenarios for each in inputs_of(flags.scenario, one)])
     say_trace(scenarios[0].workload, is_quiet=flags.json == "-")
     result = varied(variants, lambda settings: _run(settings, flags, percentiles))

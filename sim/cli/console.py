@@ -144,10 +144,11 @@ def claim(
 
 
 def say_runs(count: int) -> None:
-    """A note before very many runs."""
+    """A note before very many runs, of which `count` are sure."""
     if count > MANY_RUNS:
         print(
-            f"lanesim: note: {count:,} runs begin; fewer values, --replications or --draws are faster", file=sys.stderr
+            f"lanesim: note: at least {count:,} runs begin; fewer values, replications or draws are faster",
+            file=sys.stderr,
         )
 
 

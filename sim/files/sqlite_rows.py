@@ -69,9 +69,13 @@ def read_rows(
             base.execute("BEGIN")
             ((found,),) = base.execute("PRAGMA user_version")
             if {sql for (sql,) in base.execute("SELECT sql FROM sqlite_schema LIMIT 9")} != set(tables):
-                raise ValueError(f"{what} has other tables than `lanesim sweep` makes; choose another --out")
+                raise ValueError(
+                    f"{what} has other tables than `lanesim sweep` makes: name a store that it made, or a new folder"
+                )
             if found != version:
-                raise ValueError(f"{what}: schema={found} must be {version}; choose another --out")
+                raise ValueError(
+                    f"{what}: schema={found} must be {version}: name a store of this version, or a new folder"
+                )
             ((size,),) = base.execute("SELECT page_count * page_size FROM pragma_page_count, pragma_page_size")
             rows = []
             for row in base.execute(query, values):

@@ -15,6 +15,7 @@ from sim.names import span
 from sim.report.say import continued
 from sim.report.tables import comparison_in_brief, comparison_tables, new_table, number, print_table, say
 from sim.studies.comparison.varied import Varied
+from sim.workload.generate import FIXED_INPUT_LEN, FIXED_OUTPUT_LEN
 
 COLUMNS = ("mean_ttft_ms", "mean_tpot_ms", METRIC, "steady_output_throughput")
 TITLES = ("TTFT ms", "TPOT ms", "E2EL ms", "tok/s")
@@ -113,7 +114,7 @@ def _header(result: Varied) -> str:
         shown.append(f"{counts} requests at {workload['request_rate']}/s")
     if workload["max_concurrency"] and "max_concurrency" not in keys:
         shown.append(f"at most {workload['max_concurrency']} at once")
-    lengths = [workload["input_len"], workload["output_len"]]
+    lengths = [workload["input_len"] or FIXED_INPUT_LEN, workload["output_len"] or FIXED_OUTPUT_LEN]
     if workload["dataset_name"] == "fixed" and not keys & {"context", "input_len", "output_len"}:
         shown.append("{} tokens in, {} out".format(*lengths))
     else:

@@ -404,7 +404,7 @@ def _notes(scenario: Scenario, answers: Sequence[_OfPolicy], draws: int) -> list
             if half > 1.5 * NARROW * one.load:
                 notes.append(
                     f"{one.policy}: {one.replications} replications leave {100.0 * half / one.load:.0f} % either "
-                    f"way; longer runs (--num-prompts above {scenario.workload.num_prompts}) narrow it"
+                    f"way; longer runs narrow it: --set workload.num_prompts=N, above {scenario.workload.num_prompts}"
                 )
     if scenario.workload.burstiness != 1.0:
         notes.append(f"arrivals of burstiness {scenario.workload.burstiness:g}: Poisson ones need less")

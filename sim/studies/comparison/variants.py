@@ -12,7 +12,7 @@ from contextlib import suppress
 from copy import deepcopy
 from dataclasses import replace
 from itertools import product
-from math import inf
+from math import inf, prod
 from typing import Any
 
 from sim.acceptance.assumed import SHORT_K, assumed_of
@@ -45,9 +45,24 @@ Keys = dict[str, Json]
 
 def replicated(raw: Raw) -> Raw:
     """`raw` with REPLICATIONS where it has several policies to compare and none are given."""
+    return {"replications": REPLICATIONS} | raw if _num_policies(raw) > 1 else raw
+
+
+def num_runs(raw: Raw, grid: Mapping[str, Sequence[Json]], draws: int) -> int:
+    """Runs of all combinations, counted before a setting is resolved: thousands of them take minutes."""
+    given = _replicated(raw, grid).get("replications", 1)
+    replications = given if isinstance(given, int) else 1
+    num_policies = 1 if "policy" in grid else _num_policies(raw)
+    return num_policies * (replications + draws) * prod(map(len, grid.values()))
+
+
+def _replicated(raw: Raw, grid: Iterable[str]) -> Raw:
+    return replicated(raw) if all(map(_is_condition, grid)) else {"replications": REPLICATIONS} | raw
+
+
+def _num_policies(raw: Raw) -> int:
     policies = raw.get("policy")
-    is_several = isinstance(policies, list | tuple) and len(policies) > 1
-    return {"replications": REPLICATIONS} | raw if is_several else raw
+    return len(policies) if isinstance(policies, list | tuple) else 1
 
 
 class Variants:
@@ -84,7 +99,7 @@ class Variants:
         combined = _combinations(settings)
         for keys, label in zip(combined, _settings_named(combined), strict=True):
             raw = {"policy": [POLICY]} | deepcopy(dict(self._raw))
-            raw = {"replications": REPLICATIONS} | raw if settings else replicated(raw)
+            raw = _replicated(raw, settings)
             for key, value in (load_keys | keys).items():
                 self._put(raw, key, value)
             if not raw.get("speculation") and raw.get("profile") and self._profile_of(raw).draft is None:

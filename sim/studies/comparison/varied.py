@@ -83,10 +83,10 @@ def best_of(comparison: Comparison) -> str | None:
 def _verdict(loads: Sequence[UnderLoad], bests: Sequence[str | None]) -> str:
     if len(loads) == 1:
         return loads[0].comparison.verdict
-    if not any(bests):
-        return f"no setting keeps up with any of {len(loads)} loads"
     if len(loads[0].comparison.policies) == 1:
         return "; ".join(f"{each.name}: {each.comparison.verdict}" for each in loads)
+    if not any(bests):
+        return f"no setting has a steady mean at any of {len(loads)} loads"
     words = Counter(_word(each.comparison, best) for each, best in zip(loads, bests, strict=True))
     parts = [f"{word} at {count} of {len(loads)} loads" for word, count in words.most_common()]
     return f"fastest by mean E2EL: {', '.join(parts)}"
@@ -95,7 +95,7 @@ def _verdict(loads: Sequence[UnderLoad], bests: Sequence[str | None]) -> str:
 def _word(comparison: Comparison, best: str | None) -> str:
     """The fastest setting, or the verdict where there is none."""
     word = next((row.verdict for row in comparison.policies if row.policy == best), None)
-    return word.value if word in OPEN else best or "none that keeps up"
+    return word.value if word in OPEN else best or "none with a steady mean"
 
 
 def _start(resolved: Resolved) -> tuple[str, list[str]]:

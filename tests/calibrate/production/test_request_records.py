@@ -128,6 +128,7 @@ COUNTED = {
         ([{"spec_verify_ct": 5, "spec_num_correct_drafts": 25}] * 12, ["--num-speculative-tokens", "3"], "length 6"),
         ([{"spec_verify_ct": 5, "spec_num_correct_drafts": 4}] * 12, ["--log", "LINES"], "requests tell acceptance"),
         ([COUNTED] * 12, ["--num-speculative-tokens", "2"], "drafts of 3 tokens, not --num-speculative-tokens 2"),
+        ([COUNTED] * 12, ["--num-speculative-tokens", "5"], "drafts of 3 tokens, not --num-speculative-tokens 5"),
         ([COUNTED | {"num_accepted_draft_tokens": 16}] * 12, [], "line 1: 16 tokens accepted of 15 drafted"),
         ([COUNTED | {"acceptance_histogram": [4, 0, 1, 0]}] * 12, [], "length 1.40 by position and 2.60 by its counts"),
     ],

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from functools import cache
 from math import exp, factorial, floor, inf
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
+from sim.cli.capacity import capacity_command
 from sim.compare.point_runs import attained_share
 from sim.costs.profile import SERVED_KINDS, KindError, Profile
 from sim.costs.profile_files import load
@@ -19,6 +22,7 @@ from sim.metrics.summary import summarise
 from sim.run.resolve import resolve
 from sim.run.scenario import Scenario, to_plain
 from sim.run.simulate import simulate
+from sim.studies import attainment
 from sim.studies.attainment import Attainment, highest_load
 from sim.studies.cost_draws import BODY_KINDS, cost_draws
 from sim.studies.load_search import FRESH_KEY, Limit, LoadSearch
@@ -237,3 +241,10 @@ def test_the_attainment_at_the_load_is_that_of_all_of_the_answers_own_runs() -> 
     assert found.replications > 2
     shares = [attained_share(search.point(found.load or 0.0, seed)) for seed in seeds]
     assert found.attainment["all"] == pytest.approx(sum(shares) / len(shares))
+
+
+def test_the_flags_that_its_notes_name_are_flags_of_the_command() -> None:
+    known = {name for option in capacity_command.params for name in option.opts}
+    named = set(re.findall(r"--[a-z-]+", Path(attainment.__file__).read_text()))
+    assert named
+    assert named <= known

@@ -45,6 +45,19 @@ def test_power_is_said_of_the_settings_that_have_it() -> None:
     assert line.startswith("power: energy=True ")
 
 
+def test_the_head_says_the_lengths_that_were_served_where_none_is_given() -> None:
+    load = {"request_rate": 8.0, "num_prompts": 4, "output_len": 8, "dataset_name": "fixed"}
+    given = Variants({"profile": PAIR, "workload": load}, {"max_num_seqs": [4, 8]})
+    head = " ".join(shown(varied(given, lambda settings: compared(settings, draws=0, workers=1))))
+    assert "1024 tokens in, 8 out" in head
+
+
+def test_loads_of_all_requests_at_once_are_not_called_overloaded() -> None:
+    given = Variants({"profile": PAIR, "workload": LOAD | {"request_rate": "inf"}}, {"context": [32, 64]})
+    found = varied(given, lambda settings: compared(settings, draws=0, workers=1))
+    assert found.verdict.count("all requests at once") == 2
+
+
 def test_each_method_has_its_profile_its_acceptance_and_a_draft_length() -> None:
     given = variants(speculation=["off", "ngram@iid:0.4", "eagle3", "draft_model@iid:0.6"][:3])
     (_, settings), *more = given.by_load
@@ -89,6 +102,7 @@ def test_settings_get_the_same_requests_and_four_runs_and_a_base_that_difference
     assert len(lines) < 25
 
 
+DRAFTS_OF_3 = '{"method": "draft_model", "model": "m", "num_speculative_tokens": 3}'
 TWICE = "is given as well: leave one out"
 
 
@@ -108,6 +122,8 @@ TWICE = "is given as well: leave one out"
         ("request_rate=1,2", ("--request-rate", "2,3"), TWICE),
         ("policy=pd,continuous", ("--policy", "pd"), TWICE),
         ("max_num_seqs=4,8", ("--vary", "engine.max_num_seqs=16,32"), TWICE),
+        ("goodput.ttft_ms=100,200", ("--goodput", "ttft:300"), TWICE),
+        ("num_speculative_tokens=1,2", ("--speculative-config", DRAFTS_OF_3), TWICE),
     ],
 )
 def test_what_cannot_be_varied_is_said_in_a_line(
@@ -130,7 +146,27 @@ def test_very_many_runs_say_how_many_they_are_before_they_begin(
 ) -> None:
     short = ("--policy", "continuous", "--num-prompts", "1", "--input-len", "1", "--output-len", "1", "--workers", "1")
     assert run(["compare", "--profile", "cpu/tiny", *short, "--draws", "0", *more]) == 0
-    assert re.match(r"lanesim: note: 1,00\d runs begin", capsys.readouterr().err)
+    assert re.match(r"lanesim: note: at least 1,00\d runs begin", capsys.readouterr().err)
+
+
+@pytest.mark.parametrize(
+    ("command", "count"),
+    [
+        ("compare --policy pd --policy pdv --vary seed=1,2 --vary context=99999,9999 --draws 300", "2,432"),
+        ("compare --vary energy=true,false --vary seed=1,2 --policy pd --replications 300 --input-len 99999", "1,200"),
+        ("tune --concurrencies 1,2 --lengths 0,1 --draws 500 --policy pd", "3,000"),
+        ("tune --concurrencies 1,2 --contexts 9999,99999 --draws 500", "4,000"),
+        ("capacity --policy pd --policy pdv --draws 501 --goodput ttft:9 --input-len 99999", "1,002"),
+    ],
+)
+def test_very_many_runs_are_counted_before_any_is_prepared(
+    command: str, count: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Prompts beyond the context, and policies that `tune` has not, are refused as the first run is prepared."""
+    name, *flags = command.split()
+    assert run([name, "--profile", "cpu/tiny", *flags]) == 2
+    note, _ = capsys.readouterr().err.splitlines()
+    assert note.startswith(f"lanesim: note: at least {count} runs begin")
 
 
 def test_a_value_with_a_comma_stands_in_quotes() -> None:
