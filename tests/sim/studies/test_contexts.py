@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from statistics import fmean
 
 import pytest
 
@@ -68,8 +67,6 @@ def test_the_command_writes_a_table_for_each_context(tmp_path: Path, capsys: pyt
     assert all(len(row) == 5 and row[2] <= row[3] for row in found["table"])
     assert max(last for _, last, *_ in found["table"]) == 4, "more were in flight than the engine has seats"
     assert found["regret"] <= found["regret_without"] + 1e-9
-    for name in ("regret", "regret_without"):
-        assert found[name] == pytest.approx(fmean(each[name] for each in found["contexts"]))
     assert "a table for each context gives away" in " ".join(capsys.readouterr().out.split())
 
 
