@@ -98,12 +98,6 @@ def test_a_fifth_of_each_kind_is_held_out_and_a_tenth_repeated() -> None:
         assert len(held_out) == len(alike) // HELD_OUT_IN
 
 
-def test_the_order_is_shuffled_but_fixed() -> None:
-    passes = grid(LIMITS, 1)
-    assert passes == grid(LIMITS, 1)
-    assert passes != sorted(passes)
-
-
 def test_spread_has_both_ends() -> None:
     assert spread(1, 16, 3) == [1, 4, 16]
     assert spread(5, 5, 3) == [5]

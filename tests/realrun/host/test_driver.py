@@ -75,10 +75,6 @@ def test_a_driver_that_does_not_answer_is_no_error(monkeypatch: pytest.MonkeyPat
     assert "NVML says Driver Not Loaded" in found.said
 
 
-def test_a_cpu_has_no_clocks_to_read() -> None:
-    assert Driver(None).read() is None
-
-
 def test_a_watch_keeps_the_slowest_of_what_it_saw(monkeypatch: pytest.MonkeyPatch) -> None:
     """From a thread of its own: what is timed meanwhile waits for no driver."""
     found = driver(monkeypatch, clocks={(1,): 1980, (2,): 2619}, power=312_500, reasons=0)

@@ -353,11 +353,6 @@ def test_an_order_is_told_by_the_interval_of_the_difference(other: tuple[float, 
     assert {row.order for row in found} == {order}
 
 
-def test_one_run_orders_nothing_but_what_is_the_same() -> None:
-    found = paired_differences(framed({"a": (100.0,), "b": (100.0,), "c": (200.0,)}))
-    assert [row.order for row in found if row.metric == METRIC] == [Order.SAME, Order.FEW, Order.FEW]
-
-
 def test_an_interval_that_ends_at_nothing_tells_no_order() -> None:
     intervals = ((-2.0, -1.0), (-1.0, 0.0), (0.0, 1.0), (1.0, 2.0))
     assert [sign_of(interval) for interval in intervals] == [Order.LOWER, None, None, Order.HIGHER]

@@ -194,3 +194,11 @@ def test_a_figure_per_draw_has_an_interval_of_its_mean_of_single_runs_or_none() 
 def test_a_formula_has_its_own_words_and_no_others() -> None:
     with pytest.raises(NameError, match="open"):
         finding(made(figure="open('x')"), 2)
+
+
+def test_graphed_drafts_flip_the_laptops_speculation_and_eager_ones_do_not() -> None:
+    """By hand: four drafts of 20.2 ms and a verify of 31.9 ms, then of 3 ms each; 3 tokens per step."""
+    assert judged("F.spec.speedup", 3).simulated == pytest.approx(3.0 * 31.9 / (4 * 20.2 + 31.9), rel=0.05)
+    assert judged("F.spec.whatif", 3).simulated == pytest.approx(3.0 * 31.9 / (4 * 3.0 + 31.9), rel=0.05)
+    assert judged("F.spec.tokens").details["conditional"] == pytest.approx(1.9375)
+    assert judged("F.disagg.identical").verdict is ClaimVerdict.REPRODUCED
