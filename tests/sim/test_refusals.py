@@ -39,19 +39,11 @@ from sim.workload.content import read_prompts, reblocked
 from sim.workload.generate import TraceArrivals, Workload, build_requests
 from sim.workload.sessions import Sharing
 from sim.workload.traces import read_trace
+from tests.properties import assert_refused
 from tests.sim.costs.table_points import POINTS, VERIFY, table
 
 PAIR, HEAD = "h100-sxm/llama-2-7b+tinyllama-1.1b", "h100-sxm/llama-3.1-8b+eagle3"
 replaced = msgspec.structs.replace
-
-
-def assert_refused(act: Callable[[], object], *named: str) -> None:
-    """A ValueError of one line, which names all of these."""
-    with pytest.raises(ValueError) as caught:
-        act()
-    said = str(caught.value)
-    assert "\n" not in said
-    assert [each for each in named if each not in said] == [], said
 
 
 FORMS = [
