@@ -13,15 +13,18 @@ FAST := acceptance costs devices engine files hosts interface metrics policies w
 # Bytecode is kept whatever the shell says: these processes, those that tests start and the next run import the same.
 PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n logical --maxprocesses 4 --dist worksteal
 
-.PHONY: demo test test-fast test-real mutation-drawn vllm gpu fake-gpu notebooks docs dist accuracy-public check budget format clean claims atlas real-vllm
+.PHONY: demo demo-all test test-fast test-real mutation-drawn vllm gpu fake-gpu notebooks docs dist accuracy-public check budget format clean claims atlas real-vllm
 
-demo: .venv/.demo                ## the main job on shipped profiles: tables and pictures in results/
-	@echo "two comparisons side by side, on an A100 and an H100: a minute or two"
-	@$(MAKE) --no-print-directory -j2 $(if $(filter output-sync,$(.FEATURES)),--output-sync=target) demo-a100 demo-h100
-	@echo "pictures: results/demo-a100/latency_cdf.png and timeline.png, the same in results/demo-h100"
+demo: .venv/.demo                ## twenty seconds: speculation or not, then three schedulers on an H100; pictures in results/demo
+	$(BIN)/lanesim compare --profile h100-sxm/llama-3.1-8b --request-rate 8 --input-len 1000 --output-len 200 \
+		--vary speculation=off,ngram,eagle3
+	$(BIN)/lanesim compare sim/scenarios/demo.yaml --out results/demo --plots --overwrite
+	@echo "pictures: results/demo/timeline.png and latency_cdf.png"
 
-demo-%: .venv/.demo
-	$(BIN)/lanesim compare sim/scenarios/demo.yaml --profile $*-sxm/$(PAIR) --out results/demo-$* --plots --overwrite
+demo-all: .venv/.demo            ## the demo with six schedulers, on an A100 and an H100; tables and pictures in results/
+	for gpu in a100 h100; do $(BIN)/lanesim compare sim/scenarios/demo.yaml --profile $$gpu-sxm/$(PAIR) \
+		$(addprefix --policy ,autoregressive continuous baseline pd pdv unified) \
+		--out results/demo-$$gpu --plots --overwrite || exit 1; done
 
 test: .venv/.dev                 ## the whole suite
 	$(PYTEST)

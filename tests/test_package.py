@@ -93,7 +93,7 @@ def test_the_demo_runs_from_another_directory(installed: Path, tmp_path: Path) -
     done = command(installed, tmp_path, "compare", str(scenario), *flags)
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
-    assert [run["completed"] for run in result["runs"]] == [NUM_PROMPTS] * 6
+    assert [run["completed"] for run in result["runs"]] == [NUM_PROMPTS] * 3
     assert (tmp_path / "results" / "summary.json").exists()
     assert [path.name for path in tmp_path.iterdir()] == ["results"]
 

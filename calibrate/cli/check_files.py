@@ -38,7 +38,7 @@ class CheckFlags(Struct, frozen=True, kw_only=True):
     overwrite: Overwrite = False
 
 
-@command("check", CheckFlags, example="lanesim check scenario.yaml results/demo-h100 profile.json")
+@command("check", CheckFlags, example="lanesim check scenario.yaml results/demo profile.json")
 def check_command(flags: CheckFlags) -> None:
     """Say what each FILE is, and whether it is sound; nothing is run.
 

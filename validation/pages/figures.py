@@ -19,7 +19,7 @@ from validation.tables import csv_rows
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 SERVED, JUDGED = DOCS / "validation" / "served-cells.csv", DOCS / "validation" / "accuracy-cells.csv"
-DEMO = ROOT / "results" / "demo-h100" / SUMMARY
+DEMO = ROOT / "results" / "demo" / SUMMARY
 
 
 def main(readme: Path = ROOT / "README.md") -> int:

@@ -16,6 +16,7 @@ from sim.run.scenario import Scenario
 
 DEMO = Path(__file__).parents[3] / "sim" / "scenarios" / "demo.yaml"
 PAIR = "h100-sxm/llama-2-7b+tinyllama-1.1b"
+POLICIES = ("autoregressive", "continuous", "baseline", "pd", "pdv", "unified")
 WIDTH, HEIGHT = 80, 45
 
 
@@ -24,10 +25,11 @@ def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", str(WIDTH))
 
 
-def test_the_demo_fits_a_screen_and_begins_with_its_sentence(
+def test_the_demo_of_six_policies_fits_a_screen_and_begins_with_its_sentence(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     flags = ["compare", str(DEMO), "--profile", PAIR, "--num-prompts", "40", "--replications", "2", "--workers", "1"]
+    flags += [each for name in POLICIES for each in ("--policy", name)]
     assert run([*flags, "--json", str(tmp_path / "r.json")]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) <= HEIGHT
