@@ -82,8 +82,8 @@ def _common(comparison: Comparison) -> str:
 
 
 def _difference(comparison: Comparison, row: PolicySummary) -> tuple[str, str]:
-    """`-12.3 % (-14 to -10)`, of the means, with the interval that the order rests on; * where the order is open, and
-    on what it depends."""
+    """`-12.3 % (-98 to -70 ms)`, of the means, with the interval that the order rests on; * where the order is open, and
+    on what it depends. Draws of costs move both means, so the interval is no percentage of one of them."""
     first = comparison.policies[0]
     pair = next((p for p in comparison.paired if (p.a, p.b, p.metric) == (row.policy, first.policy, METRIC)), None)
     base = first.mean[METRIC]
@@ -91,7 +91,9 @@ def _difference(comparison: Comparison, row: PolicySummary) -> tuple[str, str]:
         return "", ""
     text = f"{100.0 * pair.difference / base:+.1f} %"
     if pair.interval is not None:
-        text += " ({:+.1f} to {:+.1f})".format(*(100.0 * end / base for end in pair.interval))
+        is_long = max(map(abs, pair.interval)) >= 1000.0
+        low, high = (end / 1000.0 if is_long else end for end in pair.interval)
+        text += f" ({low:+.2f} to {high:+.2f} s)" if is_long else f" ({low:+.0f} to {high:+.0f} ms)"
     return text + "*" * (pair.order in HANGS_ON), pair.order.value
 
 
