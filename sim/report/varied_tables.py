@@ -82,8 +82,8 @@ def _common(comparison: Comparison) -> str:
 
 
 def _difference(comparison: Comparison, row: PolicySummary) -> tuple[str, str]:
-    """`-12.3 % (-98 to -70 ms)`, of the means, with the interval that the order rests on; * where the order is open, and
-    on what it depends. Draws of costs move both means, so the interval is no percentage of one of them."""
+    """`-12.3 % (-98 to -70 ms)`: of the means, with the interval that the order rests on. A * where the order is open,
+    and on what it depends. Draws of costs move both means, so the interval is no percentage of one of them."""
     first = comparison.policies[0]
     pair = next((p for p in comparison.paired if (p.a, p.b, p.metric) == (row.policy, first.policy, METRIC)), None)
     base = first.mean[METRIC]

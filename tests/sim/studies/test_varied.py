@@ -6,11 +6,13 @@ import json
 import re
 from io import StringIO
 
+import msgspec
 import pytest
 from rich.console import Console
 
 import lanesim
 from sim.cli.main import run
+from sim.report import varied_tables
 from sim.report.varied_tables import print_varied
 from sim.studies.comparison.in_draws import compared
 from sim.studies.comparison.variants import Variants, parse_vary, tokens_of
@@ -100,6 +102,19 @@ def test_settings_get_the_same_requests_and_four_runs_and_a_base_that_difference
     assert any(line.startswith("start max_num_seqs=64: vllm serve") for line in lines)
     assert max(map(len, lines)) <= 80
     assert len(lines) < 25
+
+
+@pytest.mark.parametrize(
+    ("interval", "text"), [((-1503.2, -757.1), "(-1.50 to -0.76 s)"), ((-224.4, 428.0), "(-224 to +428 ms)")]
+)
+def test_the_interval_of_a_difference_is_the_time_that_the_json_has(interval: tuple[float, float], text: str) -> None:
+    """In percent of one mean it went below -100, since draws of costs move both."""
+    comparison = answer(max_num_seqs=[1, 64]).loads[0].comparison
+    paired = [msgspec.structs.replace(each, interval=interval) for each in comparison.paired]
+    drawn = msgspec.structs.replace(comparison, paired=paired)
+    said = [varied_tables._difference(drawn, row)[0] for row in drawn.policies]
+    assert sorted(said)[0] == ""
+    assert sorted(said)[1].endswith(text)
 
 
 DRAFTS_OF_3 = '{"method": "draft_model", "model": "m", "num_speculative_tokens": 3}'
