@@ -1,6 +1,6 @@
 """What is refused, a table for each format: a mistake, and what the one line of its error names.
 
-Not here: mistakes of a command line (tests/sim/cli/test_main.py, test_bounds.py), JSON, YAML and CSV as such
+Not here: mistakes of a command line (tests/sim/cli/test_main.py, tests/sim/test_bounds.py), JSON, YAML and CSV as such
 (tests/sim/files/test_read.py), impossible times (tests/sim/costs/test_physics.py).
 """
 
