@@ -13,22 +13,6 @@ from sim.cli.main import run
 FLAGS = ["compare", "--profile", "cpu/tiny", "--policy", "pd", "--num-prompts", "4", "--output-len", "4"]
 
 
-def test_lists_on_flags_are_a_small_grid(capsys: pytest.CaptureFixture[str]) -> None:
-    flags = [*FLAGS, "--num-speculative-tokens", "0,2", "--request-rate", "4,inf"]
-    assert run([*flags, "--json", "-"]) == 0
-    result = json.loads(capsys.readouterr().out)
-    assert result["grid"] == {"workload.request_rate": [4.0, "inf"], "speculation.num_speculative_tokens": [0, 2]}
-    loads = result["loads"]
-    assert [each["keys"] for each in loads] == [{"workload.request_rate": 4.0}, {"workload.request_rate": "inf"}]
-    settings = ["num_speculative_tokens=0", "num_speculative_tokens=2"]
-    assert [row["policy"] for row in loads[0]["comparison"]["policies"]] == settings
-    alone = lanesim.compare(
-        profile="cpu/tiny", policy="pd", num_prompts=4, output_len=4, request_rate=4, num_speculative_tokens=2
-    )
-    drafting = next(run for run in loads[0]["comparison"]["runs"] if run["policy"] == settings[1])
-    assert drafting["mean_e2el_ms"] == alone.runs[0]["mean_e2el_ms"]
-
-
 def test_a_result_file_is_loaded_as_a_row_with_the_columns_of_a_store(tmp_path: Path) -> None:
     own = lanesim.compare(profile="cpu/tiny", policy="pd", num_prompts=4, output_len=4, request_rate="inf")
     file = tmp_path / "result.json"
