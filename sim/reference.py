@@ -40,7 +40,7 @@ class Setup(NamedTuple):
     frontend_s: Callable[[Request], float]  # between its arrival and the queue
 
 
-class PlannedStep(NamedTuple):
+class StepInSimpy(NamedTuple):
     """One pass of continuous batching: rows with the tokens that there is room for, and chunks of prompts."""
 
     rows: list[tuple[Request, int]]
@@ -214,7 +214,7 @@ class Server:
 
     def engine(self) -> Steps:
         """Continuous: step after step, the next one planned while one is under way where the engine plans ahead."""
-        step, is_ahead = PlannedStep([], []), self.setup.limits.async_scheduling
+        step, is_ahead = StepInSimpy([], []), self.setup.limits.async_scheduling
         while True:
             if not step.rows and not step.prompts:
                 step, planned_at_s = self.plan(is_ahead=False), self.env.now
@@ -223,7 +223,7 @@ class Server:
                     continue
             rows = [(request, tokens) for request, tokens in step.rows if not request.is_finished]
             if not rows and not step.prompts:  # All that was planned ahead has ended meanwhile.
-                step = PlannedStep([], [])
+                step = StepInSimpy([], [])
                 continue
             for request, tokens in rows:
                 request.drafted = min(request.drafted, tokens - 1)
@@ -234,14 +234,14 @@ class Server:
                 self.submit_step([request for request, _ in rows], step.prompts, planned_at_s),
                 step.prompts,
             )
-            step, planned_at_s = self.plan(is_ahead=True) if is_ahead else PlannedStep([], []), self.env.now
+            step, planned_at_s = self.plan(is_ahead=True) if is_ahead else StepInSimpy([], []), self.env.now
             yield result
             self.commit_step([request for request, _ in rows], prompts)
 
-    def plan(self, *, is_ahead: bool) -> PlannedStep:
+    def plan(self, *, is_ahead: bool) -> StepInSimpy:
         """A token budget goes to who is on a seat, then to who waits. While a step is under way its rows may bring one
         token or all; whoever needs one alone is through with it."""
-        limits, step = self.setup.limits, PlannedStep([], [])
+        limits, step = self.setup.limits, StepInSimpy([], [])
         slots, budget = limits.slots_per_request, limits.max_num_scheduled_tokens
         for request in self.running:
             if budget <= slots:
