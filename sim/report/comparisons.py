@@ -51,6 +51,8 @@ COLUMN_WIDTH = 15
 """Characters of a policy's column on demand."""
 WIDER = 1.5
 """Intervals so many times as wide as the narrowest stand by themselves."""
+SHORT_NAME, NEW_LINE = 6, "\n"
+"""Characters of a name that a title has beside another word."""
 MAX_NOTES, MAX_SENTENCES = 2, 3
 """Notes that are printed, and loads up to which each has its own answer."""
 WHOLE_RUN = {OUTPUT: "output_throughput", "steady_output_throughput_per_gpu": "output_throughput_per_gpu"}
@@ -92,7 +94,8 @@ def _settings(loads: Sequence[tuple[str, Comparison]], percentiles: Sequence[flo
     base, is_many, has_others = first.policies[0].policy, len(loads) > 1, len(first.policies) > 1
     key = common_key(row.policy for row in first.policies)
     titles = [title for _, title in columns]
-    titles += [f"against {base.removeprefix(key)}"] * has_others
+    other = base.removeprefix(key)
+    titles += [f"against{' ' if len(other) <= SHORT_NAME else NEW_LINE}{other}"] * has_others
     head = key.rstrip("=") or ("scheduler" if has_others or not is_many else "")
     table = new_table([head], titles, [], show_edge=False, padding=(0, 2, 0, 0))
     for name, comparison in loads:

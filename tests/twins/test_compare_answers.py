@@ -71,9 +71,10 @@ def faults(found: Json, shown: str) -> list[str]:
     first = found["policies"][0]["policy"]
     orders = {row["policy"]: pair["order"] for row in found["policies"] for pair in against(row, first, found)}
     for cells in (line.split() for line in shown.splitlines()):
-        if len(cells) > 3 and cells[0] in orders and cells[-1] in ("%", "(unsure)", "same"):
-            if ("(unsure)" in cells) != (orders[cells[0]] not in (*STATED, "the same")):
-                lines.append(f"the table is {cells[-1]} of {cells[0]}, whose order is {orders[cells[0]]}")
+        if len(cells) < 4 or cells[0] not in orders or cells[-1] not in ("%", "(unsure)", "same"):
+            continue
+        if ("(unsure)" in cells) != (orders[cells[0]] not in (*STATED, "the same")):
+            lines.append(f"the table is {cells[-1]} of {cells[0]}, whose order is {orders[cells[0]]}")
     return lines
 
 
