@@ -97,7 +97,7 @@ def _settings(loads: Sequence[tuple[str, Comparison]], percentiles: Sequence[flo
     other = base.removeprefix(key)
     titles += [f"against{' ' if len(other) <= SHORT_NAME else NEW_LINE}{other}"] * has_others
     head = key.rstrip("=") or ("scheduler" if has_others or not is_many else "")
-    table = new_table([head], titles, [], show_edge=False, padding=(0, 2, 0, 0))
+    table = new_table([head], titles, [], show_edge=False, padding=(0, 1, 0, 0))
     for name, comparison in loads:
         if is_many and has_others:
             table.add_row(f"[dim]{escape(name)}[/]")

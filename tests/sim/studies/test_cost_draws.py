@@ -172,7 +172,7 @@ def test_compare_calls_nobody_fastest_inside_the_error_of_the_difference_unless_
     assert run([*CLOSE, "--json", str(out), "--overwrite"]) == 0
     found = json.loads(out.read_text())
     assert "fastest" not in found["verdict"]
-    assert "depends on errors of costs and acceptance" in found["verdict"]
+    assert "depends on errors of GPU times and acceptance" in found["verdict"]
     assert found["runs"] == without["runs"]
     drawn = next(row for row in found["drawn"] if row["metric"] == METRIC)
     assert drawn["interval"][0] < 0.0 < drawn["interval"][1]
