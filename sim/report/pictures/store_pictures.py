@@ -87,11 +87,13 @@ LINE_PICTURES = {
 
 def pictures(*, price_per_hour: float | None = None) -> dict[str, Callable[[StorePoints], Figure]]:
     """All pictures of a store by name; `price_per_hour` of a GPU for the dollars of the Pareto's labels."""
+    first, *lines = [(name, partial(draw_lines, picture=each)) for name, each in LINE_PICTURES.items()]
     return {
-        **{name: partial(draw_lines, picture=each) for name, each in LINE_PICTURES.items()},
+        **dict([first]),
         "improvement": draw_improvement,
         "draft_length": draw_draft_length,
         "pareto": partial(draw_pareto, price_per_hour=price_per_hour),
+        **dict(lines),
     }
 
 
