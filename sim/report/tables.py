@@ -19,7 +19,7 @@ from sim.metrics.load import Verdict
 from sim.names import in_words, span
 from sim.policies.options import DEFERRED, ONLY_TOGETHER, PARTITION_FLAGS
 from sim.studies.cost_draws import ONLY_IF
-from sim.studies.evidence import shortened
+from sim.studies.evidence import REPLAYED, shortened
 
 PASSES = ("prefill", "decode", "draft", "verify")
 """Kinds of a profile's errors that are whole passes."""
@@ -125,7 +125,9 @@ def comparison_tables(
 
     `percentiles` that were requested get further columns.
     """
-    say(console, result.verdict, "bold")
+    replays = [line for line in result.evidence if line.startswith(REPLAYED)]
+    for sentence in (*replays, result.verdict):
+        say(console, sentence, "bold")
     for line in _head(result, is_verbose=is_verbose):
         console.print(line, highlight=False)
     for table in _policies(result, _columns(result, percentiles), console):
@@ -320,7 +322,12 @@ def notes(result: Comparison) -> list[str]:
         lines.append(f"{' and '.join(parts)} requests of each run are left out" + " (MSER-5)" * result.length.is_auto)
     if result.scenario["replications"] < 2:
         lines.append("no intervals: they need --replications 2 or more")
-    return [*lines, *(level_lines(result) if result.levels else []), *result.notes, *result.evidence]
+    return [
+        *lines,
+        *(level_lines(result) if result.levels else []),
+        *result.notes,
+        *(line for line in result.evidence if not line.startswith(REPLAYED)),
+    ]
 
 
 def _overlap_lines(result: Comparison) -> list[str]:
@@ -453,8 +460,8 @@ def _percents(values: Iterable[float]) -> str:
 def in_brief(lines: Sequence[str], evidence: Sequence[str], notes: Sequence[str]) -> list[str]:
     """`lines`, the first of the others in short, and where all of them are."""
     brief = list(lines)
-    if evidence:
-        brief.append(shortened(evidence))
+    if near := [line for line in evidence if not line.startswith(REPLAYED)]:
+        brief.append(shortened(near))
     return [*brief, f"{notes[0]}; {HOW_TO}" if notes else HOW_TO]
 
 

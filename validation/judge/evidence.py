@@ -26,9 +26,14 @@ import numpy as np
 
 from calibrate.catalogue.model_configs import source_of
 from calibrate.judge.cell import JUDGED, Cell
+from sim.compare.point_runs import Point, run_point
 from sim.costs.engine_costs import ENGINES
+from sim.costs.profile_files import load
 from sim.draws import Floats
-from sim.studies.evidence import CELLS, MEAN_SIZE, NONE, Evidence, EvidenceCell, measured
+from sim.metrics.summary import number
+from sim.run.resolve import resolve
+from sim.run.scenario import Scenario
+from sim.studies.evidence import CELLS, MEAN_SIZE, NONE, Evidence, EvidenceCell, asked_of, measured
 from sim.studies.served_errors import (
     ERRORS,
     GRID,
@@ -57,6 +62,9 @@ DIGITS = 4
 START = (0.0, log(0.05), log(2.0), log(0.05), log(2.0))
 """Bias, logarithms of scale and degrees of freedom of the group's and the set-up's part."""
 DECILES = 10
+REPLAYED_PAIR, INPUT_TOKENS, OUTPUT_TOKENS = "llama-3.1-8b+llama-3.2-1b-measured", 512, 128
+REPLAYED_PROMPTS = {1: 6, 16: 48, 64: 128}
+"""Requests in flight of a replay -> its requests (calibrate.measure.campaign.plan at f4bb89cd)."""
 
 
 class MeasuredSetUp(NamedTuple):
@@ -232,6 +240,34 @@ def served(rows: Iterable[Mapping[str, str]], judged: Iterable[Mapping[str, str]
     ]  # fmt: skip
 
 
+def replays() -> list[EvidenceCell]:
+    """What two GPUs ran after it had been predicted, beside what is simulated of it now."""
+    found = []
+    for path in sorted(SERVED.parent.glob("*-sxm/c*.json")):
+        gpu, in_flight = path.parent.name, int(path.stem[1:])
+        for run in msgspec.json.decode(path.read_bytes())["runs"]:
+            scenario = Scenario.of(
+                profile=f"{gpu}/{REPLAYED_PAIR}", policy=run["policy"], input_len=INPUT_TOKENS,
+                output_len=OUTPUT_TOKENS, request_rate="inf", max_concurrency=in_flight,
+                num_prompts=REPLAYED_PROMPTS[in_flight], max_num_seqs=64,
+            )  # fmt: skip
+            resolved = resolve(scenario, load(scenario.profile), run["policy"])
+            asked = asked_of(resolved, (in_flight, in_flight))
+            simulated = number(run_point(Point(resolved=resolved, seed=run["seed"])).run, "mean_e2el_ms")
+            real = run["metrics"]["e2el"]["mean"]["real"]
+            assert simulated is not None
+            found.append(
+                EvidenceCell(
+                    gpu=gpu, engine=asked.engine, model=resolved.profile.target.name, method=asked.method,
+                    k=asked.ks[0], in_flight=in_flight, workload=asked.workload, metric="E2EL",
+                    error_pct=round(100.0 * (simulated / real - 1.0), 1), speedup_error_pct=None,
+                    source=f"docs/validation/{gpu}, predicted before it ran", policy=run["policy"],
+                    measured_ms=round(real, 1),
+                )
+            )  # fmt: skip
+    return found
+
+
 def set_ups(rows: Iterable[Mapping[str, str]], judged: Iterable[Mapping[str, str]]) -> list[MeasuredSetUp]:
     """Set-ups of the same cells, and of those of other sources that measure a level without drafts."""
     cells = {row["id"]: cell_of(row) for row in rows}
@@ -242,7 +278,9 @@ def set_ups(rows: Iterable[Mapping[str, str]], judged: Iterable[Mapping[str, str
         for cell in (cells[line["id"]],)
     )
     others = [
-        cell for cell in measured().cells if cell.is_level and cell.method == NONE and cell.source != OVER_LENGTHS
+        cell
+        for cell in measured().cells
+        if cell.is_level and cell.method == NONE and cell.source != OVER_LENGTHS and not cell.policy
     ]
     by_group = grouped(others, lambda cell: (cell.engine.partition("-")[0], cell.gpu, cell.model))
     return [*of_served, *(MeasuredSetUp(group, 1, list(map(log_time, of))) for group, of in sorted(by_group.items()))]
@@ -273,8 +311,8 @@ def main(cells: Path) -> None:
     rows, judged = read_cells(cells), csv_rows(SERVED)
     plain = served(rows, judged)
     before = msgspec.json.decode(CELLS.read_bytes(), type=Evidence)
-    others = [cell for cell in before.cells if cell.source != OVER_LENGTHS]
-    CELLS.write_text(text_of(Evidence(schema=before.schema, cells=(*others, *plain))))
+    others = [cell for cell in before.cells if cell.source != OVER_LENGTHS and not cell.policy]
+    CELLS.write_text(text_of(Evidence(schema=before.schema, cells=(*others, *plain, *replays()))))
     of_levels = set_ups(rows, judged)
     errors = fit(of_levels, part(speedups_of(csv_rows(ACCURACY))))
     layers = {

@@ -16,8 +16,9 @@ from sim.costs.profile_files import load
 from sim.report.tables import comparison_tables, level_lines
 from sim.run.resolve import resolve, resolve_all
 from sim.run.scenario import Scenario, parse_scenario
-from sim.studies.evidence import Question, evidence, levels, measured
+from sim.studies.evidence import REPLAYED, Question, asked_of, evidence, levels, measured
 
+REPLAYED_PROFILE = "h100-sxm/llama-3.1-8b+llama-3.2-1b-measured"
 EAGLE, SPEEDUPS = "h100-sxm/llama-3.1-8b+eagle3", "h200-sxm/llama-3.1-8b+eagle3"
 
 
@@ -62,6 +63,27 @@ def test_errors_of_speedups_are_no_evidence_of_a_level() -> None:
     )
     assert line.startswith("not measured: no level on h200-sxm with llama-3.1-70b")
     assert "speed-up" not in line
+
+
+def test_an_answer_on_a_replayed_set_up_quotes_the_replay_first() -> None:
+    """And nothing else of that policy; another load, acceptance or engine is no replay."""
+    given = {"policy": ["pd", "continuous"], "input_len": 512, "output_len": 128, "num_prompts": 32}
+    closed: dict[str, Any] = {"request_rate": "inf", "max_concurrency": 16}
+
+    def lines(**changes: Any) -> list[str]:
+        scenario = Scenario.of(profile=REPLAYED_PROFILE, replications=1, **given | closed | changes)
+        policies = resolve_all(scenario, load(REPLAYED_PROFILE))
+        return evidence(load(REPLAYED_PROFILE), [asked_of(one, (16.0, 16.0)) for one in policies])
+
+    (line,) = lines()
+    assert line.startswith(REPLAYED)
+    assert "pd 1,131 ms and continuous 1,175 ms" in line
+    assert "pd was 4 % faster" in line
+    for changes in ({"input_len": 256}, {"acceptance": "iid:0.5"}, {"engine": "vllm-0.32"}):
+        assert not any(each.startswith(REPLAYED) for each in lines(**changes))
+    first, *others = lines(policy=["pd", "baseline"])
+    assert first.startswith(REPLAYED)
+    assert len(others) == 1
 
 
 def test_pooled_constants_of_an_engine_show_in_a_level_and_those_of_measured_cells_do_not() -> None:
