@@ -183,9 +183,10 @@ def evidence(profile: Profile, asked: Sequence[Question]) -> list[str]:
 
 def is_replay(cell: EvidenceCell, gpu: str, model: str, asked: Question) -> bool:
     """A GPU ran this very set-up, policy and load."""
-    fields = cell.policy, cell.workload, cell.engine, cell.in_flight
-    is_same = fields == (asked.policy, asked.workload, asked.engine, asked.in_flight[0]) and cell.k in asked.ks
-    return bool(cell.policy) and is_same and not _differs(cell, gpu, model, asked)
+    named = cell.policy, cell.workload, cell.engine
+    if not cell.policy or named != (asked.policy, asked.workload, asked.engine) or cell.k not in asked.ks:
+        return False
+    return all(load == cell.in_flight for load in asked.in_flight) and not _differs(cell, gpu, model, asked)
 
 
 def replay_line(cells: Sequence[EvidenceCell]) -> str:
