@@ -43,6 +43,7 @@ PROGRAMS = {
         "validation.replays.step_records",
         "a cost model from the steps of a server, judged on the next minutes",
     ),
+    "real_gpus": ("validation.pages.real_gpus", "docs/real-gpus.md: replays on GPUs and verify passes, beside today"),
     "real_vllm": (
         "validation.replays.real_vllm",
         "docs/validation/real-vllm.md: a real vLLM here, predicted, then sent the load",
