@@ -442,13 +442,18 @@ def level_lines(result: Comparison) -> list[str]:
         if width > WIDER * least
     ]
     known = result.levels[0].num_set_ups
-    where = f"{known} measured set-up{'s' * (known > 1)} like it" if known else "measured set-ups, none like it"
+    basis = f"{known} set-up{'s' * (known > 1)}" if known else "No set-up"
+    were = "were" if known > 1 else "was"
     higher = ", ".join([f"{least:.0f} % higher", *others])
-    text = f"in 19 cases of 20 a server's mean E2EL is {below:.0f} % lower to {higher} (by errors on {where}"
+    text = (
+        f"how sure: your server's latency is {below:.0f} % lower to {higher}, in 19 of 20 cases. "
+        f"{basis} of this engine, GPU and model {were} measured."
+    )
     engine = [max(0.0, level.engine_pct) for level in result.levels if level.engine_pct is not None]
     if engine and max(engine) >= 0.5:
-        text += f"; the engine's own times, averaged over machines, add {_percents(engine)}"
-    text += ")"
+        text += f" The engine's own times are averages over machines, which adds {_percents(engine)}."
+    if reasons := list(dict.fromkeys(reason for level in result.levels for reason in level.wider)):
+        text += f" The range is wider, since {in_words(reasons)}."
     steep = [f"{level.elasticity:.1f} % ({level.policy})" for level in result.levels if level.elasticity is not None]
     return [text, *([f"near saturation: steps 1 % longer make mean E2EL longer by {in_words(steep)}"] if steep else [])]
 

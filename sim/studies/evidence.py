@@ -31,7 +31,7 @@ from sim.metrics.summary import number
 from sim.names import in_words, span
 from sim.run.resolve import Resolved
 from sim.studies.cost_draws import with_times
-from sim.studies.served_errors import HIGH_95, LOW_95, level_errors, measured_name, served_errors
+from sim.studies.served_errors import HIGH_95, LOW_95, level_errors, measured_name, served_errors, unmeasured
 from sim.workload.generate import num_requests
 
 CELLS = Path(__file__).parent.parent / "evidence" / "cells.json"
@@ -220,7 +220,7 @@ def levels(result: Comparison, policies: Sequence[Resolved]) -> list[Level]:
         mean_ms, ci95 = row.mean["mean_e2el_ms"], row.ci95["mean_e2el_ms"]
         if mean_ms is None or not row.load.is_steady:
             continue
-        errors = level_errors(engine.name, gpu, model, drafts=asked.method != NONE)
+        errors = level_errors(named[row.policy], drafts=asked.method != NONE)
         num_set_ups = len(served_errors().known(engine.name, gpu, model))
         is_known = num_set_ups > 0 or any(
             cell.is_level and cell.engine == engine.name and not _differs(cell, gpu, model, asked)
@@ -242,6 +242,7 @@ def levels(result: Comparison, policies: Sequence[Resolved]) -> list[Level]:
                 num_set_ups=num_set_ups,
                 engine_pct=None if slowed is None else 100.0 * (slowed - 1.0),
                 elasticity=elasticity,
+                wider=unmeasured(named[row.policy]),
             )
         )
     return levels_of_policies

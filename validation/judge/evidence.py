@@ -58,6 +58,8 @@ START = (0.0, log(0.05), log(2.0), log(0.05), log(2.0))
 """Bias, logarithms of scale and degrees of freedom of the group's and the set-up's part."""
 ABOVE: Floats = np.arange(0.3, 1.005, 0.01)
 """Values of `above` to choose from."""
+REPLAYS = "measured here"
+"""Engine of the replays, which are in no fit (validation.pages.real_gpus)."""
 MISS = 40.0
 """Weight of a distance outside a 95 % interval, 2 / 0.05 (Gneiting and Raftery 2007, equation 43)."""
 LOADS = {8: "1 to 8 in flight", 32: "9 to 32 in flight", 128: "33 to 128 in flight", 10**9: "129 and more in flight"}
@@ -324,7 +326,9 @@ def main(cells: Path) -> None:
     errors = fit(of_levels, part(speedups_of(csv_rows(ACCURACY))))
     shapes = [source_of(row["model_path"], plain=False).shape for row in rows] + [load(name).target for name in OPEN]
     layers = {measured_name(shape) or shape.name: layers_of(shape) for shape in shapes}
-    ERRORS.write_text(text_of_errors(msgspec.structs.replace(errors, layers=served_errors().layers | layers)))
+    replayed = tuple(each for each in served_errors().set_ups if each.engine == REPLAYS)
+    stated = msgspec.structs.replace(errors, layers=served_errors().layers | layers, set_ups=errors.set_ups + replayed)
+    ERRORS.write_text(text_of_errors(stated))
     chances = {"set-up": without_set_up(of_levels, errors), "model": without_model(of_levels, errors)}
     shares = [{"left out": what, **row} for what, of in chances.items() for row in coverage_rows(of_levels, of)]
     write_csv(LEVELS, list(shares[0]), (row.values() for row in shares))

@@ -1,9 +1,9 @@
 """docs/real-gpus.md, what real GPUs said: `python -m validation real_gpus`.
 
 It simulates the committed replays (docs/validation/*-sxm) with the profiles of today and keeps the errors in
-sim/evidence/cells.json, which answers quote. It writes the error of a table's verify pass beside a measured one into
-the profiles of dense models on those GPUs. It needs committed files alone. Not here: errors of servers
-(validation.judge.evidence).
+sim/evidence, which answers quote and take their range from. It writes the error of a table's verify pass beside a
+measured one into the profiles of dense models on those GPUs. It needs committed files alone. Not here: errors of
+servers (validation.judge.evidence).
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from sim.metrics.summary import number
 from sim.run.resolve import resolve
 from sim.run.scenario import Scenario
 from sim.studies.evidence import CELLS, NOISE, Evidence, EvidenceCell, asked_of
-from validation.judge.evidence import text_of
+from sim.studies.served_errors import ERRORS, SetUp, served_errors
+from validation.judge.evidence import REPLAYS, log_time, text_of, text_of_errors
 from validation.tables import csv_rows, grouped, page
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -167,6 +168,10 @@ def main(out: Path = PAGE) -> None:
     ran = list(replays())
     kept = [cell for cell in before.cells if not cell.policy]
     CELLS.write_text(text_of(Evidence(schema=before.schema, cells=(*kept, *ran))))
+    errors, logs = served_errors(), grouped(ran, lambda cell: (REPLAYS, cell.gpu, cell.model, cell.policy))
+    ours = [SetUp(*of[:3], round(fmean(map(log_time, cells)), 4), len(cells)) for of, cells in logs.items()]
+    others = [each for each in errors.set_ups if each.engine != REPLAYS]
+    ERRORS.write_text(text_of_errors(msgspec.structs.replace(errors, set_ups=(*others, *ours))))
     verify = verify_errors()
     state_verify(verify)
     rows = list(replay_rows(ran))
