@@ -12,11 +12,13 @@ import pytest
 from rich.console import Console
 
 from sim.compare.side_by_side import Comparison, Level, compare
+from sim.costs.layer_kinds import Linear
 from sim.costs.profile_files import load
 from sim.report.tables import comparison_tables, level_lines
 from sim.run.resolve import resolve, resolve_all
 from sim.run.scenario import Scenario, parse_scenario
 from sim.studies.evidence import REPLAYED, Question, asked_of, evidence, levels, measured
+from sim.studies.served_errors import unmeasured
 
 REPLAYED_PROFILE = "h100-sxm/llama-3.1-8b+llama-3.2-1b-measured"
 EAGLE, SPEEDUPS = "h100-sxm/llama-3.1-8b+eagle3", "h200-sxm/llama-3.1-8b+eagle3"
@@ -125,8 +127,8 @@ def test_the_table_says_levels_in_place_of_the_errors_of_kernels() -> None:
     result, found = compared(EAGLE, policy=["autoregressive", "continuous"], engine="sglang-0.5")
     out = StringIO()
     comparison_tables(Console(file=out, width=200), msgspec.structs.replace(result, levels=found))
-    assert "in 19 cases of 20 a server's mean E2EL is" in out.getvalue()
-    assert "the engine's own times, averaged over machines, add" in out.getvalue()
+    assert "how sure: your server's latency is" in out.getvalue()
+    assert "The engine's own times are averages over machines" in out.getvalue()
     assert "held-out error" not in out.getvalue()
     assert "body" not in out.getvalue()
 
@@ -138,4 +140,29 @@ def test_a_policy_near_saturation_moves_neither_end_of_what_is_said_of_the_other
     usual = msgspec.structs.replace(level, **given, interval=(65.0, 160.0))
     steep = msgspec.structs.replace(level, **given, policy="baseline", interval=(10.0, 870.0))
     (text, *_) = level_lines(msgspec.structs.replace(result, levels=[usual, steep]))
-    assert "is 35 % lower to 60 % higher, baseline 8.7 times (by errors on" in text
+    assert "is 35 % lower to 60 % higher, baseline 8.7 times, in 19 of 20 cases" in text
+
+
+def test_a_range_is_wider_and_says_why_where_no_server_had_the_mechanism() -> None:
+    """A pinned acceptance, a hybrid model under an engine that served none, and experts of another shape."""
+    drafted = {"policy": "continuous", "engine": "vllm-0.24"}
+    result, (plain,) = compared(EAGLE, **drafted, acceptance="iid:0.7")
+    _, (pinned,) = compared(EAGLE, **drafted, acceptance="synthetic:2.6")
+    assert (len(plain.wider), len(pinned.wider)) == (0, 1)
+    assert plain.error_pct[0] > pinned.error_pct[0]
+    assert plain.error_pct[1] < pinned.error_pct[1]
+    (text, *_) = level_lines(msgspec.structs.replace(result, levels=[pinned]))
+    assert "wider" in text
+    assert pinned.wider[0] in text
+    one = resolve(
+        Scenario.of(profile=EAGLE, policy="autoregressive", engine="vllm-0.24"), load(EAGLE), "autoregressive"
+    )
+    hybrid = Linear(layers=24, key_heads=16, key_dim=128, value_heads=32, value_dim=128)
+    target = msgspec.structs.replace(one.profile.target, linear=hybrid)
+    source = "tables; experts scaled from 384 of 7168 x 2048"
+    changes = {"hybrid": {"target": target}, "experts": {"source": source}}
+    for word, change in changes.items():
+        (reason,) = unmeasured(replace(one, profile=msgspec.structs.replace(one.profile, **change)))
+        assert word in reason
+    served = msgspec.structs.replace(one.engine, name="sglang-0.5")
+    assert not unmeasured(replace(one, engine=served, profile=msgspec.structs.replace(one.profile, target=target)))
