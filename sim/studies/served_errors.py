@@ -2,10 +2,9 @@
 
 The logarithm of a simulated level over the measured one is a bias, a part that an engine, GPU and model have in common,
 a part of the set-up (degrees, formats) and one of the load; that of a speed-up has one part. Every part follows
-Student's t: most set-ups are a few percent off, some by half. A set-up counts once, however many cells it has. Servers
-are far slower than simulated now and then, and never far faster: above the bias errors are shortened. Fitted on judged
-cells by `python -m validation evidence`; how often its intervals hold where set-ups, or models, are left out is in
-docs/real-gpus.md. Not here: cells near a question (sim.studies.evidence), draws (sim.studies.cost_draws).
+Student's t: most set-ups are a few percent off, some by half. A set-up counts once, however many cells it has. Fitted
+on judged cells by `python -m validation evidence`; how often its intervals hold where set-ups, or models, are left out
+is in docs/real-gpus.md. Not here: cells near a question (sim.studies.evidence), draws (sim.studies.cost_draws).
 """
 
 from __future__ import annotations
@@ -67,11 +66,6 @@ class ErrorChances(msgspec.Struct, frozen=True):
         """Probability that the logarithm is below `error`."""
         return float(np.interp(error, GRID, np.cumsum(self.shares)))
 
-    def shortened(self, bias: float, above: float) -> ErrorChances:
-        """Errors above the bias times `above`."""
-        longer = np.where(bias < GRID, bias + (GRID - bias) / above, GRID)
-        return _normalised(np.diff(np.interp(longer, GRID, np.cumsum(self.shares)), prepend=0.0))
-
     def and_also(self, part: ErrorPart) -> ErrorChances:
         """The sum with an independent error."""
         return _normalised(np.convolve(self.shares, _normalised(part.density()).shares, "same"))
@@ -83,8 +77,6 @@ class ServedErrors(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     schema: int
     bias: float
     """Median logarithm of simulated over measured."""
-    above: float = 1.0
-    """Factor on the part of an error that is above the bias."""
     group: ErrorPart
     """What an engine, GPU and model have in common."""
     set_up: ErrorPart
@@ -109,7 +101,6 @@ class ServedErrors(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         chances = _normalised(common).and_also(self.set_up).and_also(self.cell)
         for _ in range(unmeasured):
             chances = chances.and_also(self.group)
-        chances = chances.shortened(self.bias, self.above)
         return chances.and_also(self.speedup) if drafts else chances
 
 

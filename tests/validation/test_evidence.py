@@ -20,7 +20,6 @@ from validation.judge.evidence import (
     fit,
     log_time,
     open_loops,
-    parts,
     served,
     set_ups,
     set_ups_of,
@@ -124,7 +123,7 @@ def drawn(seed: int, groups: int = 60, each: int = 3) -> list[MeasuredSetUp]:
 @pytest.fixture(scope="module")
 def fitted() -> tuple[list[MeasuredSetUp], ServedErrors]:
     of = drawn(0)
-    return of, parts(of, ErrorPart(0.04, 4.0))
+    return of, fit(of, ErrorPart(0.04, 4.0))
 
 
 def test_the_fit_finds_the_parts_that_errors_were_drawn_from(fitted: tuple[list[MeasuredSetUp], ServedErrors]) -> None:
@@ -168,13 +167,6 @@ def test_what_is_left_out_has_no_part_in_its_chances() -> None:
     assert alone.at(0.5) == errors.level([]).at(0.5)
     assert without_set_up(of, errors)[-1].at(0.5) == errors.level([-0.8]).at(0.5) < -0.5
     assert without_model(of, errors)[-1].at(0.5) == fit(others, errors.speedup).level([]).at(0.5)
-
-
-def test_the_upper_side_is_short_where_servers_are_only_ever_slower() -> None:
-    """The same errors with their signs turned round are shortened less."""
-    of = [*drawn(1, groups=8), *far(1, 2), *(each._replace(group=("e1", "g", "far2")) for each in far(1))]
-    turned = [each._replace(errors=[-error for error in each.errors]) for each in of]
-    assert fit(of, ErrorPart(0.04, 4.0)).above < fit(turned, ErrorPart(0.04, 4.0)).above
 
 
 def test_open_loops_are_set_ups_of_their_own() -> None:

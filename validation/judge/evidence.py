@@ -13,7 +13,6 @@ question (sim.studies.evidence), docs/real-gpus.md (validation.pages.real_gpus).
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from math import exp, lgamma, log, log1p, log2, pi
@@ -56,8 +55,6 @@ SCHEMA = 1
 DIGITS = 4
 START = (0.0, log(0.05), log(2.0), log(0.05), log(2.0))
 """Bias, logarithms of scale and degrees of freedom of the group's and the set-up's part."""
-ABOVE: Floats = np.arange(0.3, 1.005, 0.01)
-"""Values of `above` to choose from."""
 REPLAYS = "measured here"
 """Engine of the replays, which are in no fit (validation.pages.real_gpus)."""
 MISS = 40.0
@@ -109,8 +106,8 @@ def part(errors: Iterable[float]) -> ErrorPart:
     return ErrorPart(round(scale, DIGITS), round(degrees, 2))
 
 
-def parts(set_ups: Sequence[MeasuredSetUp], speedup: ErrorPart) -> ServedErrors:
-    """The parts of most likelihood, alike on both sides."""
+def fit(set_ups: Sequence[MeasuredSetUp], speedup: ErrorPart) -> ServedErrors:
+    """The model of most likelihood."""
     from scipy.optimize import minimize
 
     groups = list(grouped(set_ups, lambda each: each.group).values())
@@ -158,37 +155,6 @@ def speedups_of(cells: Iterable[Mapping[str, str]]) -> list[float]:
 
 # -- what was left out
 
-Fits = dict[frozenset[str], ServedErrors]
-"""Parts by the models that had a part in them."""
-
-
-def fit(set_ups: Sequence[MeasuredSetUp], speedup: ErrorPart, known: Fits | None = None) -> ServedErrors:
-    """The parts, and their upper side as short as the interval score of what is left out is best: set-ups whose group
-    has others, and models."""
-    known = {} if known is None else known
-    errors = _parts(set_ups, speedup, known)
-    of_model = {
-        model: _parts([each for each in set_ups if each.group[-1] != model], speedup, known).level([])
-        for model in {each.group[-1] for each in set_ups}
-    }
-    counts = Counter(each.group for each in set_ups)
-    pairs = [(each, of_model[each.group[-1]]) for each in set_ups]
-    pairs += [pair for pair in zip(set_ups, without_set_up(set_ups, errors), strict=True) if counts[pair[0].group] > 1]
-    reach = [(each, max(0.0, chances.at(HIGH_95) - errors.bias)) for each, chances in pairs]
-
-    def score(above: float) -> float:
-        highs = ((each, errors.bias + above * far) for each, far in reach)
-        return sum(high + MISS * fmean(max(0.0, error - high) for error in each.errors) for each, high in highs)
-
-    return msgspec.structs.replace(errors, above=round(float(min(ABOVE, key=score)), 2))
-
-
-def _parts(set_ups: Sequence[MeasuredSetUp], speedup: ErrorPart, known: Fits) -> ServedErrors:
-    models = frozenset(each.group[-1] for each in set_ups)
-    if models not in known:
-        known[models] = parts(set_ups, speedup)
-    return known[models]
-
 
 def without_set_up(set_ups: Sequence[MeasuredSetUp], errors: ServedErrors) -> list[ErrorChances]:
     """[set-ups] of a cell of each, by the other set-ups of its engine, GPU and model."""
@@ -198,10 +164,10 @@ def without_set_up(set_ups: Sequence[MeasuredSetUp], errors: ServedErrors) -> li
 
 def without_model(set_ups: Sequence[MeasuredSetUp], errors: ServedErrors) -> list[ErrorChances]:
     """[set-ups] of a cell of each, by a model that was fitted on the set-ups of all other models."""
-    known: Fits = {}
+    speedup = errors.speedup
     chances = {
-        model: fit([each for each in set_ups if each.group[-1] != model], errors.speedup, known).level([])
-        for model in sorted({each.group[-1] for each in set_ups})
+        model: fit([each for each in set_ups if each.group[-1] != model], speedup).level([])
+        for model in {each.group[-1] for each in set_ups}
     }
     return [chances[each.group[-1]] for each in set_ups]
 
@@ -333,5 +299,5 @@ def main(cells: Path) -> None:
     shares = [{"left out": what, **row} for what, of in chances.items() for row in coverage_rows(of_levels, of)]
     write_csv(LEVELS, list(shares[0]), (row.values() for row in shares))
     print(f"{len(plain)} means of {sum(cell.runs for cell in plain)} served cells, {len(others)} others")
-    print(f"{len(of_levels)} set-ups: bias {errors.bias:+.3f}, above it {errors.above}")
+    print(f"{len(of_levels)} set-ups: bias {errors.bias:+.3f}")
     print(f"parts {errors.group}, {errors.set_up}, {errors.cell}")

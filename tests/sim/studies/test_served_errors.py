@@ -71,16 +71,6 @@ def test_an_independent_error_adds_its_variance() -> None:
     assert deviation == pytest.approx(0.05 * np.sqrt(2.0), rel=0.02)
 
 
-def test_only_what_is_above_the_bias_is_shortened() -> None:
-    chances = ERRORS.level([])
-    shorter = chances.shortened(ERRORS.bias, 0.5)
-    assert shorter.at(LOW_95) == pytest.approx(chances.at(LOW_95), abs=0.01)
-    above = chances.at(HIGH_95) - ERRORS.bias
-    assert shorter.at(HIGH_95) - ERRORS.bias == pytest.approx(0.5 * above, abs=0.01)
-    half = msgspec.structs.replace(ERRORS, above=0.5)
-    assert half.level([]).at(HIGH_95) == pytest.approx(shorter.at(HIGH_95))
-
-
 def test_a_mechanism_that_was_never_measured_is_as_unsure_as_another_model() -> None:
     plain, one, two = (ERRORS.level([0.0], unmeasured=count) for count in (0, 1, 2))
     assert width(plain) < width(one) < width(two)
