@@ -105,7 +105,7 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     """A name of sim/engines; its cells, of whatever version, are named before others'."""
     policy: str = ""
     workload: str = ""
-    """Lengths of a closed loop, such as `512 + 128 tokens`."""
+    """Lengths and acceptance, such as `512 + 128 tokens, iid:0.7`."""
 
 
 def asked_of(resolved: Resolved, in_flight: tuple[float, float], ks: Sequence[int] | None = None) -> Question:
@@ -119,13 +119,8 @@ def asked_of(resolved: Resolved, in_flight: tuple[float, float], ks: Sequence[in
         in_flight=in_flight,
         engine=resolved.engine.name,
         policy=resolved.policy.name,
-        workload=lengths_of(workload.input_len, workload.output_len, drafts * f"{speculation.acceptance}"),
+        workload=f"{workload.input_len} + {workload.output_len} tokens" + drafts * f", {speculation.acceptance}",
     )
-
-
-def lengths_of(input_len: int | None, output_len: int | None, acceptance: str = "") -> str:
-    """`512 + 128 tokens, iid:0.7`: what replays of one load have in common."""
-    return f"{input_len} + {output_len} tokens" + f", {acceptance}" * bool(acceptance)
 
 
 def asked_of_comparison(result: Comparison, policies: Sequence[Resolved]) -> list[Question]:

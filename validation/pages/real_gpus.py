@@ -20,9 +20,8 @@ import pandas as pd
 
 from calibrate.fit.fit_errors import compare_points, kind_error
 from sim.compare.point_runs import Point, run_point
-from sim.costs.profile import KindError, MeasuredPoint
+from sim.costs.profile import MeasuredPoint
 from sim.costs.profile_files import load, ship_profile, shipped
-from sim.draws import Floats
 from sim.metrics.summary import number
 from sim.run.resolve import resolve
 from sim.run.scenario import Scenario
@@ -37,8 +36,8 @@ TARGET, PAIR = "llama-3.1-8b", "llama-3.1-8b+llama-3.2-1b"
 PROMPTS = {1: 6, 16: 48, 64: 128}
 """Requests in flight of a replay -> its requests (the campaign at f4bb89cd)."""
 BESIDE = "continuous"
-UNJUDGED = "not validated"
-"""Beginning of the reason why a profile states no error of verify."""
+UNJUDGED, OVER_DECODE = "not validated", "over decode"
+"""Beginnings of what profiles say of the error of verify: without one, and with this program's."""
 
 
 def runs() -> Iterator[tuple[str, int, dict[str, Any]]]:
@@ -114,52 +113,39 @@ def target_points(path: Path) -> list[MeasuredPoint]:
 def verify_errors() -> pd.DataFrame:
     """Relative error of a table-made verify pass by GPU and drafted tokens, as it is and over decode: our kernels are
     not the table's, and decode of the same rows and context is as far off."""
-    rows = []
-    for path in sorted(FOLDER.glob("*-sxm/*.points.jsonl")):
-        points = target_points(path)
-        errors = [each.relative_error for each in compare_points(load(f"{path.parent.name}/{TARGET}"), points)]
-        by_rows = grouped(zip(points, errors, strict=True), lambda pair: (pair[0].rows, pair[0].context_tokens))
-        for of in by_rows.values():
-            ratios = {
-                k: 1.0 + fmean(error for _, error in pairs)
-                for k, pairs in grouped(of, lambda pair: pair[0].tokens - 1).items()
-            }
-            rows += [
-                (path.parent.name, k, ratio - 1.0, ratio / ratios[0] - 1.0)
-                for k, ratio in ratios.items()
-                if k and 0 in ratios
-            ]
-    return pd.DataFrame(rows, columns=["gpu", "K", "verify", "over decode"])
+    rows = [
+        (path.parent.name, point.rows, point.context_tokens, point.tokens - 1, 1.0 + error.relative_error)
+        for path in sorted(FOLDER.glob("*-sxm/*.points.jsonl"))
+        for points in (target_points(path),)
+        for point, error in zip(points, compare_points(load(f"{path.parent.name}/{TARGET}"), points), strict=True)
+    ]
+    shape = ["gpu", "rows", "context"]
+    frame = pd.DataFrame(rows, columns=[*shape, "K", "verify"]).groupby([*shape, "K"], as_index=False).mean()
+    decode = frame[frame["K"] == 0].drop(columns="K").rename(columns={"verify": "decode"})
+    both = frame[frame["K"] > 0].merge(decode, on=shape)
+    return both.assign(over_decode=both["verify"] / both["decode"] - 1.0, verify=both["verify"] - 1.0)
 
 
 def state_verify(errors: pd.DataFrame) -> None:
-    """Writes the error over decode into profiles of dense models on the measured GPUs, and elsewhere why there is
-    none."""
-    sizes = 100.0 * errors.groupby("K")["over decode"].apply(lambda of: of.abs().mean())
+    """Writes the error over decode into profiles of dense models on the measured GPUs, which state none."""
+    sizes = 100.0 * errors["over_decode"].abs().groupby(errors["K"]).mean()
     by_k = ", ".join(f"{size:.1f} % at K = {k}" for k, size in sizes.items())
-    gpus = set(errors["gpu"])
-    values: Floats = errors["over decode"].to_numpy()
-    stated = kind_error(
-        values, f"over decode, {by_k}: tables of {TARGET} beside passes measured on an H100 and an H200"
-    )
-    for name in shipped():
-        profile = load(name)
+    how = f"{OVER_DECODE}, {by_k}: tables of {TARGET} beside passes measured on an H100 and an H200"
+    stated = {"verify": kind_error(errors["over_decode"].to_numpy(), how)}
+    for profile in map(load, shipped()):
         known = profile.errors.get("verify")
-        if profile.gpu.name not in gpus or profile.target.experts or known is None or not _is_ours(known):
-            continue
-        changed = msgspec.structs.replace(profile, errors=profile.errors | {"verify": stated})
-        ship_profile(changed)
-
-
-def _is_ours(error: KindError) -> bool:
-    return error.held_out.startswith((UNJUDGED, "over decode"))
+        is_like = profile.gpu.name in set(errors["gpu"]) and not profile.target.experts
+        if is_like and known is not None and known.held_out.startswith((UNJUDGED, OVER_DECODE)):
+            ship_profile(msgspec.structs.replace(profile, errors=profile.errors | stated))
 
 
 def verify_rows(errors: pd.DataFrame) -> Iterator[dict[str, Any]]:
     for (gpu, k), of in errors.groupby(["gpu", "K"]):
-        spans = {name: f"{100.0 * of[name].mean():+.1f} %" for name in ("verify", "over decode")}
-        worst = 100.0 * of["over decode"].abs().max()
-        yield {"GPU": gpu.partition("-")[0].upper(), "K": k, "shapes": len(of), **spans, "largest": f"{worst:.1f} %"}
+        verify, beyond = (100.0 * of[name] for name in ("verify", "over_decode"))
+        yield {
+            "GPU": gpu.partition("-")[0].upper(), "K": k, "shapes": len(of), "verify": f"{verify.mean():+.1f} %",
+            "over decode": f"{beyond.mean():+.1f} %", "largest": f"{beyond.abs().max():.1f} %",
+        }  # fmt: skip
 
 
 def main(out: Path = PAGE) -> None:
