@@ -136,7 +136,8 @@ def unmeasured(resolved: Resolved) -> list[str]:
         reasons.append(f"no hybrid model was measured under {family}")
     if resolved.policy.is_speculative and isinstance(resolved.quoted, Synthetic):
         reasons.append("no server was measured with a pinned acceptance")
-    if SCALED_EXPERTS in profile.source:
+    known = errors.known(resolved.engine.name, profile.gpu.name, measured_name(profile.target))
+    if SCALED_EXPERTS in profile.source and not known:
         reasons.append("the experts' kernels are scaled from another shape")
     return reasons
 

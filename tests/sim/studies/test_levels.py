@@ -164,5 +164,9 @@ def test_a_range_is_wider_and_says_why_where_no_server_had_the_mechanism() -> No
     for word, change in changes.items():
         (reason,) = unmeasured(replace(one, profile=msgspec.structs.replace(one.profile, **change)))
         assert word in reason
+    scaled = load("h100-sxm/gpt-oss-120b")
+    assert "experts scaled from" in scaled.source
+    measured_there = resolve(Scenario.of(profile=scaled.name, policy="autoregressive"), scaled, "autoregressive")
+    assert not unmeasured(measured_there)
     served = msgspec.structs.replace(one.engine, name="sglang-0.5")
     assert not unmeasured(replace(one, engine=served, profile=msgspec.structs.replace(one.profile, target=target)))
