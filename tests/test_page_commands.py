@@ -51,7 +51,7 @@ LEFT_OUT = {
     r"python -m validation (constants CELLS|\w+ DATA)": DATA,
     r"python -m validation conformance": "logs or a wheel of an engine, which the reader brings",
     r"python -m validation (scenario_docs|silicon_page|leaderboard|speed)": PAGE,
-    r"python -m validation (verdicts|truths)": "statistics over many truths, half an hour each",
+    r"python -m validation verdicts": "statistics over many truths, half an hour each",
     r"python -m tests\.mutants": "the nightly run's own job",
     r"lanesim .*(FILE|scenario\.yaml)": "a form, whose names the reader fills in",
 }

@@ -1,4 +1,4 @@
-"""No file of the site takes the place of another. Not here: looks (validation.pages.site_check)."""
+"""No file of the site takes the place of another."""
 
 from __future__ import annotations
 

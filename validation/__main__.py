@@ -43,6 +43,7 @@ PROGRAMS = {
         "validation.replays.step_records",
         "a cost model from the steps of a server, judged on the next minutes",
     ),
+    "real_gpus": ("validation.pages.real_gpus", "docs/real-gpus.md: replays on GPUs and verify passes, beside today"),
     "real_vllm": (
         "validation.replays.real_vllm",
         "docs/validation/real-vllm.md: a real vLLM here, predicted, then sent the load",
@@ -50,12 +51,7 @@ PROGRAMS = {
     "scenario_docs": ("validation.pages.scenario", "docs/scenario.md, from the schema"),
     "silicon": ("validation.judge.served_judge", "served cells by class, beside a peer"),
     "silicon_page": ("validation.judge.served_judge:write_page", "docs/silicon.md, from results of silicon"),
-    "site_check": (
-        "validation.pages.site_check",
-        "the site in headless Chromium: what is cut, what is missing",
-    ),
     "speed": ("validation.speed", "CPU seconds and memory, beside NVIDIA Dynamo"),
-    "truths": ("validation.coverage:truths", "answers of capacity and plan in other draws of costs"),
     "verdicts": ("validation.coverage:verdicts", "how often intervals of means hold"),
 }
 """Name -> (module and function, `main` where none is named; what it does)."""

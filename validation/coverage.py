@@ -1,14 +1,10 @@
-"""Shares of cases in which lanesim's statements hold: intervals of means in long runs, fleets in other draws of costs
-and acceptance, speed-ups beside measured ones.
+"""Shares of cases in which lanesim's statements hold: intervals of means in long runs, speed-ups beside measured ones.
 
     python -m validation verdicts [--groups 100] [--workers 2] [--without-tails]
-    python -m validation truths capacity|plan [--seed 0] [--count 20]
     python -m validation accuracy_intervals DATA [--draws 20] [--workers 2]
 
 `verdicts`: 95 % intervals, four replications, against the means of long runs: open loops at 30, 60 and 85 % of
 capacity on two GPUs, a closed loop and a trace; a p99 in runs so long that MIN_FOR_P99 requests count as independent.
-`truths`: single draws of costs and acceptance from other seeds. A fleet that `capacity` or `plan` recommends should
-meet its SLOs in 18 of 20 and have at most one replica more than the smallest that does in half of them.
 `accuracy_intervals`: 90 % intervals of `tune` beside measured speed-ups that no fit saw, its acceptance quoted once, at
 the longest draft that was logged. DATA as in `make accuracy-public`.
 Not here: load verdicts (tests.sim.compare.test_verdicts), intervals of tune in fresh draws
@@ -23,14 +19,14 @@ from math import ceil
 from pathlib import Path
 from statistics import fmean
 from tempfile import TemporaryDirectory
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 import numpy as np
 from numpy.typing import ArrayLike
 
 from sim.compare.capacity import Saturation
-from sim.compare.point_runs import Point, attained_share, on_points, run_points
+from sim.compare.point_runs import Point, run_points
 from sim.compare.pool import Runner
 from sim.compare.run_length import choose_run_length
 from sim.compare.run_length import settled as at_length
@@ -38,16 +34,10 @@ from sim.compare.side_by_side import MIN_FOR_P99
 from sim.costs.profile import Profile
 from sim.costs.profile_files import load
 from sim.draws import child_seed
-from sim.engine.fleet import Routing
 from sim.metrics.stats import interval_95
 from sim.metrics.summary import Run, number
-from sim.run.resolve import Resolved, resolve, with_keys
-from sim.run.scenario import Scenario, parse_scenario
-from sim.studies.attainment import DEFAULT_SHARE, highest_load
-from sim.studies.cost_draws import cost_draws
-from sim.studies.load_search import REQUESTS_PER_REPLICA, WARMUP_SHARE
-from sim.studies.plan.candidate_ranking import Candidate
-from sim.studies.plan.search import plan
+from sim.run.resolve import resolve, with_keys
+from sim.run.scenario import Scenario
 from sim.studies.tune import tune
 from sim.workload.generate import build_requests, is_trace
 from validation.judge.sources import study
@@ -55,7 +45,7 @@ from validation.judge.specs import RunSpec
 from validation.tables import markdown, write_csv
 
 PAIRS = ("h100-sxm/llama-3.1-8b+llama-3.2-1b", "a100-sxm/llama-2-7b+tinyllama-1.1b")
-EAGLE, APERTUS = "h100-sxm/llama-3.1-8b+eagle3", "gh200/apertus-8b+eagle3"
+EAGLE = "h100-sxm/llama-3.1-8b+eagle3"
 SHARES = (0.3, 0.6, 0.85)
 METRICS, TAIL = ("mean_e2el_ms", "mean_ttft_ms", "mean_tpot_ms", "steady_output_throughput"), "p99_e2el_ms"
 REPLICATIONS = 4
@@ -67,39 +57,6 @@ SHUFFLES = 100
 TAIL_SHARE = 2
 """Runs whose p99 is judged are long, and so many times fewer."""
 
-TRUTH_KEY = 1_000_051
-"""Child of the seed that truths come from: none of the answers' draws does."""
-RUNS = 2
-"""Fresh runs of a fleet in a truth."""
-REPLICAS = 4.1
-"""Rate requested, in highest loads of one replica."""
-CAPACITY = {
-    "H100, llama-3.1-8b": Scenario.of(
-        profile="h100-sxm/llama-3.1-8b", policy="autoregressive", num_speculative_tokens=0, input_len=512,
-        output_len=64, **{"goodput.ttft_ms": 500.0, "goodput.tpot_ms": 40.0},
-    ),
-    "H100, llama-3.1-8b + eagle3": Scenario.of(
-        profile=EAGLE, policy="continuous", acceptance="length:2.6@3", num_speculative_tokens=5, input_len=512,
-        output_len=128, **{"goodput.ttft_ms": 500.0, "goodput.tpot_ms": 15.0},
-    ),
-    "GH200, apertus-8b + eagle3": Scenario.of(
-        profile=APERTUS, policy="continuous", acceptance="vllm:.518,.31,.194", num_speculative_tokens=4, input_len=630,
-        output_len=190, **{"goodput.ttft_ms": 1000.0, "goodput.tpot_ms": 20.0},
-    ),
-}  # fmt: skip
-PLANS: dict[tuple[str, ...], tuple[float, dict[str, Any]]] = {
-    ("h100-sxm/qwen3-32b", "h100-sxm/qwen3-32b-tp2"): (
-        40.0, {"num_speculative_tokens": 0, "goodput.ttft_ms": 1000.0, "goodput.tpot_ms": 60.0},
-    ),
-    ("h200-sxm/llama-3.1-8b+eagle3", "h200-sxm/llama-3.1-8b-fp8+eagle3"): (
-        200.0,
-        {
-            "num_speculative_tokens": 3, "acceptance": "length:2.6@3", "goodput.ttft_ms": 500.0,
-            "goodput.tpot_ms": 15.0,
-        },
-    ),
-}  # fmt: skip
-"""Candidates -> requests per second, the rest of the scenario; rates are such that a fleet has several replicas."""
 A100, GH200 = "unlicensed_local_only/a100_eagle3_study/runs_summary.csv", "unlicensed_local_only/apertus_gh200"
 A100_WORKLOAD, FITTED_CONCURRENCY = "gsm8k", 1
 """Constants of engines were fitted on the A100's EAGLE-3 cells of this concurrency."""
@@ -187,70 +144,6 @@ def covered(samples: Sequence[float], truth: float) -> tuple[float, float]:
     generator, values = np.random.default_rng(0), np.array(samples)
     drawn = np.concatenate([intervals(generator.permutation(values)) for _ in range(SHUFFLES)])
     return coverage(drawn, truth), float(np.median(np.diff(drawn))) / 2.0 / truth
-
-
-def truths_of(scenario: Scenario, profile: Profile, count: int) -> list[Resolved]:
-    """Plain random draws, one by one, each with a seed for its requests."""
-    resolved = resolve(scenario, profile, scenario.policy[0])
-    seeds = [child_seed(scenario.seed, TRUTH_KEY, index) for index in range(count)]
-    return [cost_draws(resolved.changed(seed=seed), 1, seed)[0] for seed in seeds]
-
-
-def holding(truths: Sequence[Resolved], routing: str, count: int, rate_per_s: float) -> int:
-    """Truths in which so many replicas meet the SLOs, by the share requested, in the mean of RUNS runs."""
-    length = REQUESTS_PER_REPLICA * count
-    workload = {"num_prompts": length, "num_warmups": int(WARMUP_SHARE * length), "request_rate": rate_per_s}
-    fleets = [truth.changed(workload=workload, devices={"count": count, "routing": routing}) for truth in truths]
-    points = [
-        Point(resolved=fleet, seed=child_seed(child_seed(fleet.scenario.seed, 0), run))
-        for fleet in fleets
-        for run in range(RUNS)
-    ]
-    shares = np.array(on_points(attained_share, points, Runner(1))).reshape(len(truths), RUNS)
-    return int(np.sum(shares.mean(axis=1) >= DEFAULT_SHARE))
-
-
-def replicas_that_hold(
-    scenario: Scenario, profile: Profile, routing: str, replicas: int, rate_per_s: float, count: int
-) -> str:
-    """Such as: 4 in 20 of 20, 3 in 6 of 20; 0 above the median. The recommended number of replicas, and fewer as long
-    as they hold in half of the truths."""
-    truths = truths_of(scenario, profile, count)
-    held: dict[int, int] = {}
-    number_of = replicas
-    while number_of and (not held or held[number_of + 1] * 2 >= count):
-        held[number_of] = holding(truths, routing, number_of, rate_per_s)
-        number_of -= 1
-    smallest = min((number for number, hold in held.items() if hold * 2 >= count), default=replicas)
-    by_replicas = ", ".join(f"{number} in {hold} of {count}" for number, hold in held.items())
-    return f"{by_replicas}; {replicas - smallest} above the median"
-
-
-def capacity_truths(seed: int, count: int) -> None:
-    print("setting, routing: rate/s; replicas as given, recommended with its confidence; truths in which so many hold")
-    for name, given in CAPACITY.items():
-        scenario, profile = msgspec.structs.replace(given, seed=seed), load(given.profile)
-        one = highest_load(scenario, profile, draws=0).highest[0].load
-        assert one is not None
-        for fleet in highest_load(scenario, profile, target_rate=REPLICAS * one).fleets:
-            assert fleet.replicas is not None
-            assert fleet.enough is not None
-            told = replicas_that_hold(scenario, profile, fleet.routing, fleet.replicas, REPLICAS * one, count)
-            recommended = f"{fleet.enough.replicas}, {fleet.replicas} ({100 * (fleet.confidence or 0.0):.0f} %)"
-            print(f"{name}, {fleet.routing}: {REPLICAS * one:.1f}; {recommended}; {told}", flush=True)
-
-
-def plan_truths(seed: int, count: int) -> None:
-    print("recommended of candidates; truths in which so many replicas hold; replicas above the median")
-    for names, (rate_per_s, changes) in PLANS.items():
-        given = {"input_len": 512, "output_len": 128, **changes}
-        scenario = Scenario.of(profile=names[0], policy="continuous", seed=seed, **given)
-        answer = plan(scenario, [Candidate(name, load(name)) for name in names], rate_per_s=rate_per_s, draws=20)
-        best, planned = answer.deployments[0], parse_scenario(answer.scenario)
-        assert best.replicas is not None
-        profile = load(best.profile)
-        told = replicas_that_hold(planned, profile, Routing.ROUND_ROBIN, best.replicas, rate_per_s, count)
-        print(f"{best.replicas} of {best.profile} ({best.worlds_met} of 20 draws); {told}", flush=True)
 
 
 MeasuredTuning = tuple[str, Scenario, Mapping[tuple[int, int], float]]
@@ -342,10 +235,6 @@ def accuracy_intervals(data: Path, draws: int = 20, workers: int = 2) -> None:
     pairs = pd.concat(every)
     held = f"{coverage(pairs[['low', 'high']], pairs['measured']):.1%} of {len(pairs)} measured speed-ups within the"
     print(f"{held} 90 % interval; median width {((pairs['high'] - pairs['low']) / pairs['stated']).median():.1%} of it")
-
-
-def truths(what: Literal["capacity", "plan"], seed: int = 0, count: int = 20) -> None:
-    {"capacity": capacity_truths, "plan": plan_truths}[what](seed, count)
 
 
 def verdicts(groups: int = 100, workers: int = 2, without_tails: bool = False) -> None:

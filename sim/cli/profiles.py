@@ -45,8 +45,8 @@ def _list(gpu: str) -> None:
     from sim.report.tables import new_table, print_table
 
     caption = (
-        "mean error on held-out points, percent; – = not validated; s = layers fitted to a served GPU, under load; "
-        "* = overlap of streams measured"
+        "mean error on held-out points, percent; – = not validated; verify was measured on an H100 and an H200 alone, "
+        "without experts; s = layers fitted to a served GPU, under load; * = overlap of streams measured"
     )
     kinds, rows = ("body", "decode", "prefill", "draft", "verify"), []
     for name in shipped():

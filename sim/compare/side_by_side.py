@@ -117,6 +117,8 @@ class Level(msgspec.Struct, frozen=True, kw_only=True):
     what was measured had them."""
     elasticity: float | None = None
     """Percent of mean E2EL per percent of all step times, near saturation."""
+    wider: list[str] = []
+    """Reasons for a wider interval: what no server of the engine was measured with."""
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):

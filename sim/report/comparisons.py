@@ -20,7 +20,7 @@ from sim.report.said import ASSUMED, LIMITS, START, SURE, Said
 from sim.report.tables import new_table, number
 from sim.studies.comparison.varied import Varied
 from sim.studies.cost_draws import ONLY_IF
-from sim.studies.evidence import shortened
+from sim.studies.evidence import REPLAYED, shortened
 from sim.workload.generate import FIXED_INPUT_LEN, FIXED_OUTPUT_LEN
 
 PASSES = ("prefill", "decode", "draft", "verify")
@@ -65,8 +65,9 @@ def said_comparison(result: Comparison, console: Console, percentiles: Sequence[
     lines = [*_sure(result), *((ASSUMED, line) for line in overlap)]
     lines += [*((LIMITS, line) for line in _caps_lines(result)[1]), *_power(result)]
     notes = [note for note in result.notes if not note.startswith(ONLY_IF)]
+    answer = "\n".join([*(line for line in result.evidence if line.startswith(REPLAYED)), result.verdict])
     lines += [("note", note) for note in notes[:MAX_NOTES]]
-    return Said(result.verdict, [("", _settings([("", result)], percentiles))], lines, _details(result, console))
+    return Said(answer, [("", _settings([("", result)], percentiles))], lines, _details(result, console))
 
 
 def said_varied(result: Varied, console: Console, percentiles: Sequence[float] = ()) -> Said:
@@ -172,9 +173,16 @@ def _against(comparison: Comparison, row: PolicySummary) -> str:
 
 def _sure(result: Comparison) -> Iterator[tuple[str, str]]:
     """The range of a server's latency, and the nearest that was measured."""
-    yield from ((SURE, line) for line in level_lines(result))
-    if result.evidence:
-        yield "", shortened(result.evidence)
+    first, *more = level_lines(result)
+    yield SURE, first
+    yield from (("", line) for line in more)
+    if others := _others(result):
+        yield "", shortened(others)
+
+
+def _others(result: Comparison) -> list[str]:
+    """Evidence but for replays of this very set-up, which the answer begins with."""
+    return [line for line in result.evidence if not line.startswith(REPLAYED)]
 
 
 def _power(result: Comparison) -> list[tuple[str, str]]:
@@ -311,7 +319,7 @@ def notes(result: Comparison) -> list[str]:
         lines.append(f"{' and '.join(parts)} requests of each run are left out" + " (MSER-5)" * result.length.is_auto)
     if result.scenario["replications"] < 2:
         lines.append("no intervals: they need --replications 2 or more")
-    return [*lines, *(level_lines(result) if result.levels else []), *result.notes, *result.evidence]
+    return [*lines, *(level_lines(result) if result.levels else []), *result.notes, *_others(result)]
 
 
 def _overlap_lines(result: Comparison) -> list[str]:
@@ -419,15 +427,21 @@ def level_lines(result: Comparison) -> list[str]:
         if width > WIDER * least
     ]
     known = result.levels[0].num_set_ups
-    where = f"{known} measured set-up{'s' * (known > 1)} like it" if known else "measured set-ups, none like it"
+    basis = f"{known} set-up{'s' * (known > 1)}" if known else "No set-up"
+    were = "were" if known > 1 else "was"
     higher = ", ".join([f"{least:.0f} % higher", *others])
-    text = f"in 19 cases of 20 a server's mean E2EL is {below:.0f} % lower to {higher} (by errors on {where}"
+    text = (
+        f"Your server's latency is {below:.0f} % lower to {higher}, in 19 of 20 cases. "
+        f"{basis} of this engine, GPU and model {were} measured."
+    )
     engine = [max(0.0, level.engine_pct) for level in result.levels if level.engine_pct is not None]
     if engine and max(engine) >= 0.5:
-        text += f"; the engine's own times, averaged over machines, add {_percents(engine)}"
-    text += ")"
+        text += f" The engine's own times are averages over machines, which adds {_percents(engine)}."
+    if reasons := list(dict.fromkeys(reason for level in result.levels for reason in level.wider)):
+        text += f" The range is wider, since {in_words(reasons)}."
     steep = [f"{level.elasticity:.1f} % ({level.policy})" for level in result.levels if level.elasticity is not None]
-    return [text, *([f"near saturation: steps 1 % longer make mean E2EL longer by {in_words(steep)}"] if steep else [])]
+    more = f"Near saturation: steps 1 % longer make mean latency longer by {in_words(steep)}."
+    return [text, *([more] if steep else [])]
 
 
 def _percents(values: Iterable[float]) -> str:

@@ -47,7 +47,7 @@ from sim.draws import Floats, Integers, child_seed
 from sim.metrics.summary import Run, number
 from sim.run.resolve import Resolved
 from sim.run.scenario import Scenario
-from sim.studies.served_errors import ErrorChances, level_errors, measured_name, speedup_errors
+from sim.studies.served_errors import ErrorChances, level_errors, speedup_errors
 from sim.workload.generate import num_requests
 
 DRAW_KEY = 1_000_021
@@ -105,7 +105,7 @@ def cost_draws(resolved: Resolved, count: int, seed: int) -> list[Resolved]:
         chances = _DrawChances(strata, index)
         # Acceptance is the first factor, so that it draws the same whatever a profile holds.
         accepted = quoted.draw(chances)
-        level = exp(-_level_errors(resolved).at(min(max(chances.random(), LEAST), 1.0 - LEAST)))
+        level = exp(-level_errors(resolved, drafts=False).at(min(max(chances.random(), LEAST), 1.0 - LEAST)))
         rounds = exp(-speedup_errors().at(chances.random())) if resolved.policy.is_speculative else 1.0
         drawn = _drawn_profile(based, resolved.engine.error_pct, rounds, chances)
         draws.append(resolved.drawn(with_times(drawn, engine=level, passes=level), accepted))
@@ -132,7 +132,7 @@ def covers(resolved: Resolved) -> str:
     """Errors that an interval over draws covers, in a line."""
     profile, quoted = resolved.profile, resolved.quoted
     shown = ", ".join(f"{kind} {100.0 * spread:.1f} %" for kind, spread in kind_spreads(profile).items())
-    body_pct, level = 100.0 * body_spread(profile), _percents(_level_errors(resolved))
+    body_pct, level = 100.0 * body_spread(profile), _percents(level_errors(resolved, drafts=False))
     rounds = f", rounds of drafts {_percents(speedup_errors())}" if resolved.policy.is_speculative else ""
     if isinstance(quoted, QuotedModel | Synthetic):
         acceptance = "acceptance as given, which names no uncertainty"
@@ -145,12 +145,6 @@ def covers(resolved: Resolved) -> str:
         f"draws of costs (all passes {level}{rounds}, 5 to 95 % of served cells; standard deviations: layers by token "
         f"count {body_pct:.1f} %, passes that were timed {shown or 'none'}), of {acceptance}, and of requests"
     )
-
-
-def _level_errors(resolved: Resolved) -> ErrorChances:
-    """Errors of a level without drafts; rounds have an error besides."""
-    profile = resolved.profile
-    return level_errors(resolved.engine.name, profile.gpu.name, measured_name(profile.target), drafts=False)
 
 
 def _percents(errors: ErrorChances) -> str:

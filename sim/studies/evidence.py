@@ -28,10 +28,10 @@ from sim.costs.profile import Profile
 from sim.draws import child_seed
 from sim.metrics.load import BUSY_SHARE
 from sim.metrics.summary import number
-from sim.names import span
+from sim.names import in_words, span
 from sim.run.resolve import Resolved
 from sim.studies.cost_draws import with_times
-from sim.studies.served_errors import HIGH_95, LOW_95, level_errors, measured_name, served_errors
+from sim.studies.served_errors import HIGH_95, LOW_95, level_errors, measured_name, served_errors, unmeasured
 from sim.workload.generate import num_requests
 
 CELLS = Path(__file__).parent.parent / "evidence" / "cells.json"
@@ -50,9 +50,13 @@ SPEEDUP = "speed-up"
 """Beginning of a metric that is a ratio of two levels."""
 MEASURED, UNMEASURED, NEAREST = "measured nearest", "not measured", "nearest measured,"
 """Beginnings of lines of evidence, and words instead of near cells."""
+REPLAYED = "Measured on a real"
+"""Beginning of the line on replays of the very set-ups that are asked about."""
+NOISE = 3.0
+"""Percent by which equal replays differ (docs/validation/h200-sxm): a smaller difference is none."""
 
 
-class EvidenceCell(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class EvidenceCell(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """One measured cell, or the mean size of the error over some that differ in lengths alone."""
 
     gpu: str
@@ -71,6 +75,10 @@ class EvidenceCell(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     runs: int = 1
     """Runs that the mean size of the error is over."""
     has_experts: bool = False
+    policy: str = ""
+    """Of a replay: the policy that a real GPU ran, after its latency had been predicted."""
+    measured_ms: float = 0.0
+    """Mean E2EL of a replay."""
 
     @property
     def is_level(self) -> bool:
@@ -95,16 +103,24 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     """Fewest and most requests."""
     engine: str = ""
     """A name of sim/engines; its cells, of whatever version, are named before others'."""
+    policy: str = ""
+    workload: str = ""
+    """Lengths and acceptance, such as `512 + 128 tokens, iid:0.7`."""
 
 
 def asked_of(resolved: Resolved, in_flight: tuple[float, float], ks: Sequence[int] | None = None) -> Question:
     """The question about a policy with so many requests in flight, at the scenario's draft length or `ks`."""
-    lengths = (resolved.scenario.speculation.num_speculative_tokens,) if ks is None else tuple(ks)
-    engine = resolved.engine.name
-    if not resolved.policy.is_speculative or not any(lengths):
-        return Question(method=NONE, ks=(0,), in_flight=in_flight, engine=engine)
-    method = resolved.limits.method.name
-    return Question(method=method, ks=tuple(k for k in lengths if k), in_flight=in_flight, engine=engine)
+    workload, speculation = resolved.scenario.workload, resolved.scenario.speculation
+    lengths = (speculation.num_speculative_tokens,) if ks is None else tuple(ks)
+    drafts = resolved.policy.is_speculative and any(lengths)
+    return Question(
+        method=resolved.limits.method.name if drafts else NONE,
+        ks=tuple(k for k in lengths if k) if drafts else (0,),
+        in_flight=in_flight,
+        engine=resolved.engine.name,
+        policy=resolved.policy.name,
+        workload=f"{workload.input_len} + {workload.output_len} tokens" + drafts * f", {speculation.acceptance}",
+    )
 
 
 def asked_of_comparison(result: Comparison, policies: Sequence[Resolved]) -> list[Question]:
@@ -137,7 +153,11 @@ def evidence(profile: Profile, asked: Sequence[Question]) -> list[str]:
     unmeasured: dict[str, list[Question]] = {}
     differing: dict[str, list[str]] = {}
     has_speedups = False
-    for question in asked:
+    replayed = [cell for question in asked for cell in measured().cells if is_replay(cell, gpu, model, question)]
+    if replayed:
+        lines.append(replay_line(replayed))
+    ran = {cell.policy for cell in replayed}
+    for question in (each for each in asked if each.policy not in ran):
         like = (cell for cell in measured().cells if not _differs(cell, gpu, model, question))
         near = sorted(filter(partial(_is_near, question), like), key=partial(_is_other_engine, question))
         near_levels, near_speedups = ([cell for cell in near if cell.is_level is kind] for kind in (True, False))
@@ -156,6 +176,31 @@ def evidence(profile: Profile, asked: Sequence[Question]) -> list[str]:
     return list(dict.fromkeys(lines))
 
 
+def is_replay(cell: EvidenceCell, gpu: str, model: str, asked: Question) -> bool:
+    """A GPU ran this very set-up, policy and load."""
+    named = cell.policy, cell.workload, cell.engine
+    if not cell.policy or named != (asked.policy, asked.workload, asked.engine) or cell.k not in asked.ks:
+        return False
+    return all(load == cell.in_flight for load in asked.in_flight) and not _differs(cell, gpu, model, asked)
+
+
+def replay_line(cells: Sequence[EvidenceCell]) -> str:
+    """What a GPU took for each policy, how far off the simulator is there, and which policy was faster."""
+    ranked = sorted(cells, key=lambda cell: cell.measured_ms)
+    (first, *others), faster = ranked, ""
+    if others:
+        less = 100.0 * (1.0 - first.measured_ms / others[0].measured_ms)
+        faster = (
+            f" {first.policy} was {less:.0f} % faster."
+            if less >= NOISE
+            else f" {first.policy} and {others[0].policy} were equal."
+        )
+    shown = in_words([f"{cell.policy} {cell.measured_ms:,.0f} ms" for cell in ranked])
+    errors = in_words([f"{abs(cell.error_pct):.0f} % {'high' if cell.error_pct > 0 else 'low'}" for cell in ranked])
+    gpu = first.gpu.partition("-")[0].upper()
+    return f"{REPLAYED} {gpu}, one run each: mean E2EL {shown}.{faster} The simulator is {errors} there."
+
+
 def levels(result: Comparison, policies: Sequence[Resolved]) -> list[Level]:
     """The interval of the mean E2EL of each of the `policies` of a comparison where it is steady.
 
@@ -170,7 +215,7 @@ def levels(result: Comparison, policies: Sequence[Resolved]) -> list[Level]:
         mean_ms, ci95 = row.mean["mean_e2el_ms"], row.ci95["mean_e2el_ms"]
         if mean_ms is None or not row.load.is_steady:
             continue
-        errors = level_errors(engine.name, gpu, model, drafts=asked.method != NONE)
+        errors = level_errors(named[row.policy], drafts=asked.method != NONE)
         num_set_ups = len(served_errors().known(engine.name, gpu, model))
         is_known = num_set_ups > 0 or any(
             cell.is_level and cell.engine == engine.name and not _differs(cell, gpu, model, asked)
@@ -192,6 +237,7 @@ def levels(result: Comparison, policies: Sequence[Resolved]) -> list[Level]:
                 num_set_ups=num_set_ups,
                 engine_pct=None if slowed is None else 100.0 * (slowed - 1.0),
                 elasticity=elasticity,
+                wider=unmeasured(named[row.policy]),
             )
         )
     return levels_of_policies
@@ -281,7 +327,7 @@ def _differs(cell: EvidenceCell, gpu: str, model: str, asked: Question) -> list[
     same = {
         "GPU": gpu == cell.gpu,
         "model": model == cell.model,
-        "method": asked.method == cell.method,
+        "method": asked.method == cell.method and cell.policy in ("", asked.policy),
     }
     return [name for name, is_same in same.items() if not is_same]
 

@@ -4,7 +4,7 @@ The logarithm of a simulated level over the measured one is a bias, a part that 
 a part of the set-up (degrees, formats) and one of the load; that of a speed-up has one part. Every part follows
 Student's t: most set-ups are a few percent off, some by half. A set-up counts once, however many cells it has. Fitted
 on judged cells by `python -m validation evidence`; how often its intervals hold where set-ups, or models, are left out
-is in docs/validation/levels.md. Not here: cells near a question (sim.studies.evidence), draws (sim.studies.cost_draws).
+is in docs/real-gpus.md. Not here: cells near a question (sim.studies.evidence), draws (sim.studies.cost_draws).
 """
 
 from __future__ import annotations
@@ -16,13 +16,17 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from sim.acceptance.quoted import Synthetic
 from sim.costs.shapes import ModelShape
 from sim.draws import Floats
+from sim.run.resolve import Resolved
 
 ERRORS = Path(__file__).parent.parent / "evidence" / "errors.json"
 GRID: Floats = np.linspace(-2.0, 2.0, 801)
 """Logarithms of simulated over measured that a distribution has chances of."""
 LOW_95, HIGH_95 = 0.025, 0.975
+SCALED_EXPERTS = "experts scaled from"
+"""In the source of a profile whose experts' kernels have another shape's times (calibrate.importers.aiconfigurator)."""
 
 
 class ErrorPart(msgspec.Struct, frozen=True, array_like=True):
@@ -88,12 +92,15 @@ class ServedErrors(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         asked = engine.partition("-")[0], gpu, model
         return [each.error for each in self.set_ups if (each.engine, each.gpu, each.model) == asked]
 
-    def level(self, known: Sequence[float], *, drafts: bool = False) -> ErrorChances:
-        """Errors of a cell whose engine, GPU and model had the errors `known` in other set-ups."""
+    def level(self, known: Sequence[float], *, drafts: bool = False, unmeasured: int = 0) -> ErrorChances:
+        """Errors of a cell whose engine, GPU and model had the errors `known` in other set-ups. A mechanism that no
+        server of the engine had is as unsure as another model."""
         common = self.group.density(self.bias)
         for error in known:
             common = common * self.set_up.density(error)
         chances = _normalised(common).and_also(self.set_up).and_also(self.cell)
+        for _ in range(unmeasured):
+            chances = chances.and_also(self.group)
         return chances.and_also(self.speedup) if drafts else chances
 
 
@@ -120,11 +127,31 @@ def measured_name(shape: ModelShape) -> str:
     return next((name for name, measured in served_errors().layers.items() if measured == layers), "")
 
 
+def unmeasured(resolved: Resolved) -> list[str]:
+    """What an answer rests on and no server of the engine was measured with, in words."""
+    errors, profile = served_errors(), resolved.profile
+    family, reasons = resolved.engine.name.partition("-")[0], []
+    hybrids = {name for name, layers in errors.layers.items() if layers[2]}
+    if profile.target.linear and not any(each.engine == family and each.model in hybrids for each in errors.set_ups):
+        reasons.append(f"no hybrid model was measured under {family}")
+    if resolved.policy.is_speculative and isinstance(resolved.quoted, Synthetic):
+        reasons.append("no server was measured with a pinned acceptance")
+    known = errors.known(resolved.engine.name, profile.gpu.name, measured_name(profile.target))
+    if SCALED_EXPERTS in profile.source and not known:
+        reasons.append("the experts' kernels are scaled from another shape")
+    return reasons
+
+
+def level_errors(resolved: Resolved, *, drafts: bool) -> ErrorChances:
+    """Errors of a level of this engine, GPU and model."""
+    profile, more = resolved.profile, len(unmeasured(resolved))
+    return _level_errors(resolved.engine.name, profile.gpu.name, measured_name(profile.target), drafts, more)
+
+
 @lru_cache(maxsize=64)
-def level_errors(engine: str, gpu: str, model: str, *, drafts: bool) -> ErrorChances:
-    """Errors of a level of this engine (a name of sim/engines), GPU and model."""
+def _level_errors(engine: str, gpu: str, model: str, drafts: bool, more: int) -> ErrorChances:
     errors = served_errors()
-    return errors.level(errors.known(engine, gpu, model), drafts=drafts)
+    return errors.level(errors.known(engine, gpu, model), drafts=drafts, unmeasured=more)
 
 
 @lru_cache(maxsize=1)

@@ -10,15 +10,16 @@ import numpy as np
 import pytest
 
 from sim.studies.evidence import CELLS, Evidence, EvidenceCell, measured
-from sim.studies.served_errors import ERRORS, ErrorPart, ServedErrors, served_errors
+from sim.studies.served_errors import ERRORS, GRID, ErrorChances, ErrorPart, ServedErrors, served_errors
 from validation.judge.evidence import (
+    ACCURACY,
     OVER_LENGTHS,
+    REPLAYS,
     MeasuredSetUp,
     coverage_rows,
-    deciles,
     fit,
     log_time,
-    outside,
+    open_loops,
     served,
     set_ups,
     set_ups_of,
@@ -78,9 +79,11 @@ def test_the_file_is_that_of_the_committed_tables() -> None:
     plain = [cell for cell in measured().cells if cell.source == OVER_LENGTHS]
     judged = [line for line in csv_rows(SERVED) if line["role"] == "judged"]
     assert sum(cell.runs for cell in plain) == len(judged)
-    served_set_ups = [each for each in served_errors().set_ups if each.cells]
+    served_set_ups = [each for each in served_errors().set_ups if each.engine != REPLAYS]
+    loops = [each for of in open_loops(csv_rows(ACCURACY)) for each in of.errors]
     others = [cell for cell in measured().cells if cell.is_level and cell.method == "none" and cell not in plain]
-    assert sum(each.cells for each in served_set_ups) == len(judged) + len(others)
+    others = [cell for cell in others if not cell.policy]
+    assert sum(each.cells for each in served_set_ups) == len(judged) + len(others) + len(loops)
 
 
 def test_set_ups_are_told_apart_by_degree_and_judged_cells_alone_count() -> None:
@@ -90,7 +93,9 @@ def test_set_ups_are_told_apart_by_degree_and_judged_cells_alone_count() -> None
     ]
     judged = lines(("a", "judged", "-4.0"), ("b", "judged", "2.0"), ("c", "fitted", "9.0"), ("d", "judged", "1.0"))
     named = [each for each in set_ups(rows, judged) if each.group == ("trtllm", "b200-sxm", "qwen3-32b")]
-    assert [(each.degree, len(each.errors)) for each in named] == [(4, 1), (8, 2)]
+    assert [(each.tensor_parallel, each.kind, each.loads) for each in named] == [
+        (4, "dense nvfp4", [64.0]), (8, "dense nvfp4", [16.0, 64.0]),
+    ]  # fmt: skip
     assert named[1].mean == pytest.approx((log(0.96) + log(1.02)) / 2.0)
     assert set_ups_of([(cell_of(rows[0]), "m", 10.0)])[0].errors == [pytest.approx(log(1.1))]
 
@@ -111,7 +116,7 @@ def drawn(seed: int, groups: int = 60, each: int = 3) -> list[MeasuredSetUp]:
         for degree in range(each):
             level = common + rng.normal(0.0, 0.05)
             errors = (level + rng.normal(0.0, 0.03, 8)).tolist()
-            made.append(MeasuredSetUp((f"e{group % 3}", "g", f"m{group}"), 2**degree, errors))
+            made.append(MeasuredSetUp((f"e{group % 3}", "g", f"m{group}"), 2**degree, "dense", errors, [4.0] * 8))
     return made
 
 
@@ -131,29 +136,43 @@ def test_the_fit_finds_the_parts_that_errors_were_drawn_from(fitted: tuple[list[
 
 def test_intervals_hold_95_in_100_of_what_was_left_out(fitted: tuple[list[MeasuredSetUp], ServedErrors]) -> None:
     of, errors = fitted
-    chances = without_set_up(of, errors)
-    whole, *parts = coverage_rows(of, chances)
-    assert whole["set-ups"] == 180 == sum(row["set-ups"] for row in parts) / 2
-    assert 90 <= int(whole["hold"].removesuffix(" %")) <= 100
-    assert sum(deciles(of, chances)) == 180
-    assert max(deciles(of, chances)) < 2 * 18
+    whole, *others = coverage_rows(of, without_set_up(of, errors))
+    assert whole["set-ups"] == 180
+    assert [sum(row["cells"] for row in others if row["of"].startswith(name)) for name in ("e", "TP", "1 to")] == [
+        1440
+    ] * 3
+    assert 90.0 <= float(whole["hold"].removesuffix(" %")) <= 100.0
+
+
+def test_a_score_is_the_width_and_forty_times_the_miss() -> None:
+    """An interval that is a point: a cell at 0.1 misses a point at 0 by 0.1."""
+    shares = np.zeros(len(GRID))
+    shares[400] = 1.0
+    (whole, *_) = coverage_rows([MeasuredSetUp(("e", "g", "m"), 1, "dense", [0.1], [1.0])], [ErrorChances(shares)])
+    assert float(whole["score"]) == pytest.approx(4.0, abs=0.25)
+    assert whole["hold"] == "0.0 %"
+
+
+def far(*degrees: int) -> list[MeasuredSetUp]:
+    """Set-ups of one model whose server takes 2.2 times as long as simulated."""
+    return [MeasuredSetUp(("e0", "g", "far"), degree, "dense", [-0.8, -0.8], [4.0, 4.0]) for degree in degrees]
 
 
 def test_what_is_left_out_has_no_part_in_its_chances() -> None:
     """A lone set-up of its group is as unknown; two far ones put each other where they are, and no model of theirs."""
-    far = [MeasuredSetUp(("e0", "g", "far"), degree, [-0.8, -0.8]) for degree in (1, 2)]
-    of = [*drawn(1, groups=12), *far]
+    others = drawn(1, groups=8)
+    of = [*others, *far(1, 2)]
     errors = fit(of, ErrorPart(0.04, 4.0))
-    alone = without_set_up([*drawn(1, groups=12), far[0]], errors)[-1]
+    alone = without_set_up([*others, *far(1)], errors)[-1]
     assert alone.at(0.5) == errors.level([]).at(0.5)
     assert without_set_up(of, errors)[-1].at(0.5) == errors.level([-0.8]).at(0.5) < -0.5
-    assert without_model(of, errors)[-1].at(0.5) == fit(drawn(1, groups=12), errors.speedup).level([]).at(0.5)
+    assert without_model(of, errors)[-1].at(0.5) == fit(others, errors.speedup).level([]).at(0.5)
 
 
-def test_a_model_far_from_all_others_is_outside_where_it_is_left_out() -> None:
-    of = [*drawn(1, groups=12), MeasuredSetUp(("e0", "g", "far"), 1, [-1.5, -1.4])]
-    errors = fit(of, ErrorPart(0.04, 4.0))
-    assert outside(of, without_model(of, errors))[0].startswith("1 of far under e0 on g (-77 %)")
+def test_open_loops_are_set_ups_of_their_own() -> None:
+    (loops,) = open_loops(csv_rows(ACCURACY))
+    assert (loops.group, loops.kind, len(loops.errors)) == (("vllm", "h100-sxm", "llama-2-7b"), "open loop", 5)
+    assert loops.loads[0] == pytest.approx(5.0 * 1.81032)
 
 
 def test_no_cell_that_a_constant_was_fitted_on_is_in_the_file() -> None:

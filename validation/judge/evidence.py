@@ -2,14 +2,13 @@
 
 sim/evidence/cells.json: of judged cells (docs/validation/served-cells.csv) the mean size of TPOT's error per GPU,
 engine, model and load; cells of other sources stay as they are in the file. sim/evidence/errors.json: the model of
-errors (sim.studies.served_errors) fitted on all of them. docs/validation/levels.md: how often its 95 % intervals hold
-where a set-up, or a whole model, is left out.
+errors (sim.studies.served_errors) fitted on all of them. docs/validation/levels.csv: how often its 95 % intervals hold
+where a set-up, or a whole model, is left out, how wide they are, and their interval score.
 
-A set-up is an engine's family, GPU, model, format of the weights and degrees; what its cells have in common counts
-once. Speed-ups are those of docs/validation/accuracy-cells.csv under engines that a scenario can name. Which groups
-matter was decided by maximum likelihood: engine, GPU, model, engine and GPU, engine and model, and engine and degree
-had no variance left beside engine, GPU and model together. Not here: the errors of cells
-(validation.judge.served_judge), what is near a question (sim.studies.evidence).
+A set-up is an engine's family, GPU, model, format of the weights and degrees, or an open loop; what its cells have in
+common counts once. Speed-ups are those of docs/validation/accuracy-cells.csv under engines that a scenario can name.
+Which forms were tried: docs/adr/039. Not here: the errors of cells (validation.judge.served_judge), what is near a
+question (sim.studies.evidence), docs/real-gpus.md (validation.pages.real_gpus).
 """
 
 from __future__ import annotations
@@ -27,6 +26,7 @@ import numpy as np
 from calibrate.catalogue.model_configs import source_of
 from calibrate.judge.cell import JUDGED, Cell
 from sim.costs.engine_costs import ENGINES
+from sim.costs.profile_files import load
 from sim.draws import Floats
 from sim.studies.evidence import CELLS, MEAN_SIZE, NONE, Evidence, EvidenceCell, measured
 from sim.studies.served_errors import (
@@ -44,11 +44,10 @@ from sim.studies.served_errors import (
 )  # fmt: skip
 from validation.judge.served_cells import cell_of, engine_name, read_cells
 from validation.judge.served_judge import SERVED
-from validation.tables import csv_rows, grouped, page
+from validation.tables import csv_rows, grouped, write_csv
 
 SAMPLE = "ai-dynamo/aiconfigurator@095f58a51c4c, silicon_sample.csv"
-ACCURACY, LEVELS = SERVED.with_name("accuracy-cells.csv"), SERVED.with_name("levels.md")
-PARTS = ("group", "set_up", "cell", "speedup")
+ACCURACY, LEVELS = SERVED.with_name("accuracy-cells.csv"), SERVED.with_name("levels.csv")
 OVER_LENGTHS = f"{SAMPLE}; mean size over lengths, formats and degrees"
 COMMON = ("gpu", "engine", "model", "has_experts", "in_flight")
 """Fields that the cells of one mean have in common; requests in flight on a rank are the nearest power of two."""
@@ -56,7 +55,14 @@ SCHEMA = 1
 DIGITS = 4
 START = (0.0, log(0.05), log(2.0), log(0.05), log(2.0))
 """Bias, logarithms of scale and degrees of freedom of the group's and the set-up's part."""
-DECILES = 10
+REPLAYS = "measured here"
+"""Engine of the replays, which are in no fit (validation.pages.real_gpus)."""
+MISS = 40.0
+"""Weight of a distance outside a 95 % interval, 2 / 0.05 (Gneiting and Raftery 2007, equation 43)."""
+LOADS = {8: "1 to 8 in flight", 32: "9 to 32 in flight", 128: "33 to 128 in flight", 10**9: "129 and more in flight"}
+"""Most requests in flight -> the name of such loads."""
+OPEN_LOOPS, OPEN, OTHERS = "open-loops", ("h100-sxm/llama-2-7b",), "other sources"
+"""A part of accuracy-cells.csv and its profiles; the kind of set-ups that are no rows of the sample."""
 
 
 class MeasuredSetUp(NamedTuple):
@@ -64,8 +70,12 @@ class MeasuredSetUp(NamedTuple):
 
     group: tuple[str, str, str]
     """Engine without version, GPU, model."""
-    degree: int
+    tensor_parallel: int
+    kind: str
+    """Such as `dense fp8`."""
     errors: Sequence[float]
+    loads: Sequence[float]
+    """[cells] requests in flight."""
 
     @property
     def mean(self) -> float:
@@ -78,11 +88,13 @@ def set_ups_of(cells: Iterable[tuple[Cell, str, float]]) -> list[MeasuredSetUp]:
     def labels(row: tuple[Cell, str, float]) -> tuple[Any, ...]:
         cell, model, _ = row
         group = engine_name(cell).partition("-")[0], cell.gpu, model
-        return group, cell.tp * cell.dp, cell.tp, cell.ep or 1, cell.label.split()[-1]
+        return group, cell.tp, cell.label.partition(" ")[2], cell.dp, cell.ep or 1, cell.weights or ""
 
     return [
-        MeasuredSetUp(group, degree, [log1p(pct / 100.0) for _, _, pct in of])
-        for (group, degree, *_), of in sorted(grouped(cells, labels).items())
+        MeasuredSetUp(
+            group, tp, kind, [log1p(row[-1] / 100.0) for row in of], [float(row[0].concurrency) for row in of]
+        )
+        for (group, tp, kind, *_), of in sorted(grouped(cells, labels).items())
     ]
 
 
@@ -160,48 +172,29 @@ def without_model(set_ups: Sequence[MeasuredSetUp], errors: ServedErrors) -> lis
     return [chances[each.group[-1]] for each in set_ups]
 
 
-def gpus(degree: int) -> str:
-    return f"{degree} GPU{'s' * (degree > 1)}"
-
-
 def coverage_rows(set_ups: Sequence[MeasuredSetUp], chances: Sequence[ErrorChances]) -> list[dict[str, Any]]:
-    """Shares of set-ups, by their means, and of cells in the 95 % interval of a cell, and half its width: a row for
-    each engine and degree."""
-    bounds = [(of.at(LOW_95), of.at(HIGH_95)) for of in chances]
-    pairs = list(zip(set_ups, bounds, strict=True))
-    kinds = {"all": pairs}
-    kinds |= grouped(sorted(pairs, key=lambda pair: pair[0].group[0]), lambda pair: pair[0].group[0])
-    kinds |= grouped(sorted(pairs, key=lambda pair: pair[0].degree), lambda pair: gpus(pair[0].degree))
+    """Share of cells in their 95 % interval, half its width and its score, a set-up counting once in the score: of all,
+    and by engine, degree, kind and load."""
+    cells: dict[tuple[int, int, str], list[tuple[int, bool, float, float]]] = {}
+    for index, (each, of) in enumerate(zip(set_ups, chances, strict=True)):
+        low, high = of.at(LOW_95), of.at(HIGH_95)
+        half = (exp(high) - exp(low)) / 2.0
+        for error, in_flight in zip(each.errors, each.loads, strict=True):
+            score = high - low + MISS * max(0.0, low - error, error - high)
+            load = next(name for most, name in LOADS.items() if in_flight <= most)
+            names = "all", each.group[0], f"TP {each.tensor_parallel}", each.kind, load
+            for place, name in enumerate(names):
+                key = place, len(name.partition(" ")[0]), name
+                cells.setdefault(key, []).append((index, low <= error <= high, half, score))
     rows = []
-    for kind, of in kinds.items():
-        means = [low <= each.mean <= high for each, (low, high) in of]
-        cells = [low <= error <= high for each, (low, high) in of for error in each.errors]
-        half = median(exp(high) - exp(low) for _, (low, high) in of) / 2.0
+    for (*_, name), of_name in sorted(cells.items()):
+        scores = [fmean(cell[-1] for cell in alike) for alike in grouped(of_name, lambda cell: cell[0]).values()]
         rows.append({
-            "of": kind, "set-ups": len(means), "hold": f"{100.0 * fmean(means):.0f} %", "cells": len(cells),
-            "cells that hold": f"{100.0 * fmean(cells):.1f} %", "half-width": f"{100.0 * half:.0f} %",
+            "of": name, "set-ups": len(scores), "cells": len(of_name),
+            "hold": f"{100.0 * fmean(cell[1] for cell in of_name):.1f} %",
+            "half-width": f"{100.0 * median(cell[2] for cell in of_name):.0f} %", "score": f"{fmean(scores):.2f}",
         })  # fmt: skip
     return rows
-
-
-def deciles(set_ups: Sequence[MeasuredSetUp], chances: Sequence[ErrorChances]) -> list[int]:
-    """[DECILES] set-ups by the chance that was given to less than their mean: a tenth in each where the model is
-    right."""
-    values = [of.chance(each.mean) for each, of in zip(set_ups, chances, strict=True)]
-    counts: list[int] = np.histogram(values, DECILES, (0.0, 1.0))[0].tolist()
-    return counts
-
-
-def outside(set_ups: Sequence[MeasuredSetUp], chances: Sequence[ErrorChances]) -> list[str]:
-    """Groups with set-ups whose mean is not in the interval, the most first."""
-    missed = [
-        each for each, of in zip(set_ups, chances, strict=True) if not of.at(LOW_95) <= each.mean <= of.at(HIGH_95)
-    ]
-    groups = sorted(grouped(missed, lambda each: each.group).items(), key=lambda pair: -len(pair[1]))
-    return [
-        f"{len(of)} of {model} under {engine} on {gpu} ({100.0 * (exp(fmean(each.mean for each in of)) - 1.0):+.0f} %)"
-        for (engine, gpu, model), of in groups
-    ]
 
 
 # -- cells that answers quote
@@ -242,10 +235,32 @@ def set_ups(rows: Iterable[Mapping[str, str]], judged: Iterable[Mapping[str, str
         for cell in (cells[line["id"]],)
     )
     others = [
-        cell for cell in measured().cells if cell.is_level and cell.method == NONE and cell.source != OVER_LENGTHS
+        cell
+        for cell in measured().cells
+        if cell.is_level and cell.method == NONE and cell.source != OVER_LENGTHS and not cell.policy
     ]
     by_group = grouped(others, lambda cell: (cell.engine.partition("-")[0], cell.gpu, cell.model))
-    return [*of_served, *(MeasuredSetUp(group, 1, list(map(log_time, of))) for group, of in sorted(by_group.items()))]
+    alone = [
+        MeasuredSetUp(group, 1, OTHERS, list(map(log_time, of)), [float(cell.in_flight) for cell in of])
+        for group, of in sorted(by_group.items())
+    ]
+    return [*of_served, *alone, *open_loops(csv_rows(ACCURACY))]
+
+
+def open_loops(cells: Iterable[Mapping[str, str]]) -> list[MeasuredSetUp]:
+    """Judged open loops of accuracy-cells.csv by GPU and model; requests in flight by Little's law."""
+    loops = grouped(
+        (cell for cell in cells if cell["part"] == OPEN_LOOPS and cell["role"] == JUDGED),
+        lambda cell: (cell["engine"].partition("-")[0], f"{cell['gpu'].lower()}-sxm", cell["target"]),
+    )
+    return [
+        MeasuredSetUp(
+            group, 1, "open loop",
+            [log(float(cell["tpot_ms_simulated"]) / float(cell["tpot_ms"])) for cell in of],
+            [float(cell["load"].partition("/")[0]) * float(cell["e2el_ms"]) / 1e3 for cell in of],
+        )
+        for group, of in loops.items()
+    ]  # fmt: skip
 
 
 def log_time(cell: EvidenceCell) -> float:
@@ -268,8 +283,6 @@ def text_of_errors(errors: ServedErrors) -> str:
 
 
 def main(cells: Path) -> None:
-    from pandas import DataFrame
-
     rows, judged = read_cells(cells), csv_rows(SERVED)
     plain = served(rows, judged)
     before = msgspec.json.decode(CELLS.read_bytes(), type=Evidence)
@@ -277,24 +290,14 @@ def main(cells: Path) -> None:
     CELLS.write_text(text_of(Evidence(schema=before.schema, cells=(*others, *plain))))
     of_levels = set_ups(rows, judged)
     errors = fit(of_levels, part(speedups_of(csv_rows(ACCURACY))))
-    layers = {
-        model_of(row["model_path"])[0]: layers_of(source_of(row["model_path"], plain=False).shape) for row in rows
-    }
-    ERRORS.write_text(text_of_errors(msgspec.structs.replace(errors, layers=served_errors().layers | layers)))
+    shapes = [source_of(row["model_path"], plain=False).shape for row in rows] + [load(name).target for name in OPEN]
+    layers = {measured_name(shape) or shape.name: layers_of(shape) for shape in shapes}
+    replayed = tuple(each for each in served_errors().set_ups if each.engine == REPLAYS)
+    stated = msgspec.structs.replace(errors, layers=served_errors().layers | layers, set_ups=errors.set_ups + replayed)
+    ERRORS.write_text(text_of_errors(stated))
     chances = {"set-up": without_set_up(of_levels, errors), "model": without_model(of_levels, errors)}
-    parts = [(name, *msgspec.structs.astuple(getattr(errors, name))) for name in PARTS]
     shares = [{"left out": what, **row} for what, of in chances.items() for row in coverage_rows(of_levels, of)]
-    tenths = [[what, *deciles(of_levels, of)] for what, of in chances.items()]
-    page(
-        LEVELS,
-        "levels",
-        bias=f"{100.0 * (exp(errors.bias) - 1.0):+.1f} %",
-        parts=DataFrame(parts, columns=["part", "scale", "degrees of freedom"]),
-        coverage=DataFrame(shares),
-        outside=", ".join(outside(of_levels, chances["model"])),
-        deciles=DataFrame(
-            tenths, columns=["left out", *(f"{10 * tenth} to {10 * tenth + 10} %" for tenth in range(DECILES))]
-        ),
-    )
+    write_csv(LEVELS, list(shares[0]), (row.values() for row in shares))
     print(f"{len(plain)} means of {sum(cell.runs for cell in plain)} served cells, {len(others)} others")
-    print(f"{len(of_levels)} set-ups: bias {errors.bias:+.3f}, parts {errors.group}, {errors.set_up}, {errors.cell}")
+    print(f"{len(of_levels)} set-ups: bias {errors.bias:+.3f}")
+    print(f"parts {errors.group}, {errors.set_up}, {errors.cell}")

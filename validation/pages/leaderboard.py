@@ -20,6 +20,7 @@ import pandas as pd
 
 from calibrate.judge.cell import FITTED, JUDGED
 from validation.constants import FITTED as CONSTANTS
+from validation.judge.evidence import LOADS
 from validation.judge.specs import specs
 from validation.tables import MISSING, page
 
@@ -32,8 +33,6 @@ SHARED_RUN = "codegen"
 METRICS, RUN_METRICS = ("tpot", "ttft"), ("tpot", "ttft", "e2el")
 LEVEL = 0.05
 """Points between two means that are the same in print."""
-LOADS = {8: "1 to 8 in flight", 32: "9 to 32 in flight", 128: "33 to 128 in flight", 10**9: "129 and more in flight"}
-"""Most requests in flight of one rank -> its name."""
 LEFT_OUT = {
     "engines": "engine", "source": "left out", "own_ms": "its own", "pooled_ms": "pooled", "without_ms": "without it",
     "metric": "judged by", "pooled_error_pct": "error, pooled", "without_error_pct": "error, without it",

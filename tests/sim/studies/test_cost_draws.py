@@ -62,7 +62,7 @@ def test_every_factor_is_drawn_once_from_each_share_of_its_distribution() -> Non
     drift and spread."""
     resolved, draws = resolve(scenario(), load(HEAD), "continuous"), drawn(20)
     assert kind_spreads(load(HEAD))["prefill"] == 0.0
-    errors = level_errors(resolved.engine.name, "h100-sxm", "llama-3.1-8b", drafts=False)
+    errors = level_errors(resolved, drafts=False)
     least, *level, most = sorted(errors.chance(-log(draw.profile.host.served["prefill"])) for draw in draws)
     assert [int(20.0 * chance) for chance in level] == list(range(1, 19))
     assert (least, most) == pytest.approx((LEAST, 1.0 - LEAST)), "what is farther out is not drawn"
@@ -138,7 +138,7 @@ def test_passes_that_drafts_need_have_the_error_of_speedups_and_all_passes_that_
 
 
 def test_levels_are_drawn_within_their_90_percent() -> None:
-    errors = level_errors("vllm-0.32", "h100-sxm", "llama-3.1-8b", drafts=False)
+    errors = level_errors(resolve(scenario(), load(HEAD), "continuous"), drafts=False)
     levels = [-log(draw.profile.host.served["prefill"]) for draw in drawn(200)]
     assert (min(levels), max(levels)) == pytest.approx((errors.at(0.05), errors.at(0.95)))
 

@@ -12,13 +12,16 @@ import pytest
 from rich.console import Console
 
 from sim.compare.side_by_side import Comparison, Level, compare
+from sim.costs.layer_kinds import Linear
 from sim.costs.profile_files import load
 from sim.report.comparisons import level_lines
 from sim.report.say import print_answer
 from sim.run.resolve import resolve, resolve_all
 from sim.run.scenario import Scenario, parse_scenario
-from sim.studies.evidence import Question, evidence, levels, measured
+from sim.studies.evidence import REPLAYED, Question, asked_of, evidence, levels, measured
+from sim.studies.served_errors import unmeasured
 
+REPLAYED_PROFILE = "h100-sxm/llama-3.1-8b+llama-3.2-1b-measured"
 EAGLE, SPEEDUPS = "h100-sxm/llama-3.1-8b+eagle3", "h200-sxm/llama-3.1-8b+eagle3"
 
 
@@ -65,6 +68,27 @@ def test_errors_of_speedups_are_no_evidence_of_a_level() -> None:
     assert "speed-up" not in line
 
 
+def test_an_answer_on_a_replayed_set_up_quotes_the_replay_first() -> None:
+    """And nothing else of that policy; another load, acceptance or engine is no replay."""
+    given = {"policy": ["pd", "continuous"], "input_len": 512, "output_len": 128, "num_prompts": 32}
+    closed: dict[str, Any] = {"request_rate": "inf", "max_concurrency": 16}
+
+    def lines(**changes: Any) -> list[str]:
+        scenario = Scenario.of(profile=REPLAYED_PROFILE, replications=1, **given | closed | changes)
+        policies = resolve_all(scenario, load(REPLAYED_PROFILE))
+        return evidence(load(REPLAYED_PROFILE), [asked_of(one, (16.0, 16.0)) for one in policies])
+
+    (line,) = lines()
+    assert line.startswith(REPLAYED)
+    assert "pd 1,131 ms and continuous 1,175 ms" in line
+    assert "pd was 4 % faster" in line
+    for changes in ({"input_len": 256}, {"acceptance": "iid:0.5"}, {"engine": "vllm-0.32"}):
+        assert not any(each.startswith(REPLAYED) for each in lines(**changes))
+    first, *others = lines(policy=["pd", "baseline"])
+    assert first.startswith(REPLAYED)
+    assert len(others) == 1
+
+
 def test_pooled_constants_of_an_engine_show_in_a_level_and_those_of_measured_cells_do_not() -> None:
     """46 % of SGLang's step on an H100, where it was never measured, and with drafts nothing hides it."""
     _, (pooled,) = compared(EAGLE, policy="continuous", engine="sglang-0.5")
@@ -84,9 +108,8 @@ def test_near_saturation_a_level_answers_to_step_times_by_more_than_their_error(
     assert heavy.elasticity > 1.5
     assert half(heavy) > 0.99 * heavy.elasticity * log(1.0 + heavy.error_pct[1] / 100.0)
     text = level_lines(msgspec.structs.replace(result, levels=[heavy]))[1]
-    assert (
-        text == f"near saturation: steps 1 % longer make mean E2EL longer by {heavy.elasticity:.1f} % (autoregressive)"
-    )
+    longer = f"longer by {heavy.elasticity:.1f} % (autoregressive)."
+    assert text == f"Near saturation: steps 1 % longer make mean latency {longer}"
 
 
 def test_near_a_capacity_that_was_not_measured_a_level_answers_to_step_times_too() -> None:
@@ -104,8 +127,8 @@ def test_the_table_says_levels_in_place_of_the_errors_of_kernels() -> None:
     result, found = compared(EAGLE, policy=["autoregressive", "continuous"], engine="sglang-0.5")
     out = StringIO()
     print_answer(Console(file=out, width=200), msgspec.structs.replace(result, levels=found))
-    assert "in 19 cases of 20 a server's mean E2EL is" in out.getvalue()
-    assert "the engine's own times, averaged over machines, add" in out.getvalue()
+    assert "Your server's latency is" in out.getvalue()
+    assert "The engine's own times are averages over machines" in out.getvalue()
     assert "held-out error" not in out.getvalue()
     assert "body" not in out.getvalue()
 
@@ -117,4 +140,33 @@ def test_a_policy_near_saturation_moves_neither_end_of_what_is_said_of_the_other
     usual = msgspec.structs.replace(level, **given, interval=(65.0, 160.0))
     steep = msgspec.structs.replace(level, **given, policy="baseline", interval=(10.0, 870.0))
     (text, *_) = level_lines(msgspec.structs.replace(result, levels=[usual, steep]))
-    assert "is 35 % lower to 60 % higher, baseline 8.7 times (by errors on" in text
+    assert "is 35 % lower to 60 % higher, baseline 8.7 times, in 19 of 20 cases" in text
+
+
+def test_a_range_is_wider_and_says_why_where_no_server_had_the_mechanism() -> None:
+    """A pinned acceptance, a hybrid model under an engine that served none, and experts of another shape."""
+    drafted = {"policy": "continuous", "engine": "vllm-0.24"}
+    result, (plain,) = compared(EAGLE, **drafted, acceptance="iid:0.7")
+    _, (pinned,) = compared(EAGLE, **drafted, acceptance="synthetic:2.6")
+    assert (len(plain.wider), len(pinned.wider)) == (0, 1)
+    assert plain.error_pct[0] > pinned.error_pct[0]
+    assert plain.error_pct[1] < pinned.error_pct[1]
+    (text, *_) = level_lines(msgspec.structs.replace(result, levels=[pinned]))
+    assert "wider" in text
+    assert pinned.wider[0] in text
+    one = resolve(
+        Scenario.of(profile=EAGLE, policy="autoregressive", engine="vllm-0.24"), load(EAGLE), "autoregressive"
+    )
+    hybrid = Linear(layers=24, key_heads=16, key_dim=128, value_heads=32, value_dim=128)
+    target = msgspec.structs.replace(one.profile.target, linear=hybrid)
+    source = "tables; experts scaled from 384 of 7168 x 2048"
+    changes = {"hybrid": {"target": target}, "experts": {"source": source}}
+    for word, change in changes.items():
+        (reason,) = unmeasured(replace(one, profile=msgspec.structs.replace(one.profile, **change)))
+        assert word in reason
+    scaled = load("h100-sxm/gpt-oss-120b")
+    assert "experts scaled from" in scaled.source
+    measured_there = resolve(Scenario.of(profile=scaled.name, policy="autoregressive"), scaled, "autoregressive")
+    assert not unmeasured(measured_there)
+    served = msgspec.structs.replace(one.engine, name="sglang-0.5")
+    assert not unmeasured(replace(one, engine=served, profile=msgspec.structs.replace(one.profile, target=target)))

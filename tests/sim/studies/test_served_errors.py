@@ -18,7 +18,6 @@ from sim.studies.served_errors import (
     ErrorPart,
     ServedErrors,
     SetUp,
-    level_errors,
     measured_name,
     served_errors,
     speedup_errors,
@@ -72,6 +71,11 @@ def test_an_independent_error_adds_its_variance() -> None:
     assert deviation == pytest.approx(0.05 * np.sqrt(2.0), rel=0.02)
 
 
+def test_a_mechanism_that_was_never_measured_is_as_unsure_as_another_model() -> None:
+    plain, one, two = (ERRORS.level([0.0], unmeasured=count) for count in (0, 1, 2))
+    assert width(plain) < width(one) < width(two)
+
+
 def test_versions_of_an_engine_are_one() -> None:
     assert ERRORS.known("vllm-0.12", "h200-sxm", "a") == [-0.5, -0.4]
     assert ERRORS.known("vllm-0.32", "h200-sxm", "deepseek-v3") == [0.01]
@@ -102,7 +106,7 @@ def test_every_measured_model_has_layers_of_its_own_and_shipped_profiles_have_th
 def test_what_is_shipped_counts_a_set_up_once_and_says_more_of_measured_ones() -> None:
     shipped = served_errors()
     assert len(shipped.set_ups) > 100
-    known, unknown = (level_errors("vllm-0.19", gpu, "minimax-m2.5", drafts=False) for gpu in ("h100-sxm", "l40s"))
+    known, unknown = (shipped.level(shipped.known("vllm-0.19", gpu, "minimax-m2.5")) for gpu in ("h100-sxm", "l40s"))
     assert shipped.known("vllm-0.19", "h100-sxm", "minimax-m2.5")
     assert width(known) < 0.75 * width(unknown)
     assert width(speedup_errors()) < 0.5 * width(known)
