@@ -145,7 +145,7 @@ def count(noun: str) -> Callable[[Any], str]:
 
 def _at_once(levels: Any) -> str:
     loads = ", ".join(f"{level.concurrency:.1f}" for level in levels)
-    return f"{loads} requests at once, {levels[0].prompt_tokens:.0f} in, {levels[0].output_tokens:.0f} out"
+    return f"{loads} requests at once, {levels[0].input_len:.0f} in, {levels[0].output_len:.0f} out"
 
 
 def _guidellm(path: Path) -> str:
@@ -210,8 +210,8 @@ def _points(path: Path) -> str:
 
 
 def _log(path: Path) -> str:
-    from calibrate.production.level_files import read_windows
-    from calibrate.production.metrics import samples
+    from calibrate.served.metrics import samples
+    from calibrate.served.reports import read_windows
     from sim.files.read import lines_of
 
     num_lines = sum(1 for _ in read_windows(text for _, text in lines_of(path, "file")))
@@ -231,7 +231,7 @@ def _config(path: Path) -> str:
     return ", ".join(text for text in (source.shape.name, source.assumed) if text)
 
 
-BENCH = reader("calibrate.production.level_files:read_bench", _at_once)
+BENCH = reader("calibrate.served.reports:read_bench", _at_once)
 PROFILE = reader("sim.costs.profile_files:load", lambda profile: str(profile.name))
 ROWS = reader("sim.report.results:read_columns", lambda columns: f"{len(next(iter(columns.values())))} rows")
 FORMATS: list[tuple[str, set[str], str, Reader]] = [
@@ -254,7 +254,7 @@ FORMATS: list[tuple[str, set[str], str, Reader]] = [
     (".log", set(), "log or metrics of a server", _log),
     (
         *(".csv", {"concurrency"}, "closed-loop cells"),
-        reader("calibrate.judge.cell_table:read_cells", lambda table: f"{len(table.cells)} cells", {}),
+        reader("calibrate.served.load_table:read_cells", lambda table: f"{len(table.cells)} cells", {}),
     ),
     (".csv", {"TIMESTAMP", "ContextTokens", "GeneratedTokens"}, "trace (trace-azure)", trace("trace-azure")),
     (".csv", {"Timestamp", "Request tokens", "Response tokens"}, "trace (burstgpt)", trace("burstgpt")),
@@ -262,13 +262,13 @@ FORMATS: list[tuple[str, set[str], str, Reader]] = [
     (".csv", {"<arrival>", "<prompt>", "<output>"}, "trace (csv)", trace("csv")),
     (
         *(".csv", {"prompt_tokens", "output_tokens"}, "requests of closed-loop cells"),
-        reader("calibrate.judge.cell_table:read_request_list", count("requests")),
+        reader("calibrate.served.load_table:read_request_list", count("requests")),
     ),
     (".csv", set(), "table of no kind known here", reader("sim.files.arrow_tables:read_csv", _column_words, "table")),
     (".jsonl", {"schema", "fingerprint", "options"}, "points", _points),
     (
         *(".jsonl", {"request_id", "queued_ts"}, "requests of a vLLM run"),
-        reader("calibrate.judge.vllm_requests:read_requests", lambda run: f"{len(run.requests)} requests"),
+        reader("calibrate.served.stamped_requests:read_requests", lambda run: f"{len(run.requests)} requests"),
     ),
     (".jsonl", {"metadata", "metrics"}, "trace (aiperf)", trace("aiperf")),
     (".jsonl", set(SIGNS), "result of a benchmark", BENCH),
@@ -303,8 +303,8 @@ FORMATS: list[tuple[str, set[str], str, Reader]] = [
         reader("calibrate.server.served_run:read_run", lambda run: run.in_words),
     ),
     (
-        *(".json", {"url", "levels"}, "levels of a server"),
-        reader("calibrate.production.level_files:read_measured", _at_once),
+        *(".json", {"url", "lone", "rounds"}, "loads of a server"),
+        reader("calibrate.server.looks:read_looks", lambda looks: _at_once(looks.rounds)),
     ),
     (".json", {"table", "break_even_concurrency"}, "draft lengths by batch size", _tuned),
     ("list", {"start_time", "info"}, "trace (inference-perf)", trace("inference-perf")),

@@ -1,4 +1,4 @@
-"""`lanesim validate cells`: the command line of calibrate.judge.cells. No torch."""
+"""`lanesim validate cells`: the command line of calibrate.served.judge. No torch."""
 
 from __future__ import annotations
 
@@ -9,13 +9,22 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from msgspec import Meta
 
-from calibrate.cli.engine_flags import Budget, JudgingFlags, Requests, Seats, cells_of, set_up
-from calibrate.judge.validation_output import check_outputs, print_compared, write_result
+from calibrate.cli.engine_flags import (
+    Budget,
+    JudgingFlags,
+    Requests,
+    Seats,
+    cells_of,
+    check_outputs,
+    set_up,
+    write_result,
+)
+from calibrate.cli.profile_output import print_compared
 from sim.cli.console import progress
 from sim.cli.flags import ARGUMENT, command
 
 if TYPE_CHECKING:
-    from calibrate.judge.cell import JudgedCell
+    from calibrate.served.load import JudgedLoad
     from sim.metrics.compared import Compared
 
 EXAMPLE = (
@@ -48,8 +57,8 @@ def cells_command(flags: CellsFlags) -> None:
     Where cells with and without speculation pair up (same label, or the same up to its last "/" without an arm; same
     concurrency and lengths), the speed-up in output_throughput is compared, too.
     """
-    from calibrate.judge.cell_table import parse_columns, read_cells, read_request_list
-    from calibrate.judge.cells import FIGURE, draw_cells, judge_cells, result_of
+    from calibrate.served.judge import FIGURE, draw_cells, judge_cells, result_of
+    from calibrate.served.load_table import parse_columns, read_cells, read_request_list
     from sim.costs.profile_files import load
 
     check_outputs(flags, [flags.path, flags.requests, flags.profile, flags.engine], [FIGURE])
@@ -68,7 +77,7 @@ def cells_command(flags: CellsFlags) -> None:
         _tell(result, judged)
 
 
-def _tell(result: dict[str, Any], judged: Sequence[JudgedCell]) -> None:
+def _tell(result: dict[str, Any], judged: Sequence[JudgedLoad]) -> None:
     """A row per cell and metric, and the errors over all of them."""
     rows: list[tuple[Sequence[str], Compared]] = []
     for each in judged:

@@ -96,10 +96,10 @@ def server_command(flags: ServerFlags) -> None:
 def served(flags: ServerFlags, on_step: OnDone) -> ServedRun:
     """The run of a scenario on the server, in the file at `out` as well; without requests where they are only
     predicted. Raises ValueError."""
+    from calibrate.served.line import LONE_REQUESTS, NAME, line_of_server
+    from calibrate.server.endpoint import base_of
+    from calibrate.server.looks import of_a_round
     from calibrate.server.network import Client
-    from calibrate.server.probe import base_of
-    from calibrate.server.sent_fit import of_a_round
-    from calibrate.server.server_line import LONE_REQUESTS, NAME, line_of_server
     from calibrate.server.server_process import commands_of, started
     from calibrate.server.side import PLAIN, Side
     from sim.costs.profile_files import load
@@ -209,8 +209,7 @@ def _look_and_fit(
     before: Sequence[Side],
 ) -> None:
     """Look at the servers of `sides`, and give each the scenario that it shows and its profile."""
-    from calibrate.cli.production import doubt
-    from calibrate.server.sent_fit import fit_line, fit_rounds, intake_error_s, with_price_of
+    from calibrate.server.looks import fit_line, fit_rounds, intake_error_s, with_price_of
     from calibrate.server.served_run import Doubt
     from calibrate.server.side import as_counted, check_drafts
     from sim.costs.compact_kernels import LinearKernels
@@ -239,7 +238,7 @@ def _look_and_fit(
         plainest = together[-1]
         priced = with_price_of(plainest.scenario, given, plainest.looks.lone)
         found = fit_rounds(sides[0].scenario, priced, [each for same in rounds for each in same])
-        doubted = doubt(found, {})
+        doubted = found.doubt
         for side in sides:
             side.profile = found.profile
         off = [level.predicted_pct.get(level.fitted_metric, 0.0) / 100.0 for level in found.levels]
@@ -252,7 +251,7 @@ def _look_and_fit(
 
 
 def _tell(run: ServedRun) -> None:
-    from calibrate.judge.validation_output import print_compared
+    from calibrate.cli.profile_output import print_compared
     from calibrate.server.served_run import lateness, means
     from sim.metrics.compared import LATENCIES, STATISTICS, THROUGHPUT
 

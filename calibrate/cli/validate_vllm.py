@@ -1,4 +1,4 @@
-"""`lanesim validate vllm`: the command line of calibrate.judge.vllm_runs. No torch."""
+"""`lanesim validate vllm`: the command line of calibrate.served.as_recorded. No torch."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Annotated, Any
 
 from msgspec import Meta
 
-from calibrate.cli.engine_flags import Budget, JudgingFlags, Requests, Seats, set_up
-from calibrate.judge.validation_output import check_outputs, print_compared, write_result
+from calibrate.cli.engine_flags import Budget, JudgingFlags, Requests, Seats, check_outputs, set_up, write_result
+from calibrate.cli.profile_output import print_compared
 from sim.cli.flags import command
 
 EXAMPLE = (
@@ -40,8 +40,8 @@ def vllm_command(flags: VllmFlags) -> None:
     TTFT and E2EL count from queued_ts, when the engine took a request in; ttft_arrival from arrival_time. The offset of
     the two clocks is the least queued_ts - arrival_time. TPOT leaves out requests of one output token.
     """
-    from calibrate.judge.vllm_requests import read_requests
-    from calibrate.judge.vllm_runs import FIGURES, draw_vllm, judge_run, scenario_of
+    from calibrate.served.as_recorded import FIGURES, draw_vllm, judge_run, scenario_of
+    from calibrate.served.stamped_requests import read_requests
     from sim.costs.profile_files import load
     from sim.run.scenario_file import set_dotted
 
@@ -74,7 +74,7 @@ def vllm_command(flags: VllmFlags) -> None:
 
 
 def _tell(result: dict[str, Any]) -> None:
-    from calibrate.judge.vllm_runs import LATENCIES
+    from calibrate.served.as_recorded import LATENCIES
     from sim.metrics.compared import STATISTICS, THROUGHPUT
 
     metrics = result["metrics"]

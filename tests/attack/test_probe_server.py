@@ -23,7 +23,7 @@ from types import FrameType
 
 import pytest
 
-from calibrate.server.probe import WORDS
+from calibrate.server.endpoint import WORDS
 from sim.cli.main import run
 from tests.attack.hostile_server import DONE, Way, bomb, collected, drip, event, head, hostile, raw, stream, whole
 

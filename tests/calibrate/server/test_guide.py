@@ -14,13 +14,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from calibrate.judge.cells import CellSetup, simulate_cell
-from calibrate.production.level_files import NEEDED
-from calibrate.production.levels import ServedLevel, cell_of
+from calibrate.served.judge import CellSetup, simulate_cell
+from calibrate.served.load import mean_load
+from calibrate.served.reports import NEEDED
 from sim.cli.main import run
 from sim.costs.engine_costs import engine_of, with_engine
 from sim.costs.profile_files import load
-from tests.calibrate.production.test_levels import load_line, look
+from tests.calibrate.served.test_reports import load_line, look
 from tests.calibrate.server.test_probe import serving
 
 PROFILE = "h100-sxm/llama-3.1-8b"
@@ -43,10 +43,8 @@ def write_results(gap_s: float) -> None:
     profile = with_engine(profile, engine_of(None, profile))
     host = msgspec.structs.replace(profile.host, gap_s=gap_s, frontend_s=FRONTEND_S)
     for concurrency in (8, 32):
-        asked = ServedLevel(source="x", concurrency=concurrency, prompt_tokens=200, output_tokens=40, tpot_s=1.0)
-        found: dict[str, Any] = simulate_cell(
-            cell_of(asked, 1), msgspec.structs.replace(profile, host=host), CellSetup(engine={})
-        )
+        asked = mean_load("x", concurrency, 200, 40, tpot_s=1.0)
+        found: dict[str, Any] = simulate_cell(asked, msgspec.structs.replace(profile, host=host), CellSetup(engine={}))
         result = {key: found[key] for key in NEEDED} | {"max_concurrency": concurrency}
         Path(f"c{concurrency}.json").write_text(json.dumps(result))
 

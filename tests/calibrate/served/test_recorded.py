@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from calibrate.cli.validate_vllm import vllm_command
-from calibrate.judge.vllm_requests import fresh, read_requests
-from calibrate.judge.vllm_runs import latencies_s, output_throughput
+from calibrate.served.as_recorded import latencies_s, output_throughput
+from calibrate.served.stamped_requests import fresh, read_requests
 from sim.interface.request import Request
 from tests.realrun.recorded_runs import EPOCH_S, MONOTONIC_S, PROFILE, refusal, result_of, served, stamps, write_lines
 

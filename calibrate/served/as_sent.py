@@ -7,14 +7,17 @@ Not here: sending them (calibrate.server.open_loop).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from statistics import fmean
 
-from calibrate.judge.vllm_requests import fresh
-from calibrate.judge.vllm_runs import metrics_of
-from calibrate.production.levels import Accepted
-from calibrate.production.request_records import MIN_REQUESTS, spread_of_requests
-from calibrate.server.open_loop import Sent
+from msgspec import structs
+
+from calibrate.served.as_recorded import metrics_of
+from calibrate.served.load import Accepted, ServedLoad, ServedRequest, mean_load
+from calibrate.served.request_counts import MIN_REQUESTS, spread_of_requests
+from calibrate.served.stamped_requests import fresh
 from sim.engine.time_series import GapSamples
 from sim.interface.request import Request
+from sim.metrics.compared import THROUGHPUT
 from sim.metrics.summary import latencies_s, slo_shares
 from sim.run.resolve import Resolved
 from sim.run.simulate import simulate
@@ -22,7 +25,7 @@ from sim.run.simulate import simulate
 GOODPUT = "request_goodput"
 
 
-def as_served(sent: Sequence[Sent], planned: Sequence[Request] = ()) -> tuple[list[Request], GapSamples]:
+def as_served(sent: Sequence[ServedRequest], planned: Sequence[Request] = ()) -> tuple[list[Request], GapSamples]:
     """Requests as `as_requests` has them, with the gaps between events that hold tokens."""
     gaps = GapSamples()
     for each in sent:
@@ -31,7 +34,7 @@ def as_served(sent: Sequence[Sent], planned: Sequence[Request] = ()) -> tuple[li
     return as_requests(sent, planned), gaps
 
 
-def as_requests(sent: Sequence[Sent], planned: Sequence[Request] = ()) -> list[Request]:
+def as_requests(sent: Sequence[ServedRequest], planned: Sequence[Request] = ()) -> list[Request]:
     """The answered ones as finished requests, whose arrival is when they were sent, in that order, with the content of
     those that were `planned`. Raises ValueError where none was answered."""
     contents = {each.index: each.content for each in planned}
@@ -54,6 +57,28 @@ def as_requests(sent: Sequence[Sent], planned: Sequence[Request] = ()) -> list[R
     ]
 
 
+def closed_loop(
+    at_once: int, number: int, sent: Sequence[ServedRequest], accepted: Accepted | None = None
+) -> ServedLoad:
+    """The load of so many requests at once, with the means of all that were answered. Raises ValueError for none."""
+    served = as_served(sent)
+    means = metrics(served)
+    ttft_ms, tpot_ms = means["mean_ttft_ms"], means["mean_tpot_ms"]
+    drafting = "" if accepted is None else ", drafting"
+    load = mean_load(
+        f"{at_once} at once{drafting}, round {number + 1}",
+        at_once,
+        fmean(each.prompt_tokens for each in served[0]),
+        fmean(each.output_tokens for each in served[0]),
+        ttft_s=ttft_ms and ttft_ms / 1e3,
+        tpot_s=tpot_ms and tpot_ms / 1e3,
+        output_tokens_per_s=means[THROUGHPUT],
+        accepted=accepted,
+        num_requests=len(served[0]),
+    )
+    return structs.replace(load, number=number, requests=tuple(sent))
+
+
 def simulated(resolved: Resolved, seed: int, requests: Sequence[Request]) -> tuple[list[Request], GapSamples]:
     """The same requests, served by the simulator."""
     record = simulate(resolved, seed, requests=fresh(requests))
@@ -74,14 +99,14 @@ def metrics(
     return told
 
 
-def step_rates(accepted: Accepted, sent: Sequence[Sent]) -> tuple[float, ...]:
+def step_rates(accepted: Accepted, sent: Sequence[ServedRequest]) -> tuple[float, ...]:
     """Accepted share by position of all steps of requests that decode, some of which may have no draft, as with n-grams
     that find none; empty where it is not known."""
     steps = sum(len(each.gaps_s) for each in sent)
     return tuple(min(1.0, accepted.drafts / steps) * rate for rate in accepted.rates) if steps else ()
 
 
-def quote_of(accepted: Accepted, sent: Sequence[Sent], spread: float | None = None) -> str:
+def quote_of(accepted: Accepted, sent: Sequence[ServedRequest], spread: float | None = None) -> str:
     """Acceptance in `--acceptance`'s notation by the server's count of drafts, and by how many steps each request
     needed: requests differ in more than draws by `spread`, which is looked for where it is not given."""
     rates = step_rates(accepted, sent)
@@ -91,7 +116,7 @@ def quote_of(accepted: Accepted, sent: Sequence[Sent], spread: float | None = No
     return "vllm:" + ",".join(f"{rate:.4g}" for rate in rates) + (f"~{spread:g}" if spread else "")
 
 
-def spread_of(rates: tuple[float, ...], sent: Sequence[Sent]) -> float:
+def spread_of(rates: tuple[float, ...], sent: Sequence[ServedRequest]) -> float:
     """The spread of requests by their steps, with the tokens of these scaled to what `rates` give, since an end cuts
     the last step's; 0 where too few tell it, or do not tell it from 0."""
     counted = [(len(each.gaps_s), each.output_tokens - 1) for each in sent if each.gaps_s]

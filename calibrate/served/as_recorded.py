@@ -3,7 +3,7 @@
 As vLLM's timestamps and the data's authors have it, TTFT and E2EL count from queued_ts, when the engine took the
 request in; `ttft_arrival` counts from arrival. TPOT is (last - first token) / (output tokens - 1), left out where only
 one token came out (design, section 7). Files of requests do not have gaps between tokens, so the real ITL is null.
-Not here: reading the file (calibrate.judge.vllm_requests).
+Not here: reading the file (calibrate.served.stamped_requests).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from calibrate.judge.vllm_requests import RealRun, fresh
+from calibrate.served.stamped_requests import RealRun, fresh
 from sim.costs.profile import Profile
 from sim.engine.fleet import Routing
 from sim.engine.time_series import GapSamples

@@ -4,7 +4,7 @@ Of a log the lines count that vLLM and SGLang print every few seconds. A line is
 begin or end a level mix two, so a line counts where its neighbours ran as many requests and none waits. Logs do not say
 how long prompts and outputs are. A result is one level or several. What a probe measured is written before anything is
 fitted on it, so that a fit can be had again without the server. Not here: requests one by one
-(calibrate.judge.vllm_requests).
+(calibrate.served.stamped_requests).
 """
 
 from __future__ import annotations
@@ -16,10 +16,9 @@ from typing import Annotated
 
 import msgspec
 
-from calibrate.production.levels import Accepted, ServedLevel, check_counts, of_length, pooled
-from sim.files.json_values import Json, convert, parse_json
-from sim.files.read import lines_of, read_text
-from sim.files.write import write_text
+from calibrate.served.load import Accepted, ServedLoad, check_counts, mean_load, of_length, pooled
+from sim.files.json_values import Json, convert
+from sim.files.read import lines_of
 from sim.workload.bench import bench_rows
 
 NUMBER = r"([0-9]{1,12}(?:\.[0-9]{1,12})?)"
@@ -41,40 +40,6 @@ MIN_LINES = 2
 """Lines that a level needs to count."""
 
 
-MEASURED_SCHEMA = 1
-
-
-class _Measured(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The file of a probe."""
-
-    schema: int
-    url: str
-    levels: list[ServedLevel]
-
-    def __post_init__(self) -> None:
-        if self.schema != MEASURED_SCHEMA:
-            raise ValueError(f"schema {self.schema} is not {MEASURED_SCHEMA}, which this version reads")
-        loads = {level.concurrency for level in self.levels if level.concurrency.is_integer()}
-        if len(loads) < max(2, len(self.levels)):
-            raise ValueError("want at least two levels, each of another whole number of requests at once")
-
-
-def write_measured(path: Path, url: str, served: Sequence[ServedLevel]) -> None:
-    """Replace `path` by these levels of the server at `url`. Raises ValueError where it cannot be written."""
-    measured = _Measured(schema=MEASURED_SCHEMA, url=url, levels=list(served))
-    write_text(path, msgspec.json.format(msgspec.json.encode(measured), indent=1).decode() + "\n")
-
-
-def read_measured(path: Path, url: str | None = None) -> list[ServedLevel]:
-    """The levels that `write_measured` wrote, by requests at once. Raises ValueError, one line naming the file, also
-    where they are not of the server at `url`, if one is given."""
-    where = f"measured levels {str(path)!r}"
-    measured = convert(parse_json(read_text(path, "measured levels"), where), _Measured, where)
-    if url not in (None, measured.url):
-        raise ValueError(f"{where} are of another server: choose another --out")
-    return sorted(measured.levels, key=lambda level: level.concurrency)
-
-
 class LogLine(msgspec.Struct, frozen=True, kw_only=True):
     """One line: a mean over some seconds."""
 
@@ -86,7 +51,7 @@ class LogLine(msgspec.Struct, frozen=True, kw_only=True):
 
 def levels(
     path: Path, *, prompt_tokens: float, output_tokens: float, num_speculative_tokens: int | None = None
-) -> list[ServedLevel]:
+) -> list[ServedLoad]:
     """Means by requests running, of those levels that lasted; `num_speculative_tokens` for SGLang's lines, which tell
     the acceptance length alone. Raises ValueError, one line naming the file."""
     where = f"log {str(path)!r}"
@@ -103,7 +68,7 @@ def levels(
             "after; hold a number of requests in flight for half a minute"
         )
     return [
-        ServedLevel(
+        mean_load(
             source=f"{path.name}, {running} running",
             concurrency=float(running),
             prompt_tokens=prompt_tokens,
@@ -181,7 +146,7 @@ class _Result(_Needed, kw_only=True):
     """SGLang's name of spec_decode_acceptance_length."""
 
 
-def read_bench(path: Path, *, num_speculative_tokens: int | None = None) -> list[ServedLevel]:
+def read_bench(path: Path, *, num_speculative_tokens: int | None = None) -> list[ServedLoad]:
     """The levels that the results in a file tell (sim.workload.bench). Raises ValueError, one line naming the
     file and what is missing.
 
@@ -201,7 +166,7 @@ def read_bench(path: Path, *, num_speculative_tokens: int | None = None) -> list
     ]
 
 
-def _level(row: Mapping[str, Json], where: str, source: str, num_speculative_tokens: int | None) -> ServedLevel:
+def _level(row: Mapping[str, Json], where: str, source: str, num_speculative_tokens: int | None) -> ServedLoad:
     result = convert(row, _Result, where)
     completed = int(result.completed)
     if completed < 1 or result.total_output_tokens < completed:
@@ -210,7 +175,7 @@ def _level(row: Mapping[str, Json], where: str, source: str, num_speculative_tok
     e2el_s = (result.mean_ttft_ms + (output_tokens - 1.0) * result.mean_tpot_ms) / 1e3
     in_flight = result.output_throughput / output_tokens * e2el_s
     limit = result.max_concurrency
-    return ServedLevel(
+    return mean_load(
         source=source,
         concurrency=float(limit) if limit is not None and in_flight > 0.75 * limit else max(1.0, in_flight),
         prompt_tokens=result.total_input_tokens / completed,

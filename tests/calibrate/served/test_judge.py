@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from calibrate.cli.validate_cells import cells_command
-from calibrate.judge.cell import MEASURED, Cell, JudgedCell, judged_errors
-from calibrate.judge.cell_table import read_cells
-from calibrate.judge.cells import CellSetup, scenario_of, simulate_cell, speedups, varied_requests
-from calibrate.judge.fit_cells import fit_constant
+from calibrate.served.constants import fit_constant
+from calibrate.served.judge import CellSetup, scenario_of, simulate_cell, speedups, varied_requests
+from calibrate.served.load import MEASURED, JudgedLoad, ServedLoad, judged_errors
+from calibrate.served.load_table import read_cells
 from sim.costs.profile import Profile
 from sim.costs.profile_files import load
 from tests.realrun.recorded_runs import invoke, refusal, result_of
@@ -198,14 +198,14 @@ def test_the_words_of_other_tables_and_of_an_open_loop_are_read(tmp_path: Path) 
     assert (cell.num_speculative_tokens, cell.gpu, cell.measured) == (3, "H100", {"output_throughput": 90.0})
     workload = scenario_of(cell, load(PAIR), CellSetup(engine={}, workload={"num_prompts": 40})).workload
     assert (workload.request_rate, workload.max_concurrency, workload.num_prompts) == (2.5, None, 40)
-    assert JudgedCell.beside(cell, {"output_throughput": 81.0}).is_fit
-    assert judged_errors([JudgedCell.beside(cell, {"output_throughput": 81.0})], "output_throughput") == []
+    assert JudgedLoad.beside(cell, {"output_throughput": 81.0}).is_fit
+    assert judged_errors([JudgedLoad.beside(cell, {"output_throughput": 81.0})], "output_throughput") == []
 
 
 def test_a_speedup_of_times_is_the_partners_over_the_cells() -> None:
     plain, drafting = (
-        JudgedCell.beside(
-            Cell(concurrency=1, num_speculative_tokens=k, measured={"tpot_ms": tpot_ms}), {"tpot_ms": 6.0}
+        JudgedLoad.beside(
+            ServedLoad(concurrency=1, num_speculative_tokens=k, measured={"tpot_ms": tpot_ms}), {"tpot_ms": 6.0}
         )
         for k, tpot_ms in ((0, 6.0), (2, 4.0))
     )

@@ -3,29 +3,23 @@
 Every request asks for the same number of tokens from a separate prompt, so that no prefix is shared. How many tokens
 a prompt and an answer have is what the server says (`usage`), not what was requested. Where there is a `/metrics`,
 drafts and steps are read from it.
-Not here: the network (calibrate.server.network), fitting (calibrate.production.engine_fit), what a saved `/metrics`
-says (calibrate.production.metrics).
+Not here: the network (calibrate.server.network), fitting (calibrate.served.fit), what a saved `/metrics`
+says (calibrate.served.metrics).
 """
 
 from __future__ import annotations
 
-import random
 import time
-from collections import Counter
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import product
-from queue import Empty, SimpleQueue
 from typing import Annotated, Any, TypeVar
 from urllib.parse import urlsplit, urlunsplit
 
 from msgspec import Meta, Struct
 
-from calibrate.production.levels import MAX_TOKENS, ServedLevel
-from calibrate.production.metrics import Growth, NoMetrics, Sample, parse
-from calibrate.server.network import WAKE_S, Client, Late, Reply, RequestFailed
+from calibrate.served.load import MAX_TOKENS
+from calibrate.served.metrics import Growth, NoMetrics, Sample, parse
+from calibrate.server.network import Client, Reply
 from sim.files.json_values import Json, convert, parse_json
 from sim.files.read import MIB
 
@@ -205,89 +199,6 @@ def slots(client: Client) -> int | None:
         return convert(parse_json(text, "JSON", has_prose=True), _Props, "JSON").total_slots
     except ValueError:
         return None
-
-
-def level(
-    client: Client,
-    endpoint: Endpoint,
-    *,
-    concurrency: int,
-    num_requests: int,
-    input_words: int,
-    output_tokens: int,
-    seed: int | str = 0,
-    on_done: Callable[[int], None] = lambda done: None,
-) -> ServedLevel:
-    """A closed loop of `concurrency` streams until `num_requests` are answered; means of those in its steady middle.
-
-    Raises ValueError where the server fails more than MAX_FAILURES times.
-    """
-    before = look(client)
-    timed: list[Timed] = []
-    failures: list[str] = []
-
-    def one(number: int) -> None:
-        draw = random.Random(f"{seed} {concurrency} {number}")
-        prompt = " ".join(draw.choices(WORDS, k=input_words))
-        try:
-            timed.append(stream(client, endpoint, prompt, output_tokens))
-        except RequestFailed as failure:
-            failures.append(failure.reason)
-            if isinstance(failure, Late) or len(failures) > MAX_FAILURES:
-                raise
-        on_done(len(timed))
-
-    finished: SimpleQueue[Future[None]] = SimpleQueue()
-    with ThreadPoolExecutor(concurrency) as pool:
-        try:
-            for number in range(num_requests):
-                pool.submit(one, number).add_done_callback(finished.put)
-            for _ in range(num_requests):
-                _next(finished).result()
-        except BaseException:
-            client.stop()
-            raise
-        finally:
-            pool.shutdown(cancel_futures=True)
-    after = look(client)
-    steady = middle(timed, concurrency)
-    if not steady:
-        raise client.failure(
-            endpoint.path, f"gave no answer of two tokens at {concurrency} at once: {'; '.join(failures[:1])}"
-        )
-    refuse_collected(client, endpoint, steady)
-    counted = growth(before, after, client.url)
-    return ServedLevel(
-        source=f"{concurrency} at once",
-        concurrency=float(concurrency),
-        prompt_tokens=sum(each.prompt_tokens for each in steady) / len(steady),
-        output_tokens=sum(each.output_tokens for each in steady) / len(steady),
-        ttft_s=sum(each.first_s - each.sent_s for each in steady) / len(steady),
-        tpot_s=sum((each.last_s - each.first_s) / (each.output_tokens - 1) for each in steady) / len(steady),
-        output_tokens_per_s=concurrency
-        * sum(each.output_tokens for each in steady)
-        / sum(each.last_s - each.sent_s for each in steady),
-        accepted=None if counted is None else counted.accepted,
-        num_requests=len(steady),
-        sent=num_requests,
-        failed=dict(Counter(failures)),
-    )
-
-
-def _next(finished: SimpleQueue[T]) -> T:
-    """The next that there is. Waits in short steps, so that a signal is heard."""
-    while True:
-        with suppress(Empty):
-            return finished.get(timeout=WAKE_S)
-
-
-def middle(timed: list[Timed], concurrency: int) -> list[Timed]:
-    """Requests without the first of each stream, sent while the loop filled, and those that ended while it drained."""
-    by_end = sorted((each for each in timed if each.output_tokens > 1), key=lambda each: each.last_s)
-    last_sent_s = max((each.sent_s for each in by_end), default=0.0)
-    first = sorted(by_end, key=lambda each: each.sent_s)[:concurrency]
-    kept = [each for each in by_end if each not in first and each.last_s <= last_sent_s]
-    return kept or [each for each in by_end if each not in first] or by_end
 
 
 def stream(client: Client, endpoint: Endpoint, prompt: str, output_tokens: int) -> Timed:
