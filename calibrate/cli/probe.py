@@ -172,10 +172,9 @@ def _looked(flags: ProbeFlags, base: str, key: str | None, levels: list[int], me
     from sim.cli.console import progress
     from sim.costs.profile_files import load
 
-    measured.unlink(missing_ok=True)
     with Client(base, timeout_s=flags.timeout_s, key=key) as client, progress() as on_step:
         raw = {**_raw(flags), "speculation": PLAIN}
-        side = Side.of(client, flags.model, raw, load(flags.profile), measured, new_words(), "", on_step)
+        side = Side.of(client, flags.model, raw, load(flags.profile), measured, new_words(), "", on_step, is_fresh=True)
         side.warm_up(levels[-1])
         side.look_alone([flags.input_len])
         for number, at_once in product(range(flags.rounds), levels):

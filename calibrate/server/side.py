@@ -81,9 +81,12 @@ class Side:
         words_drawn: str,
         prefix: str,
         on_step: Callable[[str, int, int], None],
+        *,
+        is_fresh: bool = False,
     ) -> Side:
-        """The server that answers. Raises ValueError for one that does not, or for looks at another."""
-        looks = read_looks(path, client.url)
+        """The server that answers; if `is_fresh` nothing that is kept in `path` counts. Raises ValueError for one that
+        does not answer, or for looks at another."""
+        looks = ServerLooks(url=client.url) if is_fresh else read_looks(path, client.url)
         endpoint = find(client, model)
         return cls(
             client=client,
