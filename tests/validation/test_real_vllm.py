@@ -18,7 +18,7 @@ from calibrate.server.served_run import Doubt, judge, now, predict, read_run, wr
 from sim.run.experiment import Experiment
 from sim.run.resolve import resolve_all
 from sim.workload.classes import Goodput
-from tests.calibrate.served.test_looks import in_steps, looked_at, scenario
+from tests.calibrate.server.test_looks import in_steps, looked_at, scenario
 from validation.replays import real_vllm
 
 

@@ -38,8 +38,8 @@ def test_the_same_run_is_the_same_level_whatever_tool_wrote_it(tmp_path: Path, t
     path = put(tmp_path, json.dumps(RESULTS[tool]))
     (level,) = read_bench(path)
     assert level.concurrency == pytest.approx(IN_FLIGHT)
-    assert (level.prompt_tokens, level.output_tokens, level.num_requests) == (20.0, 5.0, 20)
-    assert (level.ttft_s, level.tpot_s) == pytest.approx((0.02, 0.012))
+    assert (level.lengths, level.num_requests) == ((20.0, 5.0), 20)
+    assert (level.measured["ttft_ms"], level.measured["tpot_ms"]) == pytest.approx((20.0, 12.0))
     frame = lanesim.load(path)
     assert frame["completed"].tolist() == [20]
     assert frame["mean_tpot_ms"].tolist() == pytest.approx([12.0])
@@ -109,4 +109,4 @@ def test_a_cell_of_inferencex_is_a_level_of_its_clients(tmp_path: Path) -> None:
     cell = {"hw": "h200", "conc": 4, "tp": 8, "isl": 1024, "osl": 512, "tput_per_gpu": 30.0}
     cell |= {"output_tput_per_gpu": 10.0, "mean_ttft": 0.2, "mean_tpot": 0.05}
     (level,) = read_bench(put(tmp_path, json.dumps([cell])))
-    assert (level.concurrency, level.prompt_tokens, level.output_tokens_per_s) == (4.0, 1024.0, 80.0)
+    assert (level.concurrency, level.input_len, level.measured["output_throughput"]) == (4.0, 1024.0, 80.0)
