@@ -32,7 +32,7 @@ Requests = Annotated[
 
 
 class JudgingFlags(Struct, frozen=True, kw_only=True):
-    """Flags of cells and vllm; None where not given."""
+    """Flags of a file; None where not given."""
 
     profile: Annotated[str, "Cost profile: gpu/target[+draft], or a path."]
     engine: Annotated[
@@ -41,9 +41,8 @@ class JudgingFlags(Struct, frozen=True, kw_only=True):
     set: Overrides = ()
     json: JsonFile = None
     out: Annotated[
-        Path | None, "Directory for validation.json and figures; of a server: the profile to write, with its constants."
+        Path | None, "Directory for validation.json; of a server: the profile to write, with its constants."
     ] = None
-    plots: Annotated[bool, "Draw figures into --out."] = False
     overwrite: Overwrite = False
 
 
@@ -70,18 +69,13 @@ def cells_of(raw: Mapping[str, Any], requests: Sequence[tuple[int, int]] = ()) -
     return CellSetup(**blocks, requests=requests, seed=raw.get("seed", 0))
 
 
-def check_outputs(flags: JudgingFlags, inputs: Iterable[str | Path | None], figures: Sequence[str]) -> None:
-    """Hold --out and --json until the command ends, and see whether `figures` may go into --out.
-    Raises ValueError, before any work, where one cannot be, or is one of the `inputs`."""
+def check_outputs(flags: JudgingFlags, inputs: Iterable[str | Path | None]) -> None:
+    """Hold --out and --json until the command ends. Raises ValueError, before any work, where one cannot be, or is one
+    of the `inputs`."""
     out = flags.out
-    if flags.plots and out is None:
-        raise ValueError("--plots draws into a directory: add --out DIR")
     if out is not None and out.exists() and not out.is_dir():
         raise ValueError(f"--out {str(out)!r} is a file; want a directory")
-    result = None if out is None else out / RESULT
-    files = {"--out": result, "--json": flags.json}
-    drawn = [out / name for name in figures] if out is not None and flags.plots else []
-    claim(files=files, added_to={"--plots": out if drawn else None}, adds={"--plots": drawn}, inputs=inputs)
+    claim(files={"--out": None if out is None else out / RESULT, "--json": flags.json}, inputs=inputs)
 
 
 def write_result(result: Mapping[str, Json], flags: JudgingFlags) -> None:

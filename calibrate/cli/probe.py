@@ -24,7 +24,7 @@ from sim.cli.flags import ARGUMENT, COUNT, JsonFile, Overwrite, Tokens, command
 from sim.cli.options import listed
 
 if TYPE_CHECKING:
-    from calibrate.server.looks import ServerLooks
+    from calibrate.served.reports import ServerLooks
 
 EXAMPLE = (
     "lanesim validate http://localhost:8000 --fit-only --profile h100-sxm/llama-3.1-8b \\\n"
@@ -75,8 +75,8 @@ class ProbeFlags(Struct, frozen=True, kw_only=True):
 def probe_command(flags: ProbeFlags) -> None:
     """Time a server from outside: closed loops of streamed requests, several numbers of them at once. The largest is
     predicted from the others. Only the address that is given is called; it serves what is asked, so mind the bill."""
+    from calibrate.served.reports import read_looks
     from calibrate.server.endpoint import base_of
-    from calibrate.server.looks import read_looks
     from sim.costs.engine_costs import engine_of
     from sim.costs.profile_files import load
 
@@ -131,7 +131,7 @@ def _flag(name: str) -> str:
 @contextmanager
 def _keeping(measured: Path, flags: ProbeFlags, num_levels: int) -> Iterator[None]:
     """An error within the block, or a signal, says what is kept in the file `measured`, and how to fit it."""
-    from calibrate.server.looks import read_looks
+    from calibrate.served.reports import read_looks
 
     given = [(_flag(name), getattr(flags, name)) for name in ("profile", *OF_A_FIT, "out", "json")]
     words = [str(word) for flag, value in given if value is not None for word in (flag, value)]

@@ -160,7 +160,8 @@ def read_served(flags: ProductionFlags, workload: dict[str, Any]) -> list[Served
     """The levels of all sources; lengths of a log's requests are taken out of `workload`. Raises ValueError where there
     is no level, or a source lacks what it needs."""
     from calibrate.served.metrics import samples, served_between
-    from calibrate.served.reports import levels, read_bench
+    from calibrate.served.readers import loads_of
+    from calibrate.served.reports import levels
 
     before, after, log_path = flags.metrics_before, flags.metrics_after, flags.log
     if (before is None) != (after is None):
@@ -168,7 +169,7 @@ def read_served(flags: ProductionFlags, workload: dict[str, Any]) -> list[Served
             "--metrics-before and --metrics-after belong together: one look says nothing of the time between"
         )
     num_tokens = flags.num_speculative_tokens
-    served = [level for path in flags.bench_json for level in read_bench(path, num_speculative_tokens=num_tokens)]
+    served = [load for path in flags.bench_json for load in loads_of(path, num_tokens)]
     if before is not None and after is not None:
         looks = samples(before), samples(after)
         served.append(served_between(*looks, str(after), flags.duration_s, num_tokens))

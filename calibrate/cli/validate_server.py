@@ -252,20 +252,14 @@ def _look_and_fit(
 
 def _tell(run: ServedRun) -> None:
     from calibrate.cli.profile_output import print_compared
+    from calibrate.cli.validate_file import metric_rows
     from calibrate.server.served_run import lateness, means
-    from sim.metrics.compared import LATENCIES, STATISTICS, THROUGHPUT
 
     for sentence in run.verdict:
         print(sentence)
     for name, side in (("", run), ("without speculation: ", run.plain)):
         if side is None:
             continue
-        first = next(iter(side.errors.values()))
-        rows = [
-            ((f"{latency.upper()} (ms)" if statistic == "mean" else "", statistic), first[latency][statistic])
-            for latency in LATENCIES
-            for statistic in STATISTICS
-        ]
         lines = [f"{part}: {means(errors)}" for part, errors in side.errors.items()]
         failed = [each.failed for each in side.sent if each.failed]
         if failed:
@@ -273,6 +267,6 @@ def _tell(run: ServedRun) -> None:
         print_compared(
             f"{name}{side.profile['name']}, predicted {side.predicted_at}",
             ("metric", ""),
-            [*rows, (("output (tok/s)", ""), first[THROUGHPUT])],
+            list(metric_rows(next(iter(side.errors.values())))),
             [lateness(side.sent), *lines],
         )

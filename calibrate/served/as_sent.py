@@ -7,18 +7,20 @@ Not here: sending them (calibrate.server.open_loop).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import nan
 from statistics import fmean
 
+import numpy as np
 from msgspec import structs
 
-from calibrate.served.as_recorded import metrics_of
-from calibrate.served.load import Accepted, ServedLoad, ServedRequest, mean_load
+from calibrate.served.load import Accepted, ServedLoad, ServedRequest, StampedRequest, mean_load
 from calibrate.served.request_counts import MIN_REQUESTS, spread_of_requests
-from calibrate.served.stamped_requests import fresh
 from sim.engine.time_series import GapSamples
 from sim.interface.request import Request
+from sim.metrics import compared
 from sim.metrics.compared import THROUGHPUT
-from sim.metrics.summary import latencies_s, slo_shares
+from sim.metrics.stats import Floats
+from sim.metrics.summary import latencies_s, slo_shares, spread_ms
 from sim.run.resolve import Resolved
 from sim.run.simulate import simulate
 
@@ -41,20 +43,26 @@ def as_requests(sent: Sequence[ServedRequest], planned: Sequence[Request] = ()) 
     answered = sorted((each for each in sent if not each.failed), key=lambda each: each.sent_s)
     if not answered:
         raise ValueError("no request was answered: there is nothing to judge")
-    return [
-        Request(
-            index=index,
-            id=str(index),
-            arrival_s=each.sent_s - answered[0].sent_s,
-            prompt_tokens=each.prompt_tokens,
-            output_tokens=each.output_tokens,
-            content=contents.get(each.index, ()),
-            emitted_tokens=each.output_tokens,
-            first_token_s=each.first_s - answered[0].sent_s,
-            last_token_s=each.last_s - answered[0].sent_s,
+    requests = []
+    for index, each in enumerate(answered):
+        stamped = each if isinstance(each, StampedRequest) else None
+        requests.append(
+            Request(
+                index=index,
+                id=str(index) if stamped is None else stamped.id,
+                arrival_s=each.sent_s - answered[0].sent_s,
+                prompt_tokens=each.prompt_tokens,
+                output_tokens=each.output_tokens,
+                content=contents.get(each.index, ()) if stamped is None else stamped.content,
+                prefilled_tokens=each.prompt_tokens,
+                emitted_tokens=each.output_tokens,
+                queued_s=nan if stamped is None else stamped.queued_s,
+                scheduled_s=nan if stamped is None else stamped.scheduled_s,
+                first_token_s=each.first_s - answered[0].sent_s,
+                last_token_s=each.last_s - answered[0].sent_s,
+            )
         )
-        for index, each in enumerate(answered)
-    ]
+    return requests
 
 
 def closed_loop(
@@ -79,6 +87,14 @@ def closed_loop(
     return structs.replace(load, number=number, requests=tuple(sent))
 
 
+def fresh(requests: Sequence[Request]) -> list[Request]:
+    """The same requests, unserved."""
+    return [
+        Request(each.index, each.id, each.arrival_s, each.prompt_tokens, each.output_tokens, each.content)
+        for each in requests
+    ]
+
+
 def simulated(resolved: Resolved, seed: int, requests: Sequence[Request]) -> tuple[list[Request], GapSamples]:
     """The same requests, served by the simulator."""
     record = simulate(resolved, seed, requests=fresh(requests))
@@ -97,6 +113,22 @@ def metrics(
         good = slo_shares(requests, slo_ms)["all"]
         told[GOODPUT] = None if good is None else good * len(requests) / (last_s - first_s)
     return told
+
+
+def metrics_of(
+    requests: Sequence[Request], gaps: GapSamples, latencies: Mapping[str, Floats]
+) -> dict[str, float | None]:
+    """Metrics of one side, finished requests with their `latencies` in seconds, under the simulator's keys."""
+    run: dict[str, float | None] = {THROUGHPUT: output_throughput(requests)}
+    for name, values_s in latencies.items():
+        run |= spread_ms(name, values_s, np.ones(len(values_s)), compared.PERCENTILES)
+    return run | spread_ms("itl", np.array(gaps.gaps_s), np.array(gaps.counts, dtype=float), compared.PERCENTILES)
+
+
+def output_throughput(requests: Sequence[Request]) -> float | None:
+    """Output tokens per second from the first arrival to the last token; None for a run that took no time."""
+    duration_s = max(request.last_token_s for request in requests) - min(request.arrival_s for request in requests)
+    return sum(request.output_tokens for request in requests) / duration_s if duration_s > 0.0 else None
 
 
 def step_rates(accepted: Accepted, sent: Sequence[ServedRequest]) -> tuple[float, ...]:

@@ -40,7 +40,7 @@ from sim.run.limits import limits_of
 
 FAR_APART = 2.0
 """Requests in flight of two levels that tell a constant per row from one per step."""
-FITTED = ("tpot_ms", THROUGHPUT)
+FITTED = ("tpot_ms", "tpot_p50_ms", THROUGHPUT)
 """Metrics that a step's constants are fitted on: the first that a level has."""
 STEP, ROW, GAP = "step_s", "row_s", "gap_s"
 """The constants of every step: on the host, on the host per row, on the device."""

@@ -10,10 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import cycle, islice
 from math import ceil
-from pathlib import Path
 from statistics import NormalDist, fmean
 from typing import Any, TypedDict
 
@@ -25,7 +23,6 @@ from calibrate.served.load_table import LENGTHS, VARIED, CellTable
 from sim.costs.engine_costs import engine_of
 from sim.costs.profile import Profile
 from sim.files.json_values import Json
-from sim.files.write import write_figure
 from sim.interface.request import Request
 from sim.metrics.compared import THROUGHPUT, spread
 from sim.metrics.summary import summarise
@@ -35,9 +32,7 @@ from sim.run.simulate import simulate
 from sim.workload.generate import num_requests
 
 CELLS_SCHEMA = 1
-FIGURE = "validation-cells.png"
 WAVES = 10
-CELL_INCHES, MAX_INCHES = 0.28, 24.0
 SHOWN = (
     "line", "label", "arm", "concurrency", "input_len", "output_len", "output_len_std", "output_len_max", "num_prompts",
     "random_range_ratio", "num_speculative_tokens", "acceptance",
@@ -290,29 +285,3 @@ def _plain(each: JudgedLoad, profile: Profile, setup: CellSetup) -> dict[str, Js
         "role": "fit" if each.is_fit else "judged",
         "metrics": dict(each.metrics),
     }
-
-
-def draw_cells(directory: Path, judged: Sequence[JudgedLoad], title: str) -> None:
-    """validation-cells.png, the error by cell, one panel per metric, cells of the fit hollow. Raises ValueError without
-    the plotting libraries."""
-    from sim.report.pictures.panels import canvas, headline, panel, save_and_close, set_theme
-
-    set_theme()
-    metrics = [name for name in MEASURED if any(name in each.metrics for each in judged)]
-    width = max(6.0, min(MAX_INCHES, 3.0 + CELL_INCHES * len(judged)))
-    figure, axes = canvas(len(metrics), 1, width=width, height=2.0, shared="x")
-    for (axis,), metric in zip(axes, metrics, strict=True):
-        for is_fit, face in ((False, "#4c72b0"), (True, "white")):
-            points = [
-                (index, each.metrics[metric]["error_pct"] or 0.0)
-                for index, each in enumerate(judged)
-                if each.is_fit is is_fit and metric in each.metrics
-            ]
-            label = "fitted on" if is_fit else "judged"
-            axis.bar([x for x, _ in points], [y for _, y in points], 0.8, color=face, edgecolor="#4c72b0", label=label)
-        axis.axhline(0.0, color="black", linewidth=0.8)
-        panel(axis, y=f"{metric}\nerror, % of real")
-    axes[0][0].legend(frameon=False, ncols=2)
-    axes[-1][0].set_xticks(range(len(judged)), [each.cell.name for each in judged], rotation=90, fontsize=6)
-    headline(figure, title)
-    write_figure(directory / FIGURE, partial(save_and_close, figure))

@@ -161,6 +161,16 @@ class ServedRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Why there is no answer, without the server's own words, which may quote the prompt."""
 
 
+class StampedRequest(ServedRequest, frozen=True, kw_only=True):
+    """One request as an engine logged it; `sent_s` is its arrival."""
+
+    id: str
+    queued_s: float
+    scheduled_s: float
+    content: tuple[int, ...] = ()
+    """What its prompt has in common with others, block by block."""
+
+
 class ServedLoad(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """What a server did under one load; empty texts and None where a source does not say."""
 
@@ -228,6 +238,8 @@ class ServedLoad(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     """Of rounds of the same load."""
     requests: tuple[ServedRequest, ...] = ()
     """Requests as they were sent, where the source tells them one by one."""
+    clock_offset_s: float = 0.0
+    """Offset of the engine's clock to that of the arrivals, where these are two."""
     accepted: Accepted | None = None
     """Drafts by the server's own count."""
     num_requests: int = 0

@@ -12,11 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import inf, sqrt
-from pathlib import Path
 from statistics import NormalDist, fmean, stdev
 from typing import NamedTuple
 
-import msgspec
 from msgspec import structs
 
 from calibrate.served.as_sent import as_requests, simulated
@@ -37,9 +35,6 @@ from sim.compare.pool import OnDone
 from sim.costs.compact_kernels import LinearKernels
 from sim.costs.engine_costs import engine_of, with_engine
 from sim.costs.profile import Profile
-from sim.files.json_values import convert, parse_json
-from sim.files.read import read_text
-from sim.files.write import write_text
 from sim.interface.request import Request
 from sim.metrics.stats import t_975
 from sim.metrics.summary import latencies_s
@@ -47,7 +42,6 @@ from sim.run.experiment import Experiment
 from sim.run.resolve import resolve_all
 from sim.run.scenario import Scenario, to_plain
 
-SCHEMA = 2
 REQUESTS_PER_STREAM, MIN_REQUESTS = 4, 12
 """Requests of a round: the first and the last of a stream have fewer neighbours, which is simulated, too."""
 ENGINES_OWN = ("step_s", "row_s", "gap_s", "draft_pass_s", "draft_phase_s", "frontend_s", "frontend_token_s")
@@ -58,38 +52,6 @@ MAX_OFF = 0.2
 """Relative error of a round's mean E2EL beyond which steps by rows and prompts do not describe the server."""
 FIRST_SEED, NEXT_SEED = 7919, 104_729
 """Seeds of rounds' lengths and prompts, beyond the scenario's: none of its own requests is sent for the fit."""
-
-
-class ServerLooks(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """The file beside a served run's: what was sent for the fit, kept as it comes. It stays on this machine: it holds
-    the server's address."""
-
-    schema: int = SCHEMA
-    kind: str = "looks at a server"
-    url: str
-    lone: list[ServedRequest] = []
-    rounds: list[ServedLoad] = []
-    lights: int = 0
-    """Light loops that were sent: the next one has other prompts."""
-
-
-def read_looks(path: Path, url: str | None = None) -> ServerLooks:
-    """The looks kept in `path`; of a server at `url` none yet where there is no such file. Raises ValueError for what
-    is no such file, or of another server."""
-    if url is not None and not path.exists():
-        return ServerLooks(url=url)
-    where = f"looks at a server {str(path)!r}"
-    looks = convert(parse_json(read_text(path, "looks at a server"), where), ServerLooks, where)
-    if looks.schema != SCHEMA:
-        raise ValueError(f"{where}: schema {looks.schema} is not {SCHEMA}, which this version reads")
-    if url not in (None, looks.url):
-        raise ValueError(f"{where} are of another server: choose another --out")
-    return looks
-
-
-def write_looks(path: Path, looks: ServerLooks) -> None:
-    """Replace `path`. Raises ValueError where it cannot be written."""
-    write_text(path, msgspec.json.encode(looks).decode() + "\n")
 
 
 def of_a_round(at_once: int) -> int:

@@ -21,10 +21,9 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from calibrate.served.as_sent import GOODPUT, as_served, metrics, quote_of, simulated
+from calibrate.served.as_sent import GOODPUT, as_served, fresh, metrics, quote_of, simulated
 from calibrate.served.line import pace_of, steps_of, with_pace
 from calibrate.served.load import Accepted, ServedRequest
-from calibrate.served.stamped_requests import fresh
 from sim.costs.compact_kernels import LinearKernels
 from sim.costs.profile import Profile
 from sim.engine.time_series import GapSamples

@@ -16,16 +16,14 @@ from calibrate.served.as_sent import closed_loop, quote_of, spread_of, step_rate
 from calibrate.served.line import lone_requests
 from calibrate.served.load import Accepted, ServedLoad, ServedRequest, pooled
 from calibrate.served.metrics import Growth, told_by
+from calibrate.served.reports import ServerLooks, read_looks, write_looks
 from calibrate.server.endpoint import Endpoint, find, growth, look, slots
 from calibrate.server.looks import (
-    ServerLooks,
     as_now,
     e2el_s,
     look_seed,
     one_at_a_time,
-    read_looks,
     round_requests,
-    write_looks,
 )
 from calibrate.server.network import Client
 from calibrate.server.open_loop import send, tokens_per_word

@@ -24,8 +24,8 @@ from types import FrameType
 import pytest
 
 from calibrate.served.line import LONE_REQUESTS
+from calibrate.served.reports import read_looks
 from calibrate.server.endpoint import WORDS
-from calibrate.server.looks import read_looks
 from sim.cli.main import run
 from tests.attack.hostile_server import DONE, Way, bomb, collected, drip, event, head, hostile, raw, stream, whole
 

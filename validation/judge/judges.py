@@ -81,7 +81,7 @@ def timestamps(cells: Sequence[ServedLoad], profile: Profile, run: RunSpec, data
     scenario = scenario_of(
         folder / "requests.jsonl", profile.name, {"engine": run.engine, "speculation": {"num_speculative_tokens": 0}}
     )
-    result = judge_run(real, scenario, profile).result["metrics"]
+    result = judge_run(real, scenario, profile)["metrics"]
     metrics = {
         f"{name}_ms" if statistic == "mean" else f"{name}_{statistic}_ms": result[name][statistic]
         for name in ("ttft", "tpot", "e2el")

@@ -19,7 +19,7 @@ import numpy as np
 
 from calibrate.served.load import FITTED, JUDGED, ServedLoad
 from calibrate.served.load_table import cells_of
-from calibrate.served.stamped_requests import RealRun, read_requests
+from calibrate.served.stamped_requests import read_requests
 from sim.acceptance.models import MarkovAcceptance, RunLengths
 from sim.acceptance.tape import TapeAcceptance, read_tapes
 from sim.costs.datasheets import POWER
@@ -187,7 +187,7 @@ ROWS: dict[str, Callable[[Path, RunSpec], Rows]] = {
 
 
 @lru_cache(maxsize=4)
-def real_run(folder: Path) -> RealRun:
+def real_run(folder: Path) -> ServedLoad:
     """A run of LLMServingSim's, whose prompts have blocks in common."""
     prompts = folder.parents[3] / "workloads/sharegpt-llama-3.1-8b-300-sps10.prefix_blocks.jsonl"
     return read_requests(folder / "vllm/requests.jsonl", prompts)

@@ -22,8 +22,8 @@ from calibrate.cli.probe import probe_command
 from calibrate.served.as_sent import closed_loop
 from calibrate.served.line import LONE_REQUESTS
 from calibrate.served.load import ServedRequest
+from calibrate.served.reports import read_looks
 from calibrate.server.endpoint import base_of, find, slots, stream
-from calibrate.server.looks import read_looks
 from calibrate.server.network import Client, RequestFailed
 from calibrate.server.open_loop import send
 from sim.cli.main import run

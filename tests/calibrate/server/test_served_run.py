@@ -14,9 +14,10 @@ from msgspec import structs
 from calibrate.served.as_sent import closed_loop
 from calibrate.served.constants import with_constants
 from calibrate.served.load import Accepted, ServedRequest
+from calibrate.served.reports import ServerLooks, write_looks
 from calibrate.server import endpoint as probe
 from calibrate.server import looks
-from calibrate.server.looks import ServerLooks, as_now, intake_error_s, write_looks
+from calibrate.server.looks import as_now, intake_error_s
 from calibrate.server.served_run import Doubt, ServedRun, judge, means, predict, read_run, shown
 from sim.cli.main import run
 from sim.costs.engine_costs import engine_of
