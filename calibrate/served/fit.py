@@ -56,6 +56,8 @@ as levels repeat."""
 MAX_TURNS = 3
 MAX_LEFT_PCT = 10.0
 """Error of a level beyond which the constants do not describe the server."""
+MOST_RUNS = 100
+"""Simulations of each load that a fit takes at most, or about so."""
 ONE_LOAD = "One load fits almost any profile, so small errors prove nothing"
 TIED_PCT = 1.0
 """Points by which a form must predict the largest load better than a simpler one."""
@@ -161,8 +163,10 @@ class Seen(NamedTuple):
     cells: Sequence[ServedLoad]
     setup: CellSetup
     noises: tuple[float, float]
-    on_step: OnDone = lambda stage, done, total: None
+    on_step: OnDone
     """Hears each simulation before it is made."""
+    runs: dict[tuple[int, bytes], Mapping[str, float]]
+    """Metrics of a load by the host's constants: fits that leave a load out begin where the others did."""
 
     @property
     def sources(self) -> str:
@@ -184,8 +188,11 @@ class Seen(NamedTuple):
     def simulated(self, cell: ServedLoad, profile: Profile) -> Mapping[str, float]:
         """Metrics of a level. Raises ValueError that names its source where it cannot be simulated."""
         try:
-            self.on_step(f"simulating {cell.source}", 0, 1)
-            return simulate_cell(cell, profile, self.setup)
+            key = id(cell), msgspec.json.encode(profile.host)
+            if key not in self.runs:
+                self.on_step("simulations of the fit", len(self.runs), MOST_RUNS * len(self.cells))
+                self.runs[key] = simulate_cell(cell, profile, self.setup)
+            return self.runs[key]
         except ValueError as error:
             raise ValueError(f"{cell.source}: {error}") from None
 
@@ -205,8 +212,14 @@ def fit_served(
     level's error. Raises ValueError."""
     if not served:
         raise ValueError("nothing was seen of the server")
+    for each in served:
+        if each.concurrency < 1.0 or not set(FITTED) & set(each.measured):
+            raise ValueError(
+                f"{each.source}: a fit needs requests in flight and a time per output token or tokens per second; "
+                "`lanesim validate FILE` compares what has none"
+            )
     profile = with_engine(profile, engine_of(setup.engine_name, profile))
-    seen = Seen(served, setup, (_noise(served, FITTED), _noise(served, (FIRST_TOKEN,))), on_step)
+    seen = Seen(served, setup, (_noise(served, FITTED), _noise(served, (FIRST_TOKEN,))), on_step, {})
     names = tellable(served)
     faster_pct = 100.0 * float(np.expm1(np.log(seen.ratios(profile)).mean()))
     tried = _tried(profile, seen, names)

@@ -8,12 +8,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
+from click.testing import CliRunner
 
+from calibrate.cli.check_files import check_file
+from calibrate.cli.production import production_command
+from calibrate.cli.validate_file import file_command
+from calibrate.served.fit import fit_served
 from calibrate.served.judge import CellSetup, scenario_of
 from calibrate.served.load import Accepted, mean_load, middling, pooled
 from calibrate.served.metrics import Growth, parse, served_between
-from calibrate.served.reports import levels, read_bench, read_windows
+from calibrate.served.readers import in_words, loads_of
+from calibrate.served.reports import ServerLooks, levels, read_bench, read_windows
 from sim.costs.profile_files import load as profile
 from tests.properties import assert_refused
 
@@ -318,3 +325,56 @@ def test_of_rounds_the_one_of_the_median_time_per_token_counts_with_how_far_they
     # 1000, 200 and 1600: a standard deviation of 702.4 over the root of 3, a median's error 1.2533 times a mean's.
     assert found.repeats_pct["output_throughput"] == pytest.approx(1.2533 * 70.24 / 3**0.5, rel=1e-3)
     assert middling(rounds[:1]) is rounds[0]
+
+
+def test_a_data_parallel_log_is_one_series_per_engine(tmp_path: Path) -> None:
+    """Two engines with other loads: as one series no line would have the same load before and after."""
+    lines = [
+        load_line(running, 10.0 * running).replace("Engine 000", f"Engine 00{engine}")
+        for _ in range(4)
+        for engine, running in ((0, 8), (1, 3))
+    ]
+    found = levels(written(tmp_path / "server.log", "\n".join(lines)), prompt_tokens=100, output_tokens=40)
+    assert [(each.concurrency, each.measured["output_throughput"]) for each in found] == [(3.0, 30.0), (8.0, 80.0)]
+
+
+def test_medians_are_read_where_there_are_no_means(tmp_path: Path) -> None:
+    medians = {name.replace("mean", "median"): value for name, value in RESULT.items()} | {"max_concurrency": None}
+    path = written(tmp_path / "r.json", json.dumps(medians))
+    (load,) = loads_of(path)
+    assert load.measured == {"ttft_p50_ms": 50.0, "tpot_p50_ms": 10.0, "output_throughput": 800.0}
+    assert load.concurrency == pytest.approx(800.0 / 41 * 0.45)
+    assert fit_served(profile("cpu/tiny"), [load], CellSetup(engine={})).fits[0].error_pct < 1.0
+    assert_refused(lambda: read_bench(written(path, json.dumps({**medians, "median_tpot_ms": None}))), "median_tpot_ms")
+
+
+STAMPS = {"queued_ts": 1.0, "scheduled_ts": 1.1, "first_token_ts": 1.2, "last_token_ts": 1.9}
+LOOKS = ServerLooks(url="http://x", rounds=[mean_load("2 at once", 2.0, 20.0, 5.0, tpot_s=0.01)])
+FILES = {
+    "r.json": json.dumps(RESULT),
+    "list.json": json.dumps([RESULT, RESULT]),
+    "r.jsonl": json.dumps(RESULT | {"request_rate": float("inf")}),
+    "cells.csv": "concurrency,input_len,output_len,tpot_ms\n2,20,5,1.0\n",
+    "requests.jsonl": json.dumps({"request_id": "a", "input_toks": 9, "output_toks": 9, "arrival_time": 0.5} | STAMPS),
+    "looks.json": msgspec.json.encode(LOOKS).decode(),
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_every_command_that_takes_a_file_has_the_same_loads_of_it(name: str, tmp_path: Path) -> None:
+    path = written(tmp_path / name, FILES[name])
+    loads = loads_of(path)
+    assert check_file(path)[1].startswith(in_words(loads))
+    limits = ["--max-num-seqs", "8", "--max-num-batched-tokens", "512"]
+    done = CliRunner().invoke(file_command, [str(path), "--profile", "cpu/tiny", "--json", "-", *limits])
+    assert done.exit_code == 0, done.output
+    judged = json.loads(done.output)
+    assert len(judged.get("cells", loads)) == len(loads)
+    assert judged.get("num_requests", 1) == 1
+    fitted = CliRunner().invoke(production_command, ["--bench-json", str(path), "--profile", "cpu/tiny", "--json", "-"])
+    if not loads[0].measured:
+        assert "needs requests in flight" in str(fitted.exception)
+    else:
+        assert [each["concurrency"] for each in json.loads(fitted.output)["levels"]] == [
+            load.concurrency for load in loads
+        ]
