@@ -116,6 +116,8 @@ def _tell(result: dict[str, Any], judged: Sequence[JudgedLoad]) -> None:
         for metric, errors in [*result["judged"].items(), ("speed-up", result["speedup"])]
         if errors["cells"]
     ]
+    if result["verdict"]:
+        print(result["verdict"])
     title = f"{result['profile']['name']}: closed-loop cells"
     print_compared(title, ("cell", "", "metric"), rows, [*lines, *result["notes"]])
 

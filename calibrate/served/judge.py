@@ -33,6 +33,9 @@ from sim.workload.generate import num_requests
 
 CELLS_SCHEMA = 1
 WAVES = 10
+MAX_OFF_PCT = 20.0
+"""Mean size of errors beyond which a profile is not of a server."""
+TOLD_BY = {"tpot_ms": "time per token", "tpot_p50_ms": "time per token", THROUGHPUT: "tokens/s", "e2el_ms": "latency"}
 SHOWN = (
     "line", "label", "arm", "concurrency", "input_len", "output_len", "output_len_std", "output_len_max", "num_prompts",
     "random_range_ratio", "num_speculative_tokens", "acceptance",
@@ -200,6 +203,16 @@ def summary(judged: Sequence[JudgedLoad]) -> dict[str, dict[str, float | int | N
     return {metric: spread(judged_errors(judged, metric)) for metric in metrics}
 
 
+def verdict(judged: Sequence[JudgedLoad]) -> str:
+    """How far off a profile is, in a sentence, by the first of TOLD_BY that the loads have; empty for none of them."""
+    for metric, means in TOLD_BY.items():
+        if errors := judged_errors(judged, metric):
+            off_pct = fmean(map(abs, errors))
+            told = f"The profile is {off_pct:.0f} % off these loads in {means}, over {len(errors)} judged."
+            return f"Do not use this profile as it is. {told}" if off_pct > MAX_OFF_PCT else told
+    return ""
+
+
 def speedups(judged: Sequence[JudgedLoad], metric: str = THROUGHPUT) -> list[Speedup]:
     """Output throughput of every drafting cell over that of its partner, which drafts nothing; of another `metric`, a
     time, the partner's over the cell's.
@@ -269,6 +282,7 @@ def result_of(table: CellTable, judged: Sequence[JudgedLoad], profile: Profile, 
         "seed": setup.seed,
         "cells": [_plain(each, profile, setup) for each in judged],
         "judged": summary(judged),
+        "verdict": verdict(judged),
         "speedups": pairs,
         "speedup": spread([pair["error_pct"] for pair in pairs if pair["role"] == "judged"]),
         "notes": notes,

@@ -9,7 +9,6 @@ says (calibrate.served.metrics).
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, field
 from itertools import product
 from typing import Annotated, Any, TypeVar
@@ -41,27 +40,6 @@ MAX_AT_ONCE = 0.5
 MODELS = "/v1/models"
 NOT_SO = (400, 404, 405, 422)
 """Answers to a path or a field that a server does not know."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Timed:
-    """One request, in seconds of this machine's clock."""
-
-    sent_s: float
-    pieces_s: tuple[float, ...]
-    """Times of the events that hold tokens."""
-    prompt_tokens: int
-    output_tokens: int
-    gaps_at_once: int = 0
-    """Events, beside the first one, that came with it."""
-
-    @property
-    def first_s(self) -> float:
-        return self.pieces_s[0]
-
-    @property
-    def last_s(self) -> float:
-        return self.pieces_s[-1]
 
 
 T = TypeVar("T")
@@ -201,9 +179,20 @@ def slots(client: Client) -> int | None:
         return None
 
 
-def stream(client: Client, endpoint: Endpoint, prompt: str, output_tokens: int) -> Timed:
+@dataclass(slots=True)
+class Streamed:
+    """Tokens of one answer, and when they came by this machine's clock."""
+
+    pieces_s: list[float] = field(default_factory=list)
+    """Times of the events that hold tokens."""
+    pieces_at_once: int = 0
+    """Those that came with the first, itself included."""
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+
+
+def stream(client: Client, endpoint: Endpoint, prompt: str, output_tokens: int) -> Streamed:
     """Send one request and read its answer piece by piece. Raises RequestFailed for an answer that is none."""
-    sent_s = time.perf_counter()
     body = endpoint.body(prompt, output_tokens)
     with client.ask(endpoint.path, body, max_bytes=_max_bytes(output_tokens)) as answer:
         if answer.status != 200:
@@ -211,29 +200,15 @@ def stream(client: Client, endpoint: Endpoint, prompt: str, output_tokens: int) 
         tokens = _tokens(client, endpoint, answer, output_tokens)
     if not tokens.pieces_s:
         raise client.failure(endpoint.path, "gives an answer without a token")
-    return Timed(
-        sent_s=sent_s,
-        pieces_s=tuple(tokens.pieces_s),
-        prompt_tokens=tokens.usage.prompt_tokens or len(prompt.split()),
-        output_tokens=tokens.usage.completion_tokens or len(tokens.pieces_s),
-        gaps_at_once=tokens.pieces_at_once - 1,
-    )
+    tokens.prompt_tokens = tokens.prompt_tokens or len(prompt.split())
+    tokens.output_tokens = tokens.output_tokens or len(tokens.pieces_s)
+    return tokens
 
 
-@dataclass(slots=True)
-class _Tokens:
-    """Tokens and times of one stream."""
-
-    pieces_s: list[float] = field(default_factory=list)
-    pieces_at_once: int = 0
-    """Those that came with the first, itself included."""
-    usage: _Usage = field(default_factory=_Usage)
-
-
-def _tokens(client: Client, endpoint: Endpoint, answer: Reply, output_tokens: int) -> _Tokens:
+def _tokens(client: Client, endpoint: Endpoint, answer: Reply, output_tokens: int) -> Streamed:
     """Read a stream to its end, to `[DONE]` or to MAX_LENGTH times `output_tokens`, which is too long. Raises
     RequestFailed."""
-    tokens = _Tokens()
+    tokens, usage = Streamed(), _Usage()
     first_waits = 0
     is_whole = False
     for number, line in enumerate(answer.lines(), 1):
@@ -249,31 +224,33 @@ def _tokens(client: Client, endpoint: Endpoint, answer: Reply, output_tokens: in
             said = event.error.get("message", event.error) if isinstance(event.error, dict) else event.error
             raise client.failure(endpoint.path, f"answers an error: {said}")
         if event.usage is not None:
-            tokens.usage, is_whole = event.usage, True
+            usage, is_whole = event.usage, True
         if any(choice.has_text for choice in event.choices or ()):
             if not tokens.pieces_s:
                 first_waits = answer.waits
             tokens.pieces_s.append(answer.received_s)
             tokens.pieces_at_once += answer.waits == first_waits
-        if max(len(tokens.pieces_s), tokens.usage.completion_tokens or 0) > MAX_LENGTH * output_tokens:
+        if max(len(tokens.pieces_s), usage.completion_tokens or 0) > MAX_LENGTH * output_tokens:
             raise client.failure(
                 endpoint.path, f"answers more than {MAX_LENGTH} times the {output_tokens} tokens of --output-len"
             )
     if tokens.pieces_s and not is_whole:
         raise client.failure(endpoint.path, "ends its stream without [DONE] and without usage")
-    counted = tokens.usage.completion_tokens
+    counted = usage.completion_tokens
     if counted is not None and counted < len(tokens.pieces_s):
         raise client.failure(
             endpoint.path,
             f"says in its usage that it wrote {counted} tokens, and its stream has {len(tokens.pieces_s)} pieces of "
             "text",
         )
+    tokens.prompt_tokens, tokens.output_tokens = usage.prompt_tokens or 0, counted or 0
     return tokens
 
 
-def refuse_collected(client: Client, endpoint: Endpoint, timed: list[Timed]) -> None:
+def refuse_collected(client: Client, endpoint: Endpoint, answers: list[Streamed]) -> None:
     """Raise RequestFailed where tokens come together: times per token are no longer the server's."""
-    gaps, at_once = sum(len(each.pieces_s) - 1 for each in timed), sum(each.gaps_at_once for each in timed)
+    gaps = sum(len(each.pieces_s) - 1 for each in answers)
+    at_once = sum(each.pieces_at_once - 1 for each in answers)
     if not gaps or at_once > gaps * MAX_AT_ONCE:
         share = 100.0 * at_once / gaps if gaps else 100.0
         raise client.failure(

@@ -16,7 +16,7 @@ from itertools import pairwise
 from msgspec import structs
 
 from calibrate.served.load import ServedRequest
-from calibrate.server.endpoint import MAX_FAILURES, WORDS, Endpoint, Timed, refuse_collected, stream
+from calibrate.server.endpoint import MAX_FAILURES, WORDS, Endpoint, Streamed, refuse_collected, stream
 from calibrate.server.network import WAKE_S, Client, Late, RequestFailed
 from sim.interface.request import Request
 
@@ -50,7 +50,7 @@ def send(
     """
     begun_s = time.perf_counter()
     failed: list[RequestFailed] = []
-    answered: list[Timed] = []
+    answered: list[Streamed] = []
 
     def check() -> None:
         if len(failed) > MAX_FAILURES or any(isinstance(failure, Late) for failure in failed):
@@ -71,8 +71,8 @@ def send(
         on_sent(
             structs.replace(
                 sent,
-                first_s=_kept(timed.first_s - begun_s),
-                last_s=_kept(timed.last_s - begun_s),
+                first_s=_kept(timed.pieces_s[0] - begun_s),
+                last_s=_kept(timed.pieces_s[-1] - begun_s),
                 prompt_tokens=timed.prompt_tokens,
                 output_tokens=timed.output_tokens,
                 gaps_s=tuple(_kept(later_s - earlier_s) for earlier_s, later_s in pairwise(timed.pieces_s)),
