@@ -19,7 +19,8 @@ from unittest.mock import patch
 import msgspec
 
 from calibrate.importers.aiconfigurator import lookups
-from calibrate.served.load import JUDGED, ServedLoad
+from calibrate.served.load import JUDGED
+from calibrate.served.load import ServedLoad as Cell
 from sim.costs.engine_costs import CONSTANTS as OF_ENGINES
 from sim.costs.engine_costs import engine_of, with_engine
 from validation.judge.evidence import model_of
@@ -53,7 +54,7 @@ class JudgedConstant(NamedTuple):
     gpus: tuple[str, ...] = ()
     """All where there is none."""
 
-    def is_seen_by(self, cell: ServedLoad, model: str) -> bool:
+    def is_seen_by(self, cell: Cell, model: str) -> bool:
         """Another model's cell, under an engine and on a GPU that have the constant."""
         return model not in self.models and cell.engine in self.engines and (not self.gpus or cell.gpu in self.gpus)
 
@@ -75,7 +76,7 @@ FITTED = (
 )  # fmt: skip
 
 
-def error_without(cell: ServedLoad, fitted: JudgedConstant) -> float:
+def error_without(cell: Cell, fitted: JudgedConstant) -> float:
     """Error of the cell without the constant, percent."""
     of_engine = {name: value for name, value in fitted.without.items() if name in OF_ENGINES}
     profile, _ = profile_of(cell)
@@ -84,9 +85,7 @@ def error_without(cell: ServedLoad, fitted: JudgedConstant) -> float:
     return off_pct(simulated[f"{fitted.metric}_ms"], cell.measured[f"{fitted.metric}_ms"])
 
 
-def lines_of(
-    fitted: JudgedConstant, judged: Sequence[tuple[ServedLoad, Mapping[str, str]]]
-) -> Iterator[tuple[Any, ...]]:
+def lines_of(fitted: JudgedConstant, judged: Sequence[tuple[Cell, Mapping[str, str]]]) -> Iterator[tuple[Any, ...]]:
     """COLUMNS by engine; of a TTFT only where requests do not wait for admission."""
     seen = [
         (cell, model, float(line[f"{fitted.metric}_error_pct"]))
