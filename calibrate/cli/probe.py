@@ -184,7 +184,9 @@ def _looked(flags: ProbeFlags, base: str, key: str | None, levels: list[int], me
 
 def _fit(looks: ServerLooks, flags: ProbeFlags) -> None:
     """Fit the profile to what was sent, and write and print what comes of it."""
-    from calibrate.server.looks import fit_rounds, with_price_of
+    from calibrate.served.fit import fit_served
+    from calibrate.served.judge import setup_of
+    from calibrate.server.looks import with_price_of
     from calibrate.server.side import as_counted
     from sim.cli.console import progress
     from sim.costs.profile_files import load
@@ -194,7 +196,8 @@ def _fit(looks: ServerLooks, flags: ProbeFlags) -> None:
     profile = load(flags.profile)
     scenario, _ = as_counted(_raw(flags), looks.rounds)
     with progress() as on_step:
-        fitted = fit_rounds(scenario, with_price_of(scenario, profile, looks.lone), looks.rounds, on_step)
+        priced = with_price_of(scenario, profile, looks.lone)
+        fitted = fit_served(priced, looks.rounds, setup_of(scenario), on_step)
     lines = []
     for load_ in (level.served for level in fitted.levels):
         if spreads := ", ".join(f"{name} ±{spread:.0f} %" for name, spread in load_.spreads_pct.items()):

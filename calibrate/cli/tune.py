@@ -188,12 +188,9 @@ def _answer(
 def _as_served(profile: Profile, served: ServedLoad, scenario: Scenario) -> tuple[Profile, str]:
     """The profile with its engine's constants as the server's time per token shows them, and what is assumed."""
     from calibrate.served.fit import ONE_LOAD, fit_served
-    from calibrate.served.judge import CellSetup
-    from sim.run.scenario import to_plain
+    from calibrate.served.judge import setup_of
 
-    plain = to_plain(scenario)
-    setup = CellSetup(engine=plain["engine"], speculation={"method": plain["speculation"]["method"]})
-    production = fit_served(profile, [served], setup)
+    production = fit_served(profile, [served], setup_of(scenario))
     if production.doubt:
         warnings.warn(production.doubt, stacklevel=2)
     prompt_tokens, output_tokens = served.lengths

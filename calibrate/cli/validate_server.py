@@ -209,7 +209,9 @@ def _look_and_fit(
     before: Sequence[Side],
 ) -> None:
     """Look at the servers of `sides`, and give each the scenario that it shows and its profile."""
-    from calibrate.server.looks import fit_line, fit_rounds, intake_error_s, with_price_of
+    from calibrate.served.fit import fit_served
+    from calibrate.served.judge import setup_of
+    from calibrate.server.looks import fit_line, intake_error_s, with_price_of
     from calibrate.server.served_run import Doubt
     from calibrate.server.side import as_counted, check_drafts
     from sim.costs.compact_kernels import LinearKernels
@@ -237,7 +239,8 @@ def _look_and_fit(
         # The price of a prompt is the target's: where there is a server without drafts, it tells that.
         plainest = together[-1]
         priced = with_price_of(plainest.scenario, given, plainest.looks.lone)
-        found = fit_rounds(sides[0].scenario, priced, [each for same in rounds for each in same])
+        setup = setup_of(sides[0].scenario)
+        found = fit_served(priced, [each for same in rounds for each in same], setup, sides[0].on_step)
         doubted = found.doubt
         for side in sides:
             side.profile = found.profile

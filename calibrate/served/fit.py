@@ -31,7 +31,7 @@ from calibrate.served.constants import (
     with_constants,
 )
 from calibrate.served.judge import CellSetup, scenario_of, simulate_cell
-from calibrate.served.load import MEASURED, Accepted, ServedLoad, pooled
+from calibrate.served.load import MEASURED, Accepted, ServedLoad, middling, pooled
 from sim.compare.pool import OnDone
 from sim.costs.engine_costs import engine_of, with_engine
 from sim.costs.profile import Profile
@@ -208,8 +208,9 @@ def fit_served(
     setup: CellSetup,
     on_step: OnDone = lambda stage, done, total: None,
 ) -> Production:
-    """The profile with those of the engine's constants that the levels of the server can tell, and what is left of each
-    level's error. Raises ValueError."""
+    """The profile with those of the engine's constants that the loads of the server can tell, and what is left of each
+    load's error. Rounds of one load are one. Loads may be of two servers that differ in drafting alone: what they have
+    in common is fitted to both. Raises ValueError."""
     if not served:
         raise ValueError("nothing was seen of the server")
     for each in served:
@@ -218,6 +219,7 @@ def fit_served(
                 f"{each.source}: a fit needs requests in flight and a time per output token or tokens per second; "
                 "`lanesim validate FILE` compares what has none"
             )
+    served = _of_rounds(served)
     profile = with_engine(profile, engine_of(setup.engine_name, profile))
     seen = Seen(served, setup, (_noise(served, FITTED), _noise(served, (FIRST_TOKEN,))), on_step, {})
     names = tellable(served)
@@ -250,6 +252,16 @@ def fit_served(
         tried=tried,
         faster_pct=faster_pct,
     )
+
+
+def _of_rounds(served: Sequence[ServedLoad]) -> list[ServedLoad]:
+    """One of the rounds of each load that was sent; all others as they are."""
+    by_load: dict[tuple[float, bool, int], list[ServedLoad]] = {}
+    for place, each in enumerate(served):
+        by_load.setdefault((each.concurrency, each.accepted is None, 0 if each.requests else 1 + place), []).append(
+            each
+        )
+    return [middling(rounds) for rounds in by_load.values()]
 
 
 def _tried(profile: Profile, seen: Seen, names: Sequence[str]) -> list[Tried]:

@@ -27,7 +27,7 @@ from sim.interface.request import Request
 from sim.metrics.compared import THROUGHPUT, spread
 from sim.metrics.summary import summarise
 from sim.run.resolve import resolve_all
-from sim.run.scenario import Scenario, parse_scenario
+from sim.run.scenario import Scenario, parse_scenario, to_plain
 from sim.run.simulate import simulate
 from sim.workload.generate import num_requests
 
@@ -70,6 +70,12 @@ class CellSetup:
         """None: the profile's."""
         name = self.engine.get("name")
         return None if name is None else str(name)
+
+
+def setup_of(scenario: Scenario) -> CellSetup:
+    """The engine and the way of drafting of a scenario."""
+    plain = to_plain(scenario)
+    return CellSetup(engine=plain["engine"], speculation={"method": plain["speculation"]["method"]})
 
 
 class Speedup(TypedDict):

@@ -18,8 +18,6 @@ from typing import NamedTuple
 from msgspec import structs
 
 from calibrate.served.as_sent import as_requests, simulated
-from calibrate.served.fit import Production, fit_served
-from calibrate.served.judge import CellSetup
 from calibrate.served.line import (
     PromptPrice,
     SeenStep,
@@ -30,8 +28,7 @@ from calibrate.served.line import (
     with_price,
     with_steps,
 )
-from calibrate.served.load import ServedLoad, ServedRequest, middling
-from sim.compare.pool import OnDone
+from calibrate.served.load import ServedLoad, ServedRequest
 from sim.costs.compact_kernels import LinearKernels
 from sim.costs.engine_costs import engine_of, with_engine
 from sim.costs.profile import Profile
@@ -40,7 +37,7 @@ from sim.metrics.stats import t_975
 from sim.metrics.summary import latencies_s
 from sim.run.experiment import Experiment
 from sim.run.resolve import resolve_all
-from sim.run.scenario import Scenario, to_plain
+from sim.run.scenario import Scenario
 
 REQUESTS_PER_STREAM, MIN_REQUESTS = 4, 12
 """Requests of a round: the first and the last of a stream have fewer neighbours, which is simulated, too."""
@@ -119,22 +116,6 @@ def e2el_s(scenario: Scenario, profile: Profile, looked: ServedLoad) -> tuple[fl
     ours, _ = simulated(resolve_all(structs.replace(scenario, workload=workload), profile)[0], scenario.seed, real)
     real_s, ours_s = (fmean(latencies_s(side)["e2el"]) for side in (real, ours))
     return real_s, ours_s
-
-
-def fit_rounds(
-    scenario: Scenario,
-    profile: Profile,
-    rounds: Sequence[ServedLoad],
-    on_step: OnDone = lambda stage, done, total: None,
-) -> Production:
-    """Constants of a profile's engine. Rounds may be of two servers that differ in drafting alone: what they have in
-    common is fitted to both. Raises ValueError."""
-    by_load: dict[tuple[float, bool], list[ServedLoad]] = {}
-    for each in rounds:
-        by_load.setdefault((each.concurrency, each.accepted is None), []).append(each)
-    plain = to_plain(scenario)
-    setup = CellSetup(engine=plain["engine"], speculation={"method": plain["speculation"]["method"]})
-    return fit_served(profile, [middling(same) for same in by_load.values()], setup, on_step)
 
 
 def one_at_a_time(scenario: Scenario, profile: Profile, count: int, number: int) -> list[Request]:

@@ -88,6 +88,13 @@ def seen(concurrency: float, ttft_s: float = 0.0) -> ServedLoad:
     return msgspec.structs.replace(asked, measured={"ttft_ms": ttft_ms, "tpot_ms": found["mean_tpot_ms"]})
 
 
+def test_a_fit_simulates_nothing_twice_and_says_how_far_it_is() -> None:
+    heard: list[int] = []
+    fit_served(bare(), [seen(1), seen(4)], CellSetup(engine={}), lambda stage, done, total: heard.append(done))
+    assert heard == list(range(len(heard)))
+    assert len(heard) > 2
+
+
 def test_whatever_a_first_token_waits_for_bends_no_step() -> None:
     levels = [seen(1), seen(4), seen(16, ttft_s=0.1)]
     found = fit_served(bare(), levels, CellSetup(engine={}))

@@ -10,6 +10,8 @@ from msgspec import structs
 
 from calibrate.served.as_sent import closed_loop, quote_of
 from calibrate.served.constants import with_constants
+from calibrate.served.fit import fit_served
+from calibrate.served.judge import setup_of
 from calibrate.served.line import (
     SeenStep,
     line_of_server,
@@ -23,7 +25,6 @@ from calibrate.served.load import Accepted, ServedLoad, ServedRequest
 from calibrate.server.looks import (
     as_now,
     fit_line,
-    fit_rounds,
     of_a_round,
     one_at_a_time,
     round_requests,
@@ -202,7 +203,7 @@ def test_a_pair_of_servers_tells_what_a_draft_pass_takes() -> None:
     speculation = structs.replace(plain.speculation, num_speculative_tokens=3, acceptance=accepted.quote)
     drafting = structs.replace(plain, speculation=speculation)
     drafted = rounds_of(drafting, law, accepted)
-    found = fit_rounds(drafting, profile, [*rounds_of(plain, law), *drafted])
+    found = fit_served(profile, [*rounds_of(plain, law), *drafted], setup_of(drafting))
     assert found.profile.host.draft_pass_s == pytest.approx(DRAFT_PASS_S, rel=0.15)
     for level in found.levels:
         assert level.errors_pct["tpot_ms"] == pytest.approx(0.0, abs=5.0)
