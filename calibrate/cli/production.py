@@ -161,28 +161,18 @@ def read_served(flags: ProductionFlags, workload: dict[str, Any]) -> list[Served
     is no level, or a source lacks what it needs."""
     from calibrate.served.metrics import samples, served_between
     from calibrate.served.readers import loads_of
-    from calibrate.served.reports import levels
 
-    before, after, log_path = flags.metrics_before, flags.metrics_after, flags.log
+    before, after = flags.metrics_before, flags.metrics_after
     if (before is None) != (after is None):
         raise ValueError(
             "--metrics-before and --metrics-after belong together: one look says nothing of the time between"
         )
     num_tokens = flags.num_speculative_tokens
-    served = [load for path in flags.bench_json for load in loads_of(path, num_tokens)]
+    files = [*flags.bench_json, *([] if flags.log is None else [flags.log])]
+    served = [load for path in files for load in loads_of(path, num_tokens, workload)]
     if before is not None and after is not None:
         looks = samples(before), samples(after)
         served.append(served_between(*looks, str(after), flags.duration_s, num_tokens))
-    if log_path is not None:
-        prompt_tokens, output_tokens = (workload.pop(name, None) for name in ("input_len", "output_len"))
-        if not isinstance(prompt_tokens, int) or not isinstance(output_tokens, int):
-            raise ValueError(
-                "--log does not tell how long requests are: add their mean tokens, such as "
-                "--set workload.input_len=512 --set workload.output_len=128"
-            )
-        served += levels(
-            log_path, prompt_tokens=prompt_tokens, output_tokens=output_tokens, num_speculative_tokens=num_tokens
-        )
     if not served:
         raise ValueError(
             "nothing to read: give --metrics-before and --metrics-after, --bench-json, --log, --steps or --requests"

@@ -87,12 +87,14 @@ def file_command(flags: FileFlags) -> None:
     if ending == ".jsonl" and (flags.prompts is not None or {*STAMPS, "request_id"} & names):
         _recorded(flags, raw)
         return
-    setup = cells_of(raw, read_request_list(flags.requests) if flags.requests is not None else ())
     profile = load(flags.profile)
     if ending == ".csv":
         table = read_cells(flags.path, parse_columns(flags.columns), has_requests=flags.requests is not None)
     else:
-        table = CellTable(str(flags.path), loads_of(flags.path, flags.num_speculative_tokens or None), [])
+        table = CellTable(
+            str(flags.path), loads_of(flags.path, flags.num_speculative_tokens or None, raw.get("workload")), []
+        )
+    setup = cells_of(raw, read_request_list(flags.requests) if flags.requests is not None else ())
     with progress() as on_step:
         judged = judge_cells(table, profile, setup, partial(on_step, "simulating"))
     result = result_of(table, judged, profile, setup)

@@ -268,7 +268,7 @@ class ServedLoad(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     def point(self) -> str:
         """Load, and lengths where the cell has them."""
         load = f"c={round(self.concurrency)}" if self.request_rate is None else f"{self.request_rate:g}/s"
-        return load if self.input_len is None else f"{load} {self.input_len}->{self.output_len}"
+        return load if self.input_len is None else f"{load} {round(self.input_len)}->{round(self.output_len or 0)}"
 
 
 def mean_load(

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from calibrate.served.load import ServedLoad
-from calibrate.served.load_table import read_cells
-from calibrate.served.reports import read_bench, read_looks
+from calibrate.served.load_table import LENGTHS, read_cells
+from calibrate.served.reports import levels, read_bench, read_looks
 from calibrate.served.stamped_requests import read_requests
 from sim.files.arrow_tables import read_csv
 from sim.files.json_values import json_lines, read_json
@@ -94,15 +94,19 @@ def ending_of(path: Path) -> str:
     return SUFFIXES.get(name.suffix, name.suffix)
 
 
-def loads_of(path: Path, draft_tokens: int | None = None) -> list[ServedLoad]:
-    """The loads in `path`. Raises ValueError, one line naming the file, also where it holds none."""
+def loads_of(path: Path, draft_tokens: int | None = None, workload: dict[str, Any] | None = None) -> list[ServedLoad]:
+    """The loads in `path`; the mean tokens of a log's requests, which it does not say, are taken out of a `workload`.
+    Raises ValueError, one line naming the file, also where it holds none."""
     ending, names = told_by(path)
     for reader in READERS:
         if reader.accepts(ending, names):
             return reader.read(path, draft_tokens)
+    if ending == ".log":
+        prompt_tokens, output_tokens = ((workload or {}).pop(name, None) for name in LENGTHS)
+        return levels(path, prompt_tokens, output_tokens, draft_tokens)
     raise ValueError(
-        f"file {str(path)!r} holds no load of a server: want a result that `vllm bench serve --save-result` or alike "
-        f"wrote or printed, or a table; `lanesim check {path}` says what it is"
+        f"file {str(path)!r} holds no load of a server: want a log, a result that `vllm bench serve --save-result` or "
+        f"alike wrote or printed, or a table; `lanesim check {path}` says what it is"
     )
 
 

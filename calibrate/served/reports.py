@@ -54,7 +54,7 @@ class LogLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def levels(
-    path: Path, *, prompt_tokens: float, output_tokens: float, num_speculative_tokens: int | None = None
+    path: Path, prompt_tokens: float | None, output_tokens: float | None, num_speculative_tokens: int | None = None
 ) -> list[ServedLoad]:
     """Means by requests running, of those loads that lasted, one series per engine; `num_speculative_tokens` for
     SGLang's lines, which tell the acceptance length alone. Raises ValueError, one line naming the file."""
@@ -62,6 +62,11 @@ def levels(
     windows = read_windows((text for _, text in lines_of(path, "log")), num_speculative_tokens, where)
     if not windows:
         raise ValueError(f"{where}: no line of vLLM ('Avg generation throughput') or SGLang ('Decode batch') in it")
+    if not isinstance(prompt_tokens, int | float) or not isinstance(output_tokens, int | float):
+        raise ValueError(
+            f"{where} does not tell how long requests are: add their mean tokens, such as "
+            "--set workload.input_len=512 --set workload.output_len=128"
+        )
     by_running: dict[int, list[LogLine]] = {}
     for engine in dict.fromkeys(window.engine for window in windows):
         for window in _settled([each for each in windows if each.engine == engine]):

@@ -183,7 +183,7 @@ def test_a_log_tells_the_levels_that_lasted(tmp_path: Path) -> None:
     """The first and last line of a level mix it with its neighbour; one where requests wait is no level."""
     lines = [load_line(8, 100.0), load_line(8, 400.0), load_line(8, 420.0), load_line(8, 410.0), load_line(8, 300.0)]
     lines += [load_line(64, 900.0, waiting=3) for _ in range(5)] + ["something else"]
-    found = levels(written(tmp_path / "server.log", "\n".join(lines)), prompt_tokens=100, output_tokens=40)
+    found = levels(written(tmp_path / "server.log", "\n".join(lines)), 100, 40)
     assert [(each.concurrency, each.measured) for each in found] == [(8.0, {"output_throughput": pytest.approx(410.0)})]
 
 
@@ -192,7 +192,7 @@ def test_acceptance_in_a_log_is_weighted_by_its_drafts(tmp_path: Path) -> None:
     for rates, drafted in (("0.800, 0.400", 200), ("0.600, 0.200", 600)):
         lines += [load_line(4, 100.0), spec_line(rates, drafted)]
     lines += [load_line(4, 100.0)]
-    (found,) = levels(written(tmp_path / "server.log", "\n".join(lines)), prompt_tokens=100, output_tokens=40)
+    (found,) = levels(written(tmp_path / "server.log", "\n".join(lines)), 100, 40)
     assert found.accepted is not None
     assert found.accepted.draft_tokens == 2
     assert found.accepted.rates == (pytest.approx(0.65), pytest.approx(0.25))
@@ -264,7 +264,7 @@ def of_looks(_: Path, count: int) -> Accepted | None:
 def of_log(tmp_path: Path, drafted: int) -> Accepted | None:
     lines = [load_line(4, 100.0), load_line(4, 100.0), spec_line("0.8, 0.4", drafted), load_line(4, 100.0)]
     path = written(tmp_path / "server.log", "\n".join(lines))
-    return levels(path, prompt_tokens=9, output_tokens=9)[0].accepted
+    return levels(path, 9, 9)[0].accepted
 
 
 def test_counts_that_agree_are_read(tmp_path: Path) -> None:
@@ -334,7 +334,7 @@ def test_a_data_parallel_log_is_one_series_per_engine(tmp_path: Path) -> None:
         for _ in range(4)
         for engine, running in ((0, 8), (1, 3))
     ]
-    found = levels(written(tmp_path / "server.log", "\n".join(lines)), prompt_tokens=100, output_tokens=40)
+    found = levels(written(tmp_path / "server.log", "\n".join(lines)), 100, 40)
     assert [(each.concurrency, each.measured["output_throughput"]) for each in found] == [(3.0, 30.0), (8.0, 80.0)]
 
 
@@ -350,7 +350,9 @@ def test_medians_are_read_where_there_are_no_means(tmp_path: Path) -> None:
 
 STAMPS = {"queued_ts": 1.0, "scheduled_ts": 1.1, "first_token_ts": 1.2, "last_token_ts": 1.9}
 LOOKS = ServerLooks(url="http://x", rounds=[mean_load("2 at once", 2.0, 20.0, 5.0, tpot_s=0.01)])
+MEANS = ["--set", "workload.input_len=100", "--set", "workload.output_len=40"]
 FILES = {
+    "server.log": "\n".join([load_line(2, 100.0)] * 4),
     "r.json": json.dumps(RESULT),
     "list.json": json.dumps([RESULT, RESULT]),
     "r.jsonl": json.dumps(RESULT | {"request_rate": float("inf")}),
@@ -363,15 +365,18 @@ FILES = {
 @pytest.mark.parametrize("name", FILES)
 def test_every_command_that_takes_a_file_has_the_same_loads_of_it(name: str, tmp_path: Path) -> None:
     path = written(tmp_path / name, FILES[name])
-    loads = loads_of(path)
-    assert check_file(path)[1].startswith(in_words(loads))
+    more = MEANS if name.endswith(".log") else []
+    loads = loads_of(path, None, {"input_len": 100, "output_len": 40})
+    assert more or check_file(path)[1].startswith(in_words(loads))
     limits = ["--max-num-seqs", "8", "--max-num-batched-tokens", "512"]
-    done = CliRunner().invoke(file_command, [str(path), "--profile", "cpu/tiny", "--json", "-", *limits])
+    done = CliRunner().invoke(file_command, [str(path), "--profile", "cpu/tiny", "--json", "-", *limits, *more])
     assert done.exit_code == 0, done.output
     judged = json.loads(done.output)
     assert len(judged.get("cells", loads)) == len(loads)
     assert judged.get("num_requests", 1) == 1
-    fitted = CliRunner().invoke(production_command, ["--bench-json", str(path), "--profile", "cpu/tiny", "--json", "-"])
+    fitted = CliRunner().invoke(
+        production_command, ["--bench-json", str(path), "--profile", "cpu/tiny", "--json", "-", *more]
+    )
     if not loads[0].measured:
         assert "needs requests in flight" in str(fitted.exception)
     else:

@@ -17,6 +17,7 @@ import pytest
 from calibrate.served.judge import CellSetup, simulate_cell
 from calibrate.served.load import mean_load
 from calibrate.served.reports import NEEDED
+from calibrate.server import endpoint
 from sim.cli.main import run
 from sim.costs.engine_costs import engine_of, with_engine
 from sim.costs.profile_files import load
@@ -76,8 +77,9 @@ def test_the_guides_command_runs_and_says_what_it_left_out(
     assert load(words[words.index("--out") + 1]).host.gap_s > 0.0
 
 
-def test_the_guides_probe_runs(folder: Path) -> None:
+def test_the_guides_probe_runs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On fewer and shorter requests."""
+    monkeypatch.setattr(endpoint, "MAX_AT_ONCE", 1.0)  # A busy machine reads several pieces at once.
     few = ["--rounds", "1", "--output-len", "4", "--json", "r.json"]
     with serving() as server:
         assert run([*shlex.split(PROBE.replace("http://localhost:8000", server.url)), *few]) == 0
