@@ -256,10 +256,14 @@ def _look_and_fit(
 def _tell(run: ServedRun) -> None:
     from calibrate.cli.profile_output import print_compared
     from calibrate.cli.validate_file import metric_rows
-    from calibrate.server.served_run import lateness, means
+    from calibrate.served.judge import off_in_words
+    from calibrate.server.served_run import PARTS, lateness, means
 
     for sentence in run.verdict:
         print(sentence)
+    off_pct = run.errors[PARTS[0]]["e2el"]["mean"]["error_pct"]
+    if not run.verdict and off_pct is not None:
+        print(off_in_words(abs(off_pct), "this load in mean latency"))
     for name, side in (("", run), ("without speculation: ", run.plain)):
         if side is None:
             continue

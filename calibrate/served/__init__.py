@@ -1,2 +1,1 @@
-"""Judged: the simulator on real runs of others (tables of cells, vLLM's per-request timestamps), and a profile on
-measurements. No torch."""
+"""What servers did under load: one noun (load), its readers, one fit and one judge. No torch."""

@@ -213,10 +213,18 @@ def verdict(judged: Sequence[JudgedLoad]) -> str:
     """How far off a profile is, in a sentence, by the first of TOLD_BY that the loads have; empty for none of them."""
     for metric, means in TOLD_BY.items():
         if errors := judged_errors(judged, metric):
-            off_pct = fmean(map(abs, errors))
-            told = f"The profile is {off_pct:.0f} % off these loads in {means}, over {len(errors)} judged."
-            return f"Do not use this profile as it is. {told}" if off_pct > MAX_OFF_PCT else told
+            return off_in_words(fmean(map(abs, errors)), f"these loads in {means}, over {len(errors)} judged")
     return ""
+
+
+def off_in_words(off_pct: float, of: str) -> str:
+    """Whether a profile is to be used that is so far off.
+
+    >>> off_in_words(30.0, "this load in latency")
+    'Do not use this profile as it is. It is 30 % off this load in latency.'
+    """
+    warning, subject = ("Do not use this profile as it is. ", "It") if off_pct > MAX_OFF_PCT else ("", "The profile")
+    return f"{warning}{subject} is {off_pct:.0f} % off {of}."
 
 
 def speedups(judged: Sequence[JudgedLoad], metric: str = THROUGHPUT) -> list[Speedup]:

@@ -58,6 +58,7 @@ def test_requests_are_sent_at_their_times_and_judged_beside_what_was_predicted(
     assert told["errors"]["predicted"]["itl"]["mean"]["real"] > 0.0
     printed = capsys.readouterr().out
     assert "12 sent" in printed
+    assert " % off this load in mean latency." in printed.splitlines()[0]
     assert "TPOT (ms)" in printed
 
 
