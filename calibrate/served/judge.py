@@ -192,6 +192,7 @@ def judge_cells(
     judged: list[JudgedLoad] = []
     runs: dict[tuple[Any, ...], dict[str, float]] = {}
     for cell in table.cells:
+        on_cell(len(judged), len(table.cells))
         try:
             key = scenario_of(cell, profile, setup).digest, cell.output_len_std, cell.output_len_max
             run = runs[key] if key in runs else simulate_cell(cell, profile, setup)

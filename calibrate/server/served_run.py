@@ -24,6 +24,7 @@ import msgspec
 from calibrate.served.as_sent import GOODPUT, as_served, fresh, metrics, quote_of, simulated
 from calibrate.served.line import pace_of, steps_of, with_pace
 from calibrate.served.load import Accepted, ServedRequest
+from sim.compare.pool import OnDone
 from sim.costs.compact_kernels import LinearKernels
 from sim.costs.profile import Profile
 from sim.engine.time_series import GapSamples
@@ -160,17 +161,29 @@ class ServedRun(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         return again.errors
 
 
-def predict(scenario: Scenario, profile: Profile, requests: Sequence[Request], doubt: Doubt = NO_DOUBT) -> ServedRun:
+def predict(
+    scenario: Scenario,
+    profile: Profile,
+    requests: Sequence[Request],
+    doubt: Doubt = NO_DOUBT,
+    on_step: OnDone = lambda stage, done, total: None,
+) -> ServedRun:
     """Metrics that `requests` will come to: means over draws of acceptance, and intervals by draws of all that is in
     `doubt`. Raises ValueError for what cannot run."""
     resolved, *_ = resolve_all(scenario, profile)
     is_drafting, slo_ms = scenario.speculation.num_speculative_tokens > 0, scenario.goodput.bounds_ms
     draws = range(scenario.seed, scenario.seed + (DRAWS if is_drafting else 1))
-    served = [simulated(resolved, draw, requests) for draw in draws]
+    served: list[tuple[list[Request], GapSamples]] = []
+    for draw in draws:
+        on_step("predicting", len(served), len(draws) + DRAWS)
+        served.append(simulated(resolved, draw, requests))
     runs = [metrics(each, slo_ms) for each in served]
     known = {name: [value for run in runs if (value := run[name]) is not None] for name in runs[0]}
     predicted = {name: fmean(values) if values else None for name, values in known.items()}
-    doubted = [metrics(each, slo_ms) for each in _doubted(scenario, profile, requests, doubt)]
+    doubted = []
+    for drawn in _doubted(scenario, profile, requests, doubt):
+        doubted.append(metrics(drawn, slo_ms))
+        on_step("predicting", len(draws) + len(doubted), len(draws) + DRAWS)
     return ServedRun(
         scenario=shown(scenario, profile),
         seed=scenario.seed,

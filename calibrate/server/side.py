@@ -166,7 +166,7 @@ class Side:
         """Plan the load and say what it will come to."""
         resolved = resolve_all(self.scenario, self.profile)[0]
         self.planned = Experiment(resolved, self.scenario.seed).requests()
-        self.run = predict(self.scenario, self.profile, self.planned, self.doubt)
+        self.run = predict(self.scenario, self.profile, self.planned, self.doubt, self.on_step)
         self.run.intake = self.light
 
     def send_load(self) -> None:

@@ -165,7 +165,10 @@ def test_a_load_whose_steps_all_took_longer_is_met_at_its_pace() -> None:
     given = scenario(line.name, async_scheduling=False)
     fitted = fit_line(given, line, looked_at(given, line), in_steps(lone_requests([50, 100, 150]), 1)).profile
     planned = one_at_a_time(given, fitted, 10, 1)
-    run = predict(given, fitted, planned)
+    heard: list[int] = []
+    run = predict(given, fitted, planned, on_step=lambda stage, done, total: heard.append(total - done))
+    assert heard == sorted(heard, reverse=True)
+    assert heard[-1] == 0
     for number, each in enumerate(in_steps(planned, 1)):
         times = {name: number + 1.2 * getattr(each, name) for name in ("sent_s", "first_s", "last_s")}
         run.sent.append(structs.replace(each, gaps_s=tuple(1.2 * gap_s for gap_s in each.gaps_s), **times))
