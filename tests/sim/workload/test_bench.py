@@ -48,12 +48,15 @@ def test_the_same_run_is_the_same_level_whatever_tool_wrote_it(tmp_path: Path, t
 def test_a_closed_loop_of_sglang_has_a_rate_that_is_no_number_of_json(tmp_path: Path) -> None:
     """As Python writes it; an infinity that is a measured value is refused all the same."""
     written = VLLM | {"max_concurrency": 1, "request_rate": math.inf, "generated_texts": ["\x07"]}
+    written |= {"median_itl_ms": math.nan, "accept_length": math.nan}
     path = put(tmp_path, json.dumps(written), "r.jsonl")
     assert [level.concurrency for level in read_bench(path)] == [1.0]
     assert lanesim.load(path)["request_rate"].tolist() == [math.inf]
     assert check_file(path)[0] == "result of a benchmark"
     with pytest.raises(ValueError, match="mean_tpot_ms"):
         read_bench(put(tmp_path, json.dumps(VLLM | {"mean_tpot_ms": math.inf})))
+    with pytest.raises(ValueError, match="mean_tpot_ms"):
+        read_bench(put(tmp_path, json.dumps(VLLM | {"mean_tpot_ms": math.nan})))
 
 
 def test_a_guidellm_report_without_requests_is_a_benchmark_result(tmp_path: Path) -> None:
