@@ -17,7 +17,7 @@ from typing import Annotated
 import msgspec
 
 from calibrate.served.load import Accepted, ServedLoad, ServedRequest, check_counts, mean_load, of_length, pooled
-from sim.files.json_values import Json, convert, parse_json
+from sim.files.json_values import Json, convert, parse_json, value_at
 from sim.files.read import lines_of, read_text
 from sim.files.write import write_text
 from sim.workload.bench import bench_rows
@@ -246,9 +246,12 @@ def read_looks(path: Path, url: str | None = None) -> ServerLooks:
     if url is not None and not path.exists():
         return ServerLooks(url=url)
     where = f"looks at a server {str(path)!r}"
-    looks = convert(parse_json(read_text(path, "looks at a server"), where), ServerLooks, where)
-    if looks.schema != SCHEMA:
-        raise ValueError(f"{where}: schema {looks.schema} is not {SCHEMA}, which this version reads")
+    raw = parse_json(read_text(path, "looks at a server"), where)
+    if value_at(raw, "schema") != SCHEMA:
+        raise ValueError(
+            f"{where}: schema {value_at(raw, 'schema')!r:.20} is not {SCHEMA}: choose another file, or remove it"
+        )
+    looks = convert(raw, ServerLooks, where)
     if url not in (None, looks.url):
         raise ValueError(f"{where} are of another server: choose another --out")
     return looks

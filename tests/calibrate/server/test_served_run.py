@@ -134,7 +134,7 @@ def test_what_was_predicted_and_sent_is_kept_when_the_server_dies(tmp_path: Path
     assert not told["errors"]
 
 
-def test_looks_that_are_kept_are_fitted_and_not_sent_again(tmp_path: Path) -> None:
+def test_looks_that_are_kept_are_fitted_and_not_sent_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The server of the file takes 50 ms a token, and 1 ms more for every request beside; the scenario's own requests
     go to another."""
     out = tmp_path / "run.json"
@@ -161,6 +161,9 @@ def test_looks_that_are_kept_are_fitted_and_not_sent_again(tmp_path: Path) -> No
     with serving(prompt_tokens=40) as server:
         write_looks(out.with_suffix(".measured.json"), kept)
         assert run(["validate", server.url, *FLAGS, "--out", str(out), *flags]) == 2
+        (out.with_suffix(".measured.json")).write_text('{"schema": 1, "url": "x", "rounds": [{"at_once": 1}]}')
+        assert run(["validate", server.url, *FLAGS, "--out", str(out), *flags]) == 2
+        assert "schema 1 is not 2" in capsys.readouterr().err
         kept.url = server.url
         write_looks(out.with_suffix(".measured.json"), kept)
         server.asked.clear()
