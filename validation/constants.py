@@ -19,7 +19,8 @@ from unittest.mock import patch
 import msgspec
 
 from calibrate.importers.aiconfigurator import lookups
-from calibrate.judge.cell import JUDGED, Cell
+from calibrate.served.load import JUDGED
+from calibrate.served.load import ServedLoad as Cell
 from sim.costs.engine_costs import CONSTANTS as OF_ENGINES
 from sim.costs.engine_costs import engine_of, with_engine
 from validation.judge.evidence import model_of

@@ -1,14 +1,15 @@
 """`lanesim check FILE...`: what a file is and whether it is sound, without running anything.
 
 FORMATS is the table of all: a format is known by names that are in the file, since users name files as they like, and
-then read by its own reader, whose refusal is the answer. Not here: the readers. It lives in this package because this
-one alone knows all formats.
+then read by its own reader, whose refusal is the answer. Files of loads are those of calibrate.served.readers, which
+commands ask, too. Not here: the readers.
 """
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from collections.abc import Set as AbstractSet
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,16 +17,15 @@ from typing import Annotated, Any
 import click
 from msgspec import Meta, Struct
 
+from calibrate.served.readers import READERS, ending_of, in_words, loads_of, told_by
 from sim.cli.console import claim, write_json
 from sim.cli.flags import ARGUMENT, JsonFile, Overwrite, command
 from sim.cli.lazy import SOURCE
-from sim.files.json_values import convert, json_lines, read_json, value_at
-from sim.workload.bench import CONSOLE, KINDS, SIGNS
+from sim.files.json_values import convert, read_json, value_at
+from sim.workload.bench import KINDS, SIGNS
 from sim.workload.sharegpt import MAX_CONVERSATION_BYTES
 
 TRACE_COLUMNS = "FILE#arrival=COLUMN,prompt=COLUMN,output=COLUMN,unit=ms"
-SUFFIXES = {".yml": ".yaml", ".txt": ".log", ".prom": ".log"}
-"""Endings of names that mean another one."""
 Reader = Callable[[Path], str]
 """Words on the content of a file. Raises ValueError where it is not sound."""
 
@@ -68,52 +68,14 @@ def check_file(path: Path) -> tuple[str, str]:
     ('profile', 'h100-sxm/llama-2-7b')
     """
     file, _, columns = str(path).rpartition("#")
-    if "=" in columns and (ending := _ending(Path(file))) in (".csv", ".jsonl"):
+    if "=" in columns and (ending := ending_of(Path(file))) in (".csv", ".jsonl"):
         return f"trace ({ending[1:]})", trace(ending[1:])(path)
-    ending, names = _told_by(path)
+    ending, names = told_by(path)
     for of_ending, signs, kind, read in FORMATS:
         if of_ending == ending and signs <= names:
             return kind, read(path)
     shown = ", ".join(sorted(name for name in names if not name.startswith("<")))[:200]
     raise ValueError(f"file {str(path)!r}: no kind of file that lanesim reads is {ending} with {shown or 'no names'}")
-
-
-def _ending(path: Path) -> str:
-    if path.is_dir():
-        return "folder"
-    name = path.with_suffix("") if path.suffix == ".gz" else path
-    return SUFFIXES.get(name.suffix, name.suffix)
-
-
-def _told_by(path: Path) -> tuple[str, set[str]]:
-    """The ending, `list` for a JSON list, and the names in the file that tell its format: keys, columns, files, and the
-    roles that a trace has for columns, such as <prompt>."""
-    from sim.files.arrow_tables import read_csv
-    from sim.files.read import read_bytes
-    from sim.workload.trace_rows import ALIASES
-
-    ending = _ending(path)
-    content: Any = ()
-    if ending == "folder":
-        content = [each.name for each in path.iterdir()]
-    elif ending == ".csv":
-        content = read_csv(path, "table")[0]
-    elif ending == ".jsonl":
-        content = next(json_lines(path, "file", has_prose=True), (0, None))[1]
-    elif ending == ".json":
-        content = read_json(path, "file", max_bytes=MAX_CONVERSATION_BYTES, has_prose=True)
-        if isinstance(content, list):
-            ending, content = "list", content[0] if content else {}
-    elif ending == ".yaml":
-        from sim.run.scenario_file import read_scenario
-
-        content = read_scenario(path)
-    else:
-        content = [path.name, *([CONSOLE] if CONSOLE.encode() in read_bytes(path, "file") else [])]
-    if content is None:
-        raise ValueError(f"file {str(path)!r} is empty")
-    names = set(content) if isinstance(content, dict | list) else set()
-    return ending, names | {f"<{role}>" for role, aliases in ALIASES.items() if names & set(aliases)}
 
 
 # -- readers
@@ -143,17 +105,12 @@ def count(noun: str) -> Callable[[Any], str]:
     return lambda values: f"{len(values)} {noun}"
 
 
-def _at_once(levels: Any) -> str:
-    loads = ", ".join(f"{level.concurrency:.1f}" for level in levels)
-    return f"{loads} requests at once, {levels[0].prompt_tokens:.0f} in, {levels[0].output_tokens:.0f} out"
-
-
 def _guidellm(path: Path) -> str:
     """Its levels, and its requests where it has them."""
     listed = value_at(read_json(path, "file", max_bytes=MAX_CONVERSATION_BYTES, has_prose=True), "benchmarks")
     benchmarks = [each if isinstance(each, dict) else {} for each in (listed if isinstance(listed, list) else ())]
     detailed = [index for index, each in enumerate(benchmarks) if value_at(each, "requests.successful")]
-    levels = [BENCH(path)] if not detailed or any("metrics" in each for each in benchmarks) else []
+    levels = [in_words(loads_of(path))] if not detailed or any("metrics" in each for each in benchmarks) else []
     return "; ".join([*levels, *(trace("guidellm", f"#benchmark={index}")(path) for index in detailed)])
 
 
@@ -210,11 +167,11 @@ def _points(path: Path) -> str:
 
 
 def _log(path: Path) -> str:
-    from calibrate.production.level_files import read_windows
-    from calibrate.production.metrics import samples
+    from calibrate.served.metrics import samples
+    from calibrate.served.reports import read_windows
     from sim.files.read import lines_of
 
-    num_lines = sum(1 for _ in read_windows(text for _, text in lines_of(path, "file")))
+    num_lines = len(read_windows(text for _, text in lines_of(path, "file")))
     return f"{num_lines} lines of load" if num_lines else f"{len(samples(path))} samples"
 
 
@@ -231,10 +188,15 @@ def _config(path: Path) -> str:
     return ", ".join(text for text in (source.shape.name, source.assumed) if text)
 
 
-BENCH = reader("calibrate.production.level_files:read_bench", _at_once)
 PROFILE = reader("sim.costs.profile_files:load", lambda profile: str(profile.name))
 ROWS = reader("sim.report.results:read_columns", lambda columns: f"{len(next(iter(columns.values())))} rows")
-FORMATS: list[tuple[str, set[str], str, Reader]] = [
+FORMATS: list[tuple[str, AbstractSet[str], str, Reader]] = [
+    (
+        *(".json", {*SIGNS, "input_lens", "output_lens"}, "result of a benchmark"),
+        lambda path: f"{in_words(loads_of(path))}; as vllm-bench {trace('vllm-bench')(path)}",
+    ),
+    (".json", KINDS["GuideLLM"], "result of guidellm", _guidellm),
+    *((each.ending, each.signs, each.kind, lambda path: in_words(loads_of(path))) for each in READERS),
     *(
         ("folder", {mark}, "store", reader("sim.studies.sweeps.store:Store", lambda store: f"{len(store.rows())} rows"))
         for mark in ("store.sqlite", "store.json")
@@ -250,28 +212,18 @@ FORMATS: list[tuple[str, set[str], str, Reader]] = [
         *(".parquet", set(), "Parquet table"),
         reader("sim.files.arrow_tables:read_parquet", lambda table: f"{table.num_rows} rows", "table"),
     ),
-    (".log", {CONSOLE}, "result of a benchmark", BENCH),
     (".log", set(), "log or metrics of a server", _log),
-    (
-        *(".csv", {"concurrency"}, "closed-loop cells"),
-        reader("calibrate.judge.cell_table:read_cells", lambda table: f"{len(table.cells)} cells", {}),
-    ),
     (".csv", {"TIMESTAMP", "ContextTokens", "GeneratedTokens"}, "trace (trace-azure)", trace("trace-azure")),
     (".csv", {"Timestamp", "Request tokens", "Response tokens"}, "trace (burstgpt)", trace("burstgpt")),
     (".csv", {"timestamp_ms", "n_prefix_blocks_seen_before"}, "trace (mooncake)", trace("mooncake")),
     (".csv", {"<arrival>", "<prompt>", "<output>"}, "trace (csv)", trace("csv")),
     (
         *(".csv", {"prompt_tokens", "output_tokens"}, "requests of closed-loop cells"),
-        reader("calibrate.judge.cell_table:read_request_list", count("requests")),
+        reader("calibrate.served.load_table:read_request_list", count("requests")),
     ),
     (".csv", set(), "table of no kind known here", reader("sim.files.arrow_tables:read_csv", _column_words, "table")),
     (".jsonl", {"schema", "fingerprint", "options"}, "points", _points),
-    (
-        *(".jsonl", {"request_id", "queued_ts"}, "requests of a vLLM run"),
-        reader("calibrate.judge.vllm_requests:read_requests", lambda run: f"{len(run.requests)} requests"),
-    ),
     (".jsonl", {"metadata", "metrics"}, "trace (aiperf)", trace("aiperf")),
-    (".jsonl", set(SIGNS), "result of a benchmark", BENCH),
     (".jsonl", {"input_length", "output_length", "timestamp"}, "trace (mooncake)", trace("mooncake")),
     (".jsonl", {"input_length", "output_length", "session_id"}, "trace (mooncake)", trace("mooncake")),
     (".jsonl", {"<arrival>", "<prompt>", "<output>"}, "trace (jsonl)", trace("jsonl")),
@@ -292,27 +244,15 @@ FORMATS: list[tuple[str, set[str], str, Reader]] = [
     ),
     (".json", {"model_type"}, "model config", _config),
     (
-        *(".json", {*SIGNS, "input_lens", "output_lens"}, "result of a benchmark"),
-        lambda path: f"{BENCH(path)}; as vllm-bench {trace('vllm-bench')(path)}",
-    ),
-    (".json", set(SIGNS), "result of a benchmark", BENCH),
-    (".json", KINDS["GuideLLM"], "result of guidellm", _guidellm),
-    *((".json", signs, "result of a benchmark", BENCH) for signs in KINDS.values()),
-    (
         *(".json", {"predicted_at", "sent"}, "served run"),
         reader("calibrate.server.served_run:read_run", lambda run: run.in_words),
     ),
-    (
-        *(".json", {"url", "levels"}, "levels of a server"),
-        reader("calibrate.production.level_files:read_measured", _at_once),
-    ),
     (".json", {"table", "break_even_concurrency"}, "draft lengths by batch size", _tuned),
     ("list", {"start_time", "info"}, "trace (inference-perf)", trace("inference-perf")),
-    *(("list", signs, "result of a benchmark", BENCH) for signs in (set(SIGNS), *KINDS.values())),
     (
         *("list", {"conversations"}, "ShareGPT conversations"),
         lambda path: count("of them")(read_json(path, "file", max_bytes=MAX_CONVERSATION_BYTES, has_prose=True)),
     ),
     ("list", set(), "ShareGPT conversations", trace("sharegpt")),
 ]
-"""Ending, the names that a file must have (_told_by), the kind, and its reader: the first that fits."""
+"""Ending, the names that a file must have (told_by), the kind, and its reader: the first that fits."""

@@ -1,22 +1,25 @@
 """Flags that forms of `lanesim validate` share: how the real engine was set up, and where results go.
 
-Not here: the checks of the values (sim.run.scenario), writing results (calibrate.judge.validation_output).
+Not here: the checks of the values (sim.run.scenario), tables on the terminal (calibrate.cli.profile_output).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from msgspec import Meta, Struct
 
+from sim.cli.console import claim, write_text
 from sim.cli.flags import COUNT, JsonFile, Overwrite
 from sim.cli.options import Overrides
 
 if TYPE_CHECKING:
-    from calibrate.judge.cells import CellSetup
+    from calibrate.served.judge import CellSetup
+    from sim.files.json_values import Json
 
+RESULT = "validation.json"
 UpToBillion = Annotated[int, Meta(le=10**9)]
 Seats = Annotated[int, Meta(le=COUNT), "The server's [the engine's]; of cells without such a column."]
 Budget = Annotated[UpToBillion, "Likewise."]
@@ -29,7 +32,7 @@ Requests = Annotated[
 
 
 class JudgingFlags(Struct, frozen=True, kw_only=True):
-    """Flags of cells and vllm; None where not given."""
+    """Flags of a file; None where not given."""
 
     profile: Annotated[str, "Cost profile: gpu/target[+draft], or a path."]
     engine: Annotated[
@@ -38,9 +41,8 @@ class JudgingFlags(Struct, frozen=True, kw_only=True):
     set: Overrides = ()
     json: JsonFile = None
     out: Annotated[
-        Path | None, "Directory for validation.json and figures; of a server: the profile to write, with its constants."
+        Path | None, "Directory for validation.json; of a server: the profile to write, with its constants."
     ] = None
-    plots: Annotated[bool, "Draw figures into --out."] = False
     overwrite: Overwrite = False
 
 
@@ -57,7 +59,7 @@ def set_up(engine: str | None, overrides: Sequence[str], **limits: int | None) -
 
 def cells_of(raw: Mapping[str, Any], requests: Sequence[tuple[int, int]] = ()) -> CellSetup:
     """What `raw` says of all cells. Raises ValueError for other blocks."""
-    from calibrate.judge.cells import CellSetup
+    from calibrate.served.judge import CellSetup
 
     if foreign := sorted(set(raw) - {"engine", "workload", "speculation", "seed"}):
         raise ValueError(
@@ -65,3 +67,24 @@ def cells_of(raw: Mapping[str, Any], requests: Sequence[tuple[int, int]] = ()) -
         )
     blocks = {name: raw.get(name, {}) for name in ("engine", "workload", "speculation")}
     return CellSetup(**blocks, requests=requests, seed=raw.get("seed", 0))
+
+
+def check_outputs(flags: JudgingFlags, inputs: Iterable[str | Path | None]) -> None:
+    """Hold --out and --json until the command ends. Raises ValueError, before any work, where one cannot be, or is one
+    of the `inputs`."""
+    out = flags.out
+    if out is not None and out.exists() and not out.is_dir():
+        raise ValueError(f"--out {str(out)!r} is a file; want a directory")
+    claim(files={"--out": None if out is None else out / RESULT, "--json": flags.json}, inputs=inputs)
+
+
+def write_result(result: Mapping[str, Json], flags: JudgingFlags) -> None:
+    """`result` as JSON into --out and --json."""
+    from sim.files import write
+    from sim.report.results import to_json
+
+    text = to_json(result)
+    if flags.out is not None:
+        write.write_text(flags.out / RESULT, text)
+    if flags.json is not None:
+        write_text(flags.json, text)

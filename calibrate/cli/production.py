@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 import click
 from click.core import ParameterSource
@@ -17,16 +17,14 @@ from sim.cli.flags import DraftTokens, JsonFile, Overwrite, Seconds, command
 from sim.cli.options import Overrides
 
 if TYPE_CHECKING:
-    from calibrate.production.engine_fit import Production
-    from calibrate.production.levels import ServedLevel
+    from calibrate.served.fit import Production
+    from calibrate.served.load import ServedLoad
     from sim.files.json_values import Json
 
 EXAMPLE = (
     "lanesim calibrate production --bench-json c8.json --bench-json c32.json \\\n"
     "    --profile h100-sxm/llama-3.1-8b --out mine.json"
 )
-
-ONE_LOAD = "One load fits almost any profile, so small errors prove nothing"
 
 
 class ProductionFlags(Struct, frozen=True, kw_only=True):
@@ -60,8 +58,8 @@ def production_command(flags: ProductionFlags) -> None:
     benchmark, or its log. Each source is one or more levels of load; each level is predicted from the others, too. Or
     the times of its steps (--steps FILE): a cost model of this server, with its error on blocks of time left out. Or
     counts of its requests (--requests FILE): acceptance, with by how much requests differ and its 90 % interval."""
-    from calibrate.production.engine_fit import fit_served
-    from sim.cli.console import progress, write_json
+    from calibrate.served.fit import fit_served
+    from sim.cli.console import progress
     from sim.costs.profile_files import load
 
     out = flags.out
@@ -85,16 +83,8 @@ def production_command(flags: ProductionFlags) -> None:
     served = read_served(flags, raw.get("workload", {}))
     profile, setup = load(flags.profile), cells_of(raw)
     with progress() as on_step:
-        on_step("fitting", 0, 1)
-        production = fit_served(profile, served, setup)
-    if out is not None:
-        save(production.profile, out)
-    ending = advice(production, flags.profile, out)
-    if write_json(flags.json, plain(production) | {"next": ending}):
-        show(production)
-        if out is not None:
-            print_saved(production.profile, out)
-        print(ending)
+        production = fit_served(profile, served, setup, on_step)
+    finish(production, flags)
 
 
 def _sources(flags: ProductionFlags) -> dict[str, object]:
@@ -105,7 +95,7 @@ def _sources(flags: ProductionFlags) -> dict[str, object]:
 
 def fit_of_steps(flags: ProductionFlags, path: Path) -> None:
     """Fit, write and show the cost model of the server whose steps are in `path`. Raises ValueError."""
-    from calibrate.server.step_records import fit_steps_of, read_steps
+    from calibrate.served.step_records import fit_steps_of, read_steps
     from sim.cli.console import write_json
     from sim.costs.profile_files import load
 
@@ -138,7 +128,7 @@ def fit_of_steps(flags: ProductionFlags, path: Path) -> None:
 
 def show_acceptance(flags: ProductionFlags, path: Path) -> None:
     """Show acceptance and spread of the requests in `path`. Raises ValueError."""
-    from calibrate.production.request_records import acceptance_of, read_requests
+    from calibrate.served.request_counts import acceptance_of, read_requests
     from sim.cli.console import write_json
 
     for name, given in (_sources(flags) | {"--out": flags.out}).items():
@@ -166,32 +156,23 @@ def show_acceptance(flags: ProductionFlags, path: Path) -> None:
         )
 
 
-def read_served(flags: ProductionFlags, workload: dict[str, Any]) -> list[ServedLevel]:
+def read_served(flags: ProductionFlags, workload: dict[str, Any]) -> list[ServedLoad]:
     """The levels of all sources; lengths of a log's requests are taken out of `workload`. Raises ValueError where there
     is no level, or a source lacks what it needs."""
-    from calibrate.production.level_files import levels, read_bench
-    from calibrate.production.metrics import samples, served_between
+    from calibrate.served.metrics import samples, served_between
+    from calibrate.served.readers import loads_of
 
-    before, after, log_path = flags.metrics_before, flags.metrics_after, flags.log
+    before, after = flags.metrics_before, flags.metrics_after
     if (before is None) != (after is None):
         raise ValueError(
             "--metrics-before and --metrics-after belong together: one look says nothing of the time between"
         )
     num_tokens = flags.num_speculative_tokens
-    served = [level for path in flags.bench_json for level in read_bench(path, num_speculative_tokens=num_tokens)]
+    files = [*flags.bench_json, *([] if flags.log is None else [flags.log])]
+    served = [load for path in files for load in loads_of(path, num_tokens, workload)]
     if before is not None and after is not None:
         looks = samples(before), samples(after)
         served.append(served_between(*looks, str(after), flags.duration_s, num_tokens))
-    if log_path is not None:
-        prompt_tokens, output_tokens = (workload.pop(name, None) for name in ("input_len", "output_len"))
-        if not isinstance(prompt_tokens, int) or not isinstance(output_tokens, int):
-            raise ValueError(
-                "--log does not tell how long requests are: add their mean tokens, such as "
-                "--set workload.input_len=512 --set workload.output_len=128"
-            )
-        served += levels(
-            log_path, prompt_tokens=prompt_tokens, output_tokens=output_tokens, num_speculative_tokens=num_tokens
-        )
     if not served:
         raise ValueError(
             "nothing to read: give --metrics-before and --metrics-after, --bench-json, --log, --steps or --requests"
@@ -205,22 +186,49 @@ def read_served(flags: ProductionFlags, workload: dict[str, Any]) -> list[Served
     return served
 
 
-def advice(production: Production, profile_name: str, out: Path | None, held_back_pct: Mapping[str, float] = {}) -> str:
-    """The use of the fit in one sentence, and the command to go on with. `held_back_pct` are the errors at a
-    level that neither constants nor form are of."""
-    if doubt(production, held_back_pct):
+class FitOutput(Protocol):
+    """Flags that say what is fitted and where it goes."""
+
+    @property
+    def profile(self) -> str: ...
+    @property
+    def out(self) -> Path | None: ...
+    @property
+    def json(self) -> str | None: ...
+
+
+def finish(production: Production, flags: FitOutput, lines: Sequence[str] = ()) -> None:
+    """Write and print what came of a fit, `lines` below it, and the command to go on with."""
+    from sim.cli.console import write_json
+
+    if flags.out is not None:
+        save(production.profile, flags.out)
+    ending = advice(production, flags.profile, flags.out)
+    if write_json(flags.json, plain(production) | {"next": ending}):
+        show(production)
+        for line in lines:
+            print(line)
+        if flags.out is not None:
+            print_saved(production.profile, flags.out)
+        print(ending)
+
+
+def advice(production: Production, profile_name: str, out: Path | None) -> str:
+    """The use of the fit in one sentence, and the command to go on with."""
+    if production.doubt:
         command = ["lanesim", "profiles", "show", profile_name]
         return f"See whether the profile is of this server's GPU, model, weights and degree: {shlex.join(command)}"
     if out is None:
         context = click.get_current_context()
         return f"Nothing was written; to keep the constants as a profile: {shlex.join(_again(context))} --out mine.json"
     largest = max(production.levels, key=lambda level: level.served.concurrency).served
+    prompt_tokens, output_tokens = map(round, largest.lengths)
     loop = {
         "--profile": out,
         "--request-rate": "inf",
         "--max-concurrency": round(largest.concurrency),
-        "--input-len": max(1, round(largest.prompt_tokens)),
-        "--output-len": max(2, round(largest.output_tokens)),
+        "--input-len": prompt_tokens,
+        "--output-len": output_tokens,
     }
     command = ["lanesim", "compare", "--policy", "autoregressive"]
     if production.accepted is not None:
@@ -236,30 +244,6 @@ def advice(production: Production, profile_name: str, out: Path | None, held_bac
         else "; how the engine schedules was not tested, which takes levels at three loads or more"
     )
     return f"{out} has the server's constants{chosen}; to simulate its largest load: {shlex.join(command)}"
-
-
-def doubt(production: Production, held_back_pct: Mapping[str, float]) -> str:
-    """A warning where the constants do not describe the server; else empty."""
-    from calibrate.production.engine_fit import FITTED, MAX_LEFT_PCT
-
-    error_pct, where = production.left
-    metric = next((name for name in FITTED if name in held_back_pct), None)
-    if metric is not None and abs(held_back_pct[metric]) > abs(error_pct):
-        error_pct, where = held_back_pct[metric], "the level held back"
-    if abs(error_pct) <= MAX_LEFT_PCT:
-        return ""
-    forms = "of no form tried" if len(production.tried) > 1 else "not of this form"
-    return f"This server is {forms}: {error_pct:+.0f} % are left at {where}. Do not build on these constants."
-
-
-def caution(production: Production) -> str:
-    """A warning where errors cannot show whether the profile is the server's; else empty."""
-    from calibrate.production.engine_fit import FAR_APART
-
-    loads = [each.served.concurrency for each in production.levels]
-    if max(loads) >= FAR_APART * min(loads):
-        return ""
-    return f"{ONE_LOAD}. Add a load of twice as many in flight."
 
 
 def _again(context: click.Context) -> list[str]:
@@ -279,8 +263,9 @@ def _again(context: click.Context) -> list[str]:
 def plain(production: Production) -> dict[str, Json]:
     """Fits and levels as `--json` writes them."""
     return {
+        "verdict": production.verdict,
         "left_error_pct": production.left[0],
-        "caution": caution(production) or None,
+        "caution": production.caution or None,
         "forms": [
             {"is_async": form.is_async, "has_row_s": form.has_rows, "held_back_error_pct": each.error_pct}
             for each in production.tried
@@ -299,30 +284,35 @@ def plain(production: Production) -> dict[str, Json]:
             {
                 "source": level.served.source,
                 "concurrency": level.served.concurrency,
-                "input_len": level.served.prompt_tokens,
-                "output_len": level.served.output_tokens,
+                "input_len": level.served.input_len,
+                "output_len": level.served.output_len,
                 "errors_pct": level.errors_pct,
                 "left_out_error_pct": level.predicted_pct.get(level.fitted_metric),
                 "left_out_errors_pct": level.predicted_pct or None,
             }
             for level in production.levels
         ],
+        "held_back": None
+        if (held := production.held_back) is None
+        else {
+            "concurrency": held.served.concurrency,
+            "measured": dict(held.served.measured),
+            "errors_pct": held.predicted_pct,
+            "spreads_pct": dict(held.served.spreads_pct),
+        },
     }
 
 
-def show(production: Production, held_back_pct: Mapping[str, float] = {}) -> None:
-    """A warning where no form fits, then constants, acceptance, and the error left at each level."""
-    from calibrate.judge.validation_output import print_columns
+def show(production: Production) -> None:
+    """The verdict, then constants, acceptance, and the error left at each load."""
+    from calibrate.cli.profile_output import print_columns
 
-    for text in (doubt(production, held_back_pct), caution(production)):
-        if text:
-            print(text)
+    print(production.verdict)
     rows = [
         [
             level.served.source,
             f"{level.served.concurrency:.1f}",
-            f"{level.served.prompt_tokens:.0f}",
-            f"{level.served.output_tokens:.0f}",
+            *(f"{tokens:.0f}" for tokens in level.served.lengths),
             _signed(level.errors_pct),
             _signed(level.predicted_pct) or "–",
         ]

@@ -1,8 +1,8 @@
-"""Output of `lanesim calibrate`: the profile's file and words on it. Heavy imports inside the functions."""
+"""Output of commands of this package: tables, and the profile's file. Heavy imports inside the functions."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,6 +11,7 @@ from sim.names import install_line
 
 if TYPE_CHECKING:
     from sim.costs.profile import Profile
+    from sim.metrics.compared import Compared
 
 
 def needs_analysis(error: ImportError) -> ValueError:
@@ -54,8 +55,6 @@ def print_saved(profile: Profile, out: Path) -> None:
 
 
 def print_errors(profile: Profile) -> None:
-    from calibrate.judge.validation_output import print_columns
-
     kinds_by_reason: dict[str, list[str]] = {}
     rows = []
     for kind, error in profile.errors.items():
@@ -64,3 +63,39 @@ def print_errors(profile: Profile) -> None:
         rows.append([kind, *figures, str(error.points)])
     reasons = (f"{', '.join(kinds)}: {reason}" for reason, kinds in kinds_by_reason.items())
     print_columns(f"{profile.name}: error of costs", ["kind"], ["mean %", "max %", "points"], rows, reasons)
+
+
+def print_compared(
+    title: str, headings: Sequence[str], rows: Iterable[tuple[Sequence[str], Compared]], lines: Iterable[str]
+) -> None:
+    """A table of what was measured beside what was simulated, each row with its texts under `headings`, the first of
+    which may fold; `lines` below it."""
+    from sim.report.tables import percent, significant
+
+    print_columns(
+        title,
+        headings,
+        ("real", "simulated", "error"),
+        (
+            (*texts, significant(each["real"]), significant(each["simulated"]), percent(each["error_pct"]))
+            for texts, each in rows
+        ),
+        lines,
+    )
+
+
+def print_columns(
+    title: str, left: Sequence[str], right: Sequence[str], rows: Iterable[Sequence[str]], lines: Iterable[str]
+) -> None:
+    """A table on the terminal with columns to the left, the first of which may fold, and to the right; `lines` below
+    it."""
+    from rich.console import Console
+
+    from sim.report.tables import new_table, print_table
+
+    console = Console(markup=False)
+    table = new_table(left, right, rows, title=title, title_justify="left", padding=(0, 1))
+    table.columns[0].overflow, table.columns[0].no_wrap = "fold", False
+    print_table(console, table)
+    for line in lines:
+        console.print(line, highlight=False)

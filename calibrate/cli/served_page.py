@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from calibrate.served.line import pace_of, steps_of
 from calibrate.server.served_run import PARTS, ServedRun
-from calibrate.server.server_line import pace_of, steps_of
 from sim.metrics.compared import LATENCIES, STATISTICS, THROUGHPUT
 from sim.report.tables import percent, significant
 

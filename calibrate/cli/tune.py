@@ -1,7 +1,7 @@
 """`lanesim tune`: the command line of sim.studies.tune.
 
 What a running server says of itself (--metrics) stands for flags that are not given. Not here: reading it
-(calibrate.production.metrics).
+(calibrate.served.metrics).
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from sim.cli.options import ServedFlags, assume_acceptance, gather, inputs_of, l
 from sim.files.json_values import value_at
 
 if TYPE_CHECKING:
-    from calibrate.production.levels import ServedLevel
-    from calibrate.production.metrics import Sample
+    from calibrate.served.load import ServedLoad
+    from calibrate.served.metrics import Sample
     from sim.costs.profile import Profile
     from sim.files.json_values import Json
     from sim.run.scenario import Scenario
@@ -109,15 +109,15 @@ def _check_metrics(flags: TuneFlags) -> None:
         raise ValueError("--metrics is of prompts of all lengths together: leave out --contexts, or --metrics")
 
 
-def served_by(server: str, over_s: float | None, on_step: OnStep, num_tokens: int | None = None) -> ServedLevel:
+def served_by(server: str, over_s: float | None, on_step: OnStep, num_tokens: int | None = None) -> ServedLoad:
     """Means of all that a server has served, or of what it serves from now on for `over_s`; of a file `over_s` is what
     it counts. `num_tokens` are drafted, where the server does not tell. Raises ValueError."""
-    from calibrate.production.levels import DRAFT_LENGTH
-    from calibrate.production.metrics import Growth, samples, served_between
+    from calibrate.served.load import DRAFT_LENGTH
+    from calibrate.served.metrics import Growth, samples, served_between
+    from calibrate.server.endpoint import base_of, look
     from calibrate.server.network import Client
-    from calibrate.server.probe import base_of, look
 
-    def between(before: Mapping[Sample, float], after: Mapping[Sample, float], source: str) -> ServedLevel:
+    def between(before: Mapping[Sample, float], after: Mapping[Sample, float], source: str) -> ServedLoad:
         length = Growth(before, after, source).accept_length
         if length is not None and not num_tokens:
             raise ValueError(
@@ -139,11 +139,13 @@ def served_by(server: str, over_s: float | None, on_step: OnStep, num_tokens: in
         return between(before, after, f"{client.url}/metrics")
 
 
-def take(served: ServedLevel, raw: dict[str, Json], lengths: list[int] | None) -> None:
+def take(served: ServedLoad, raw: dict[str, Json], lengths: list[int] | None) -> None:
     """Add what a server says to a scenario, where that does not say it, and its draft length to those that are tried.
     Raises ValueError."""
+    from calibrate.served.load_table import LENGTHS
+
     told: dict[str, dict[str, Json]] = {
-        "workload": {"input_len": round(served.prompt_tokens), "output_len": round(served.output_tokens)}
+        "workload": {name: round(tokens) for name, tokens in zip(LENGTHS, served.lengths, strict=True)}
     }
     if served.accepted is not None:
         most = served.accepted.draft_tokens
@@ -162,7 +164,7 @@ def _answer(
     contexts: list[int] | None,
     lengths: list[int] | None,
     asked: dict[str, Any],
-    served: ServedLevel | None,
+    served: ServedLoad | None,
 ) -> Stated:
     from sim.costs.profile_files import load
     from sim.studies.length_choice import PLAIN
@@ -183,22 +185,19 @@ def _answer(
     return structs.replace(tuning, notes=[note, *tuning.notes])
 
 
-def _as_served(profile: Profile, served: ServedLevel, scenario: Scenario) -> tuple[Profile, str]:
+def _as_served(profile: Profile, served: ServedLoad, scenario: Scenario) -> tuple[Profile, str]:
     """The profile with its engine's constants as the server's time per token shows them, and what is assumed."""
-    from calibrate.cli.production import ONE_LOAD, doubt
-    from calibrate.judge.cells import CellSetup
-    from calibrate.production.engine_fit import fit_served
-    from sim.run.scenario import to_plain
+    from calibrate.served.fit import ONE_LOAD, fit_served
+    from calibrate.served.judge import setup_of
 
-    plain = to_plain(scenario)
-    setup = CellSetup(engine=plain["engine"], speculation={"method": plain["speculation"]["method"]})
-    production = fit_served(profile, [served], setup)
-    if doubted := doubt(production, {}):
-        warnings.warn(doubted, stacklevel=2)
+    production = fit_served(profile, [served], setup_of(scenario))
+    if production.doubt:
+        warnings.warn(production.doubt, stacklevel=2)
+    prompt_tokens, output_tokens = served.lengths
     accepted = "no drafts" if served.accepted is None else f"accepted {served.accepted.quote.removeprefix('vllm:')}"
     return production.profile, (
-        f"{served.source}: {served.num_requests:,} requests of {served.prompt_tokens:.0f} and "
-        f"{served.output_tokens:.0f} tokens, {served.concurrency:.1f} decoding at once, {accepted}. Assumed: load and "
+        f"{served.source}: {served.num_requests:,} requests of {prompt_tokens:.0f} and "
+        f"{output_tokens:.0f} tokens, {served.concurrency:.1f} decoding at once, {accepted}. Assumed: load and "
         f"acceptance stay so, also where they vary, and {profile.name} is this GPU and model, with what the engine "
         f"adds fitted to {', '.join(served.measured)}. {ONE_LOAD}"
     )

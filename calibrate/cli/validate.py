@@ -7,6 +7,7 @@ what the forms do.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import click
@@ -15,15 +16,16 @@ from click.core import ParameterSource
 from sim.cli.flags import FlagsCommand, parameters
 from sim.cli.lazy import command_at
 
-DIRECTORY, SERVER, FIT = "DIRECTORY", "URL", "URL --fit-only"
+DIRECTORY, FILE, SERVER, FIT = "DIRECTORY", "FILE", "URL", "URL --fit-only"
+TABLE, RUN = "cells", "vllm"
+"""Words that may stand before a table, or for a file that --requests names."""
 FORMS = {
     DIRECTORY: "realrun.cli.validate:directory_command",
-    "cells": "calibrate.cli.validate_cells:cells_command",
-    "vllm": "calibrate.cli.validate_vllm:vllm_command",
+    FILE: "calibrate.cli.validate_file:file_command",
     SERVER: "calibrate.cli.validate_server:server_command",
     FIT: "calibrate.cli.probe:probe_command",
 }
-"""The command of each form; a directory that is called cells or vllm is reached as ./cells."""
+"""The command of each form; a file or directory that is called cells or vllm is reached as ./cells."""
 
 
 def _form(kind: str) -> FlagsCommand:
@@ -34,7 +36,7 @@ def _form(kind: str) -> FlagsCommand:
 
 def _options() -> list[click.Parameter]:
     """Options of all forms, each once and none of them required: that is seen when the form is known."""
-    words = click.Argument(["words"], nargs=-1, metavar="DIRECTORY | cells TABLE.csv | vllm | URL [--fit-only]")
+    words = click.Argument(["words"], nargs=-1, metavar="DIRECTORY | FILE | URL [--fit-only]")
     only = click.Option(
         ["--fit-only"], is_flag=True, help="Fit a profile to the server at URL; nothing is predicted but one level."
     )
@@ -52,9 +54,11 @@ def _chosen(words: Sequence[str], is_fit_only: bool) -> tuple[str, Sequence[str]
     first = words[0] if words else ""
     if is_fit_only:
         return FIT, words
-    if first in FORMS and first not in (DIRECTORY, SERVER, FIT):
-        return first, words[1:]
-    return SERVER if first.startswith(("http://", "https://")) else DIRECTORY, words
+    if first in (TABLE, RUN):
+        return FILE, words[1:]
+    if first.startswith(("http://", "https://")):
+        return SERVER, words
+    return FILE if Path(first).is_file() else DIRECTORY, words
 
 
 def _validate(words: tuple[str, ...], fit_only: bool, **values: Any) -> None:
@@ -65,6 +69,8 @@ def _validate(words: tuple[str, ...], fit_only: bool, **values: Any) -> None:
     for name in given:
         if name not in wanted:
             raise click.UsageError(f"no option --{name.replace('_', '-')} in `lanesim validate {kind}`")
+    if words[:1] == (RUN,) and "requests" in given:
+        arguments = [*arguments, str(given.pop("requests"))]
     named = [param for param in wanted.values() if isinstance(param, click.Argument)]
     if not sum(param.required for param in named) <= len(arguments) <= len(named):
         titles = " ".join(dict.fromkeys([kind, *(param.make_metavar(click.Context(form)) for param in named)]))
@@ -80,18 +86,17 @@ validate_command = FlagsCommand(
     "validate",
     params=_options(),
     callback=_validate,
-    short_help="The simulator against a replay, a vLLM run, measured cells or a server: how far off, and why.",
+    short_help="The simulator against a replay, a file of measured loads or a server: how far off, and why.",
     epilog="\b\nExample:\n  lanesim validate results/replay --json -",
     help="""Say how far off the simulator was.
 
     DIRECTORY, a replay's: its scenario and tape are simulated. mechanism: every work given its measured time; cost: the
     profile's times, streams alone; contention: the simulation as `lanesim compare` runs it.
 
-    cells TABLE.csv: closed loops, columns concurrency, input_len, output_len; optional num_prompts, acceptance,
-    num_speculative_tokens, max_num_seqs, label, role and the like; and what was measured: ttft_ms, tpot_ms, itl_ms,
-    e2el_ms, output_throughput, percentiles such as ttft_p95_ms.
-
-    vllm --requests FILE: the requests of a real vLLM run, at their recorded arrivals.
+    FILE, what a benchmark wrote or printed: each of its loads. A table of loads: columns concurrency, input_len,
+    output_len; optional num_prompts, acceptance, num_speculative_tokens, max_num_seqs, label, role and the like; and
+    what was measured: ttft_ms, tpot_ms, itl_ms, e2el_ms, output_throughput, percentiles such as ttft_p95_ms. The
+    requests of a vLLM run: at their recorded arrivals.
 
     URL: the scenario's own requests, at their own times, predicted before they are sent. Only that address is called.
 

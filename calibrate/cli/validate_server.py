@@ -96,10 +96,10 @@ def server_command(flags: ServerFlags) -> None:
 def served(flags: ServerFlags, on_step: OnDone) -> ServedRun:
     """The run of a scenario on the server, in the file at `out` as well; without requests where they are only
     predicted. Raises ValueError."""
+    from calibrate.served.line import LONE_REQUESTS, NAME, line_of_server
+    from calibrate.server.endpoint import base_of
+    from calibrate.server.looks import of_a_round
     from calibrate.server.network import Client
-    from calibrate.server.probe import base_of
-    from calibrate.server.sent_fit import of_a_round
-    from calibrate.server.server_line import LONE_REQUESTS, NAME, line_of_server
     from calibrate.server.server_process import commands_of, started
     from calibrate.server.side import PLAIN, Side
     from sim.costs.profile_files import load
@@ -209,8 +209,9 @@ def _look_and_fit(
     before: Sequence[Side],
 ) -> None:
     """Look at the servers of `sides`, and give each the scenario that it shows and its profile."""
-    from calibrate.cli.production import doubt
-    from calibrate.server.sent_fit import fit_line, fit_rounds, intake_error_s, with_price_of
+    from calibrate.served.fit import fit_served
+    from calibrate.served.judge import setup_of
+    from calibrate.server.looks import fit_line, intake_error_s, with_price_of
     from calibrate.server.served_run import Doubt
     from calibrate.server.side import as_counted, check_drafts
     from sim.costs.compact_kernels import LinearKernels
@@ -238,8 +239,9 @@ def _look_and_fit(
         # The price of a prompt is the target's: where there is a server without drafts, it tells that.
         plainest = together[-1]
         priced = with_price_of(plainest.scenario, given, plainest.looks.lone)
-        found = fit_rounds(sides[0].scenario, priced, [each for same in rounds for each in same])
-        doubted = doubt(found, {})
+        setup = setup_of(sides[0].scenario)
+        found = fit_served(priced, [each for same in rounds for each in same], setup, sides[0].on_step)
+        doubted = found.doubt
         for side in sides:
             side.profile = found.profile
         off = [level.predicted_pct.get(level.fitted_metric, 0.0) / 100.0 for level in found.levels]
@@ -252,21 +254,19 @@ def _look_and_fit(
 
 
 def _tell(run: ServedRun) -> None:
-    from calibrate.judge.validation_output import print_compared
-    from calibrate.server.served_run import lateness, means
-    from sim.metrics.compared import LATENCIES, STATISTICS, THROUGHPUT
+    from calibrate.cli.profile_output import print_compared
+    from calibrate.cli.validate_file import metric_rows
+    from calibrate.served.judge import off_in_words
+    from calibrate.server.served_run import PARTS, lateness, means
 
     for sentence in run.verdict:
         print(sentence)
+    off_pct = run.errors[PARTS[0]]["e2el"]["mean"]["error_pct"]
+    if not run.verdict and off_pct is not None:
+        print(off_in_words(abs(off_pct), "this load in mean latency"))
     for name, side in (("", run), ("without speculation: ", run.plain)):
         if side is None:
             continue
-        first = next(iter(side.errors.values()))
-        rows = [
-            ((f"{latency.upper()} (ms)" if statistic == "mean" else "", statistic), first[latency][statistic])
-            for latency in LATENCIES
-            for statistic in STATISTICS
-        ]
         lines = [f"{part}: {means(errors)}" for part, errors in side.errors.items()]
         failed = [each.failed for each in side.sent if each.failed]
         if failed:
@@ -274,6 +274,6 @@ def _tell(run: ServedRun) -> None:
         print_compared(
             f"{name}{side.profile['name']}, predicted {side.predicted_at}",
             ("metric", ""),
-            [*rows, (("output (tok/s)", ""), first[THROUGHPUT])],
+            list(metric_rows(next(iter(side.errors.values())))),
             [lateness(side.sent), *lines],
         )

@@ -67,6 +67,7 @@ def measure_command(flags: MeasureFlags) -> None:
     from calibrate.measure.pair import DEFAULTS, pair_spec
     from calibrate.measure.session import measure_pair
     from realrun.host import cuda
+    from realrun.validate.gates import of_profile, verdict
 
     spec = pair_spec(
         device,
@@ -98,6 +99,8 @@ def measure_command(flags: MeasureFlags) -> None:
             f"{spec.target.shape.name} with {spec.rows} rows of {spec.slot_tokens} tokens does not fit the device "
             "beside its activations; lower --rows or --context"
         ) from None
+    if doubt := verdict(of_profile(profile)):
+        print(doubt)
     write(profile, out)
     _print_noisy(profile)
 

@@ -3,7 +3,7 @@
 Sockets never block for longer than WAKE_S, so that `stop` ends whatever is being waited for. Answers are requested as
 they are: compressed ones are refused, and redirects are answers like any other. The address's host and port alone are
 called; proxies of the environment are for other addresses than one to measure. A key goes into one header and is
-blotted out of every message. Not here: what an answer means (calibrate.server.probe).
+blotted out of every message. Not here: what an answer means (calibrate.server.endpoint).
 """
 
 from __future__ import annotations

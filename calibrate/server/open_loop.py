@@ -2,7 +2,7 @@
 
 An open loop: a request goes out when it is due, whatever became of those before it, as arrivals do. Prompts are words
 that nobody else has, but for what requests have in common (their content, block by block). Not here: the network
-(calibrate.server.network), one streamed answer (calibrate.server.probe), the verdict (calibrate.server.served_run).
+(calibrate.server.network), one streamed answer (calibrate.server.endpoint), the verdict (calibrate.server.served_run).
 """
 
 from __future__ import annotations
@@ -13,34 +13,17 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from itertools import pairwise
 
-import msgspec
 from msgspec import structs
 
+from calibrate.served.load import ServedRequest
+from calibrate.server.endpoint import MAX_FAILURES, WORDS, Endpoint, Streamed, refuse_collected, stream
 from calibrate.server.network import WAKE_S, Client, Late, RequestFailed
-from calibrate.server.probe import MAX_FAILURES, WORDS, Endpoint, Timed, refuse_collected, stream
 from sim.interface.request import Request
 
 MAX_STREAMS = 1024
 """Requests in flight beyond which one that is due waits for another to end: its lateness is recorded."""
 TOLD_BY_WORDS = 256
 """Words of the prompt that tells how many tokens a word has."""
-
-
-class Sent(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One request, in seconds after the first one was due. No prompt, no answer, no address."""
-
-    index: int
-    """Index of its arrival."""
-    due_s: float
-    sent_s: float
-    first_s: float = 0.0
-    last_s: float = 0.0
-    prompt_tokens: int = 0
-    output_tokens: int = 0
-    gaps_s: tuple[float, ...] = ()
-    """Between events that hold tokens."""
-    failed: str = ""
-    """Why there is no answer, without the server's own words, which may quote the prompt."""
 
 
 def tokens_per_word(client: Client, endpoint: Endpoint) -> float:
@@ -58,7 +41,7 @@ def send(
     block_tokens: int,
     seed: int | str = 0,
     max_concurrency: int | None = None,
-    on_sent: Callable[[Sent], None],
+    on_sent: Callable[[ServedRequest], None],
 ) -> None:
     """Send `requests` in order of arrival and have `on_sent` hear each that has ended, in whatever order.
 
@@ -67,7 +50,7 @@ def send(
     """
     begun_s = time.perf_counter()
     failed: list[RequestFailed] = []
-    answered: list[Timed] = []
+    answered: list[Streamed] = []
 
     def check() -> None:
         if len(failed) > MAX_FAILURES or any(isinstance(failure, Late) for failure in failed):
@@ -75,7 +58,9 @@ def send(
 
     def one(request: Request) -> None:
         prompt = prompt_of(request, words_per_token, block_tokens, seed)
-        sent = Sent(index=request.index, due_s=_kept(request.arrival_s), sent_s=_kept(time.perf_counter() - begun_s))
+        sent = ServedRequest(
+            index=request.index, due_s=_kept(request.arrival_s), sent_s=_kept(time.perf_counter() - begun_s)
+        )
         try:
             timed = stream(client, endpoint, prompt, request.output_tokens)
         except RequestFailed as failure:
@@ -86,8 +71,8 @@ def send(
         on_sent(
             structs.replace(
                 sent,
-                first_s=_kept(timed.first_s - begun_s),
-                last_s=_kept(timed.last_s - begun_s),
+                first_s=_kept(timed.pieces_s[0] - begun_s),
+                last_s=_kept(timed.pieces_s[-1] - begun_s),
                 prompt_tokens=timed.prompt_tokens,
                 output_tokens=timed.output_tokens,
                 gaps_s=tuple(_kept(later_s - earlier_s) for earlier_s, later_s in pairwise(timed.pieces_s)),

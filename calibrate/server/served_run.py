@@ -21,11 +21,10 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from calibrate.judge.vllm_requests import fresh
-from calibrate.production.levels import Accepted
-from calibrate.server.as_sent import GOODPUT, as_served, metrics, quote_of, simulated
-from calibrate.server.open_loop import Sent
-from calibrate.server.server_line import pace_of, steps_of, with_pace
+from calibrate.served.as_sent import GOODPUT, as_served, fresh, metrics, quote_of, simulated
+from calibrate.served.line import pace_of, steps_of, with_pace
+from calibrate.served.load import Accepted, ServedRequest
+from sim.compare.pool import OnDone
 from sim.costs.compact_kernels import LinearKernels
 from sim.costs.profile import Profile
 from sim.engine.time_series import GapSamples
@@ -102,7 +101,7 @@ class ServedRun(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     profile: dict[str, str]
     fitted: Profile | None = None
     """The profile as predicted with, without the fingerprint of the machine that its tables are of."""
-    intake: list[Sent] = []
+    intake: list[ServedRequest] = []
     """Requests sent beforehand, about one at a time, that tell what a request spends before the engine has it."""
     frontend_s: float
     """That time, as predicted with."""
@@ -115,7 +114,7 @@ class ServedRun(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Preemptions that were predicted."""
     predicted_sha256: str = ""
     sent_at: str = ""
-    sent: list[Sent] = []
+    sent: list[ServedRequest] = []
     preempted: float | None = None
     """Preemptions that the server counted."""
     accepted: Accepted | None = None
@@ -162,17 +161,29 @@ class ServedRun(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         return again.errors
 
 
-def predict(scenario: Scenario, profile: Profile, requests: Sequence[Request], doubt: Doubt = NO_DOUBT) -> ServedRun:
+def predict(
+    scenario: Scenario,
+    profile: Profile,
+    requests: Sequence[Request],
+    doubt: Doubt = NO_DOUBT,
+    on_step: OnDone = lambda stage, done, total: None,
+) -> ServedRun:
     """Metrics that `requests` will come to: means over draws of acceptance, and intervals by draws of all that is in
     `doubt`. Raises ValueError for what cannot run."""
     resolved, *_ = resolve_all(scenario, profile)
     is_drafting, slo_ms = scenario.speculation.num_speculative_tokens > 0, scenario.goodput.bounds_ms
     draws = range(scenario.seed, scenario.seed + (DRAWS if is_drafting else 1))
-    served = [simulated(resolved, draw, requests) for draw in draws]
+    served: list[tuple[list[Request], GapSamples]] = []
+    for draw in draws:
+        on_step("predicting", len(served), len(draws) + DRAWS)
+        served.append(simulated(resolved, draw, requests))
     runs = [metrics(each, slo_ms) for each in served]
     known = {name: [value for run in runs if (value := run[name]) is not None] for name in runs[0]}
     predicted = {name: fmean(values) if values else None for name, values in known.items()}
-    doubted = [metrics(each, slo_ms) for each in _doubted(scenario, profile, requests, doubt)]
+    doubted = []
+    for drawn in _doubted(scenario, profile, requests, doubt):
+        doubted.append(metrics(drawn, slo_ms))
+        on_step("predicting", len(draws) + len(doubted), len(draws) + DRAWS)
     return ServedRun(
         scenario=shown(scenario, profile),
         seed=scenario.seed,
@@ -332,10 +343,10 @@ def means(errors: Mapping[str, Any]) -> str:
     return ", ".join(f"{name.upper()} {'-' if pct is None else f'{pct:+.1f} %'}" for name, pct in known.items())
 
 
-def lateness(sent: Sequence[Sent]) -> str:
+def lateness(sent: Sequence[ServedRequest]) -> str:
     """Punctuality of the client, as a clause.
 
-    >>> lateness([Sent(index=0, due_s=0.0, sent_s=0.001), Sent(index=1, due_s=1.0, sent_s=1.025)])
+    >>> lateness([ServedRequest(index=0, due_s=0.0, sent_s=0.001), ServedRequest(index=1, due_s=1.0, sent_s=1.025)])
     '2 sent, 1 of them over 10 ms late, median 13.0 ms'
     """
     lates_s = [each.sent_s - each.due_s for each in sent]

@@ -1,6 +1,6 @@
 """A server that lanesim starts: a command in a process group of its own, which ends with all that it started.
 
-Its output goes to a log, which is named where it fails. Not here: what is asked of it (calibrate.server.probe).
+Its output goes to a log, which is named where it fails. Not here: what is asked of it (calibrate.server.endpoint).
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from contextlib import contextmanager, suppress
 from itertools import pairwise
 from pathlib import Path
 
+from calibrate.server.endpoint import MAX_MODELS_BYTES, MODELS
 from calibrate.server.network import Client, RequestFailed
-from calibrate.server.probe import MAX_MODELS_BYTES, MODELS
 from sim.cli.signals import put_off
 
 LOADING = (502, 503, 504)

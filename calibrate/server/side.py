@@ -1,6 +1,6 @@
 """One of the servers of a served run: looked at, sent the load, and what is kept of the looks.
 
-Not here: requests and their times (calibrate.server.open_loop), fits (calibrate.server.sent_fit), predictions and the
+Not here: requests and their times (calibrate.server.open_loop), fits (calibrate.server.looks), predictions and the
 verdict (calibrate.server.served_run).
 """
 
@@ -12,25 +12,22 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
 
-from calibrate.production.levels import Accepted, pooled
-from calibrate.production.metrics import Growth, told_by
-from calibrate.server.as_sent import quote_of, spread_of, step_rates
-from calibrate.server.network import Client
-from calibrate.server.open_loop import Sent, send, tokens_per_word
-from calibrate.server.probe import Endpoint, find, growth, look, slots
-from calibrate.server.sent_fit import (
-    Round,
-    ServerLooks,
+from calibrate.served.as_sent import closed_loop, quote_of, spread_of, step_rates
+from calibrate.served.line import lone_requests
+from calibrate.served.load import Accepted, ServedLoad, ServedRequest, pooled
+from calibrate.served.metrics import Growth, told_by
+from calibrate.served.reports import ServerLooks, read_looks, write_looks
+from calibrate.server.endpoint import Endpoint, find, growth, look, slots
+from calibrate.server.looks import (
     as_now,
     e2el_s,
     look_seed,
     one_at_a_time,
-    read_looks,
     round_requests,
-    write_looks,
 )
+from calibrate.server.network import Client
+from calibrate.server.open_loop import send, tokens_per_word
 from calibrate.server.served_run import DRAWS, NO_DOUBT, Doubt, InFlight, ServedRun, judge, now, predict, shorter_pct
-from calibrate.server.server_line import lone_requests
 from sim.costs.profile import Profile
 from sim.files.json_values import Json, value_at
 from sim.interface.request import Request
@@ -40,6 +37,8 @@ from sim.run.scenario import Scenario, parse_scenario
 
 DRAFT_LENGTH = "speculation.num_speculative_tokens"
 PLAIN: dict[str, Json] = {"num_speculative_tokens": 0}
+WARM_UP_WAVES, WARM_UP_ROUND = 2, 10_000
+"""Requests of each stream before anything counts, and the number of their round, which no other has."""
 DRAWN_ROUNDS = 2
 """Rounds of a draw, about a third of a load's requests: what a load's own prompts accept and what all rounds told vary
 by about so much together."""
@@ -65,7 +64,7 @@ class Side:
     """Stands before what is said while it works; empty where there is one server."""
     on_step: Callable[[str, int, int], None]
     doubt: Doubt = NO_DOUBT
-    light: list[Sent] = field(default_factory=list)
+    light: list[ServedRequest] = field(default_factory=list)
     planned: list[Request] = field(init=False)
     run: ServedRun = field(init=False)
 
@@ -80,9 +79,12 @@ class Side:
         words_drawn: str,
         prefix: str,
         on_step: Callable[[str, int, int], None],
+        *,
+        is_fresh: bool = False,
     ) -> Side:
-        """The server that answers. Raises ValueError for one that does not, or for looks at another."""
-        looks = read_looks(path, client.url)
+        """The server that answers; if `is_fresh` nothing that is kept in `path` counts. Raises ValueError for one that
+        does not answer, or for looks at another."""
+        looks = ServerLooks(url=client.url) if is_fresh else read_looks(path, client.url)
         endpoint = find(client, model)
         return cls(
             client=client,
@@ -99,11 +101,11 @@ class Side:
         )
 
     def send(
-        self, requests: Sequence[Request], stage: str, sent: list[Sent], at_once: int | None, seed: int
+        self, requests: Sequence[Request], stage: str, sent: list[ServedRequest], at_once: int | None, seed: int
     ) -> Growth | None:
         """Add each that has ended to `sent`, with prompts of `seed`; what the server counted meanwhile."""
 
-        def on_sent(each: Sent) -> None:
+        def on_sent(each: ServedRequest) -> None:
             sent.append(each)
             self.on_step(self.prefix + stage, len(sent), len(requests))
 
@@ -120,10 +122,15 @@ class Side:
         )
         return growth(before, look(self.client), self.client.url, value_at(self.raw, DRAFT_LENGTH))
 
+    def warm_up(self, at_once: int) -> None:
+        """Requests before anything counts: servers compile, allocate and fill caches while they answer their first."""
+        requests = round_requests(self.scenario, self.profile, at_once, WARM_UP_ROUND)[: WARM_UP_WAVES * at_once]
+        self.send(requests, "warming up", [], at_once, look_seed(self.scenario, at_once, WARM_UP_ROUND))
+
     def look_alone(self, prompt_tokens: Sequence[int]) -> None:
         """Requests one after the other, unless they are kept."""
         if not self.looks.lone:
-            lone: list[Sent] = []
+            lone: list[ServedRequest] = []
             self.send(lone_requests(prompt_tokens), "one by one", lone, 1, look_seed(self.scenario, 0, 0))
             self.looks.lone = lone
             write_looks(self.path, self.looks)
@@ -146,20 +153,20 @@ class Side:
 
     def look_at(self, at_once: int, number: int) -> None:
         """A round, unless it is kept."""
-        if all((at_once, number) != (each.at_once, each.number) for each in self.looks.rounds):
-            sent: list[Sent] = []
+        if all((at_once, number) != (each.concurrency, each.number) for each in self.looks.rounds):
+            sent: list[ServedRequest] = []
             requests = round_requests(self.scenario, self.profile, at_once, number)
             seed = look_seed(self.scenario, at_once, number)
             counted = self.send(requests, f"{at_once} at once", sent, at_once, seed)
             accepted = None if counted is None else counted.accepted
-            self.looks.rounds.append(Round(at_once=at_once, number=number, sent=sent, accepted=accepted))
+            self.looks.rounds.append(closed_loop(at_once, number, sent, accepted))
             write_looks(self.path, self.looks)
 
     def predict(self) -> None:
         """Plan the load and say what it will come to."""
         resolved = resolve_all(self.scenario, self.profile)[0]
         self.planned = Experiment(resolved, self.scenario.seed).requests()
-        self.run = predict(self.scenario, self.profile, self.planned, self.doubt)
+        self.run = predict(self.scenario, self.profile, self.planned, self.doubt, self.on_step)
         self.run.intake = self.light
 
     def send_load(self) -> None:
@@ -172,12 +179,12 @@ class Side:
     def judge(self) -> None:
         judge(self.run, self.scenario, self.profile, self.planned)
 
-    def rounds(self, levels: Sequence[int], count: int) -> list[Round]:
+    def rounds(self, levels: Sequence[int], count: int) -> list[ServedLoad]:
         """Those of the looks that count."""
-        return [each for each in self.looks.rounds if each.at_once in levels and each.number < count]
+        return [each for each in self.looks.rounds if each.concurrency in levels and each.number < count]
 
 
-def as_counted(raw: dict[str, Json], rounds: Sequence[Round]) -> tuple[Scenario, tuple[str, ...]]:
+def as_counted(raw: dict[str, Json], rounds: Sequence[ServedLoad]) -> tuple[Scenario, tuple[str, ...]]:
     """The scenario with the draft length and the acceptance that `rounds` show, where it does not say them; and the
     acceptance in draws of a few rounds, by which it is unsure."""
     speculation = raw.get("speculation", {})
@@ -195,12 +202,12 @@ def as_counted(raw: dict[str, Json], rounds: Sequence[Round]) -> tuple[Scenario,
     return parse_scenario({**raw, "speculation": counted | speculation}), () if "acceptance" in speculation else quotes
 
 
-def _together(rounds: Sequence[Round]) -> tuple[Accepted | None, list[Sent]]:
+def _together(rounds: Sequence[ServedLoad]) -> tuple[Accepted | None, list[ServedRequest]]:
     parts = [each.accepted for each in rounds if each.accepted is not None]
-    return pooled(parts, "the server"), [one for each in rounds for one in each.sent]
+    return pooled(parts, "the server"), [one for each in rounds for one in each.requests]
 
 
-def check_drafts(rounds: Sequence[Round], *, is_plain: bool) -> None:
+def check_drafts(rounds: Sequence[ServedLoad], *, is_plain: bool) -> None:
     """Raise ValueError unless a server of two that differ in drafting drafts, or does not, by its own count."""
     drafted = [each for each in rounds if each.accepted is not None]
     if is_plain and drafted:

@@ -32,6 +32,7 @@ class DirectoryFlags(Struct, frozen=True, kw_only=True):
 def directory_command(flags: DirectoryFlags) -> None:
     """Body of `lanesim validate DIRECTORY`."""
     from realrun.validate.error_parts import judge, result_of
+    from realrun.validate.gates import of_profile, of_replay, verdict
     from realrun.validate.readback import read_replay, read_summary
     from sim.costs.profile_files import load
     from sim.report.results import others_of
@@ -43,7 +44,10 @@ def directory_command(flags: DirectoryFlags) -> None:
     profile = load(flags.profile if flags.profile is not None else directory / "profile.json")
     judged = [judge(observed) for observed in read_replay(directory, scenario, summary, profile)]
     result = result_of(summary, profile, judged)
-    if write_json(flags.json, result):
+    doubt = verdict([*of_profile(profile), *of_replay(result)])
+    if write_json(flags.json, result | {"verdict": doubt or None}):
+        if doubt:
+            print(doubt)
         _tell(judged)
 
 

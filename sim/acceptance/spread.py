@@ -36,7 +36,7 @@ SPREADS = {"natural": (0.1, 0.5), "random": (0.7, 1.0)}
 SpecDecode-Bench's tapes (EAGLE-3, K = 3) on GSM8K 0.15, code 0.38 and ShareGPT 0.49, of vLLM#41035 about 0.5. Random
 tokens: gpt-oss-120b with EAGLE-3 at K = 3, 0.8 to 1.0. Wider where kinds of prompts are mixed (Apertus 8B's chat: 1.1
 to 1.3), and where n-grams draft (0.3 to 0.8): a server's records of its requests tell it
-(calibrate.production.request_records)."""
+(calibrate.served.request_counts)."""
 NATURAL = SPREADS["natural"]
 
 

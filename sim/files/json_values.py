@@ -59,7 +59,7 @@ def parse_json(text: str, where: str, line: int | None = None, *, has_prose: boo
     """The value that `text` spells; `where` it stands begins every message, `line` is given for one line of a file.
 
     `has_prose`: another program's file. Its texts are counted and never shown, and may hold any character; its
-    Infinity is "inf".
+    Infinity is "inf", and its NaN is None.
 
     >>> parse_json('{"a": [1, 2.5, null]}', "note")
     {'a': [1, 2.5, None]}
@@ -183,9 +183,9 @@ def _constant(text: str) -> float:
     raise _Fault(f"{text} is no number of JSON; want null or a finite one")
 
 
-def _foreign_constant(text: str) -> float | str:
-    """A closed loop's request_rate, which SGLang writes as Infinity and vLLM as "inf"."""
-    return "inf" if text == "Infinity" else _constant(text)
+def _foreign_constant(text: str) -> float | str | None:
+    """A closed loop's request_rate, which SGLang writes as Infinity and vLLM as "inf"; NaN is a mean of nothing."""
+    return None if text == "NaN" else "inf" if text == "Infinity" else _constant(text)
 
 
 def _marked(read: Callable[[S], T]) -> Callable[[S], T | _Fault]:
@@ -200,7 +200,7 @@ def _marked(read: Callable[[S], T]) -> Callable[[S], T | _Fault]:
     return marked
 
 
-def _decoder(wrap: Callable[[Any], Any], constant: Callable[[str], float | str]) -> json.JSONDecoder:
+def _decoder(wrap: Callable[[Any], Any], constant: Callable[[str], float | str | None]) -> json.JSONDecoder:
     return json.JSONDecoder(
         object_pairs_hook=wrap(_pairs), parse_int=wrap(_whole), parse_float=wrap(_real), parse_constant=wrap(constant)
     )

@@ -1,6 +1,6 @@
 """Measured values beside simulated ones: one value, a run's latencies, and errors over many.
 
-Not here: where either side comes from (realrun.validate, calibrate.judge).
+Not here: where either side comes from (realrun.validate, calibrate.served).
 """
 
 from __future__ import annotations

@@ -35,8 +35,8 @@ from sim.workload.sharegpt import MAX_CONVERSATION_BYTES
 from sim.workload.trace_files import TRACE, Row, json_objects, number_of
 
 WHAT = "bench result"
-SIGNS = ("completed", "mean_ttft_ms")
-"""Keys by which a result of vLLM is known."""
+SIGNS, MEDIAN_SIGNS = ("completed", "mean_ttft_ms"), ("completed", "median_ttft_ms")
+"""Keys by which a result of vLLM is known; of one without means, those of medians."""
 LINE_ENDINGS = (".jsonl", ".jsonl.gz")
 CONSOLE = "Serving Benchmark Result"
 """Heading of the block that the tool prints."""
@@ -114,7 +114,7 @@ def _rows(entry: Json, where: str) -> list[dict[str, Json]]:
         return [_row(MEANS[kind], entry, where)]
     if kind == "InferenceX":
         return [_inferencex(entry, where)]
-    for key in SIGNS:
+    for key in MEDIAN_SIGNS if SIGNS[1] not in entry and MEDIAN_SIGNS[1] in entry else SIGNS:
         _number(entry, key, where)
     return [entry]
 

@@ -17,9 +17,9 @@ from typing import Any
 
 MAX_BYTES = 64 << 20
 TOKEN_S = 0.002
-Sent = Iterator[bytes | float]
+Pieces = Iterator[bytes | float]
 """Bytes to send, seconds to wait."""
-Way = Callable[[int], Sent]
+Way = Callable[[int], Pieces]
 """Of the tokens that are asked for, 0 where none are."""
 CLOSING = b"Connection: close\r\n"
 
@@ -50,7 +50,7 @@ def stream(
 ) -> Way:
     """A sound stream, but for what is given; `last` comes before the usage."""
 
-    def sent(tokens: int) -> Sent:
+    def sent(tokens: int) -> Pieces:
         yield head("200 OK", "Transfer-Encoding: chunked", kind="text/event-stream", keeps=True)
         for _ in range(tokens):
             yield TOKEN_S
@@ -74,7 +74,7 @@ def raw(first: bytes, *then: bytes | float, forever: bytes | float | None = None
 def drip(content: bytes, each_s: float = 0.05) -> Way:
     """A byte at a time, the last one without end."""
 
-    def sent(tokens: int) -> Sent:
+    def sent(tokens: int) -> Pieces:
         for number in range(len(content)):
             yield content[number : number + 1]
             yield each_s
@@ -85,7 +85,7 @@ def drip(content: bytes, each_s: float = 0.05) -> Way:
     return sent
 
 
-def collected(tokens: int) -> Sent:
+def collected(tokens: int) -> Pieces:
     """All of a stream at once, as a proxy that buffers it sends it."""
     pieces = [piece for piece in stream()(tokens) if isinstance(piece, bytes)]
     yield pieces[0]
@@ -170,7 +170,7 @@ class HostileServer:
         self.heads.append(first)
         return first.split()[1].decode(), json.loads(body)["max_tokens"] if body else 0
 
-    def _answer(self, path: str, tokens: int) -> Sent:
+    def _answer(self, path: str, tokens: int) -> Pieces:
         with self._lock:
             count = self._counts.get(path, 0)
             self._counts[path] = count + 1

@@ -257,16 +257,19 @@ BENCH_IN_DETAIL = indented(
     | {"output_lens": [5, 5, 5, 5], "start_times": [3.0, 1.0, 2.0, 2.5], "errors": ["", "", "", ""]}
 )
 BENCH_APPENDED = jsonl((BENCH_RECORD, BENCH_RECORD | {"max_concurrency": 4}))
-LEVEL_TIMES = {"prompt_tokens": 20.0, "output_tokens": 5.0, "ttft_s": 0.05, "tpot_s": 0.01}
+ANSWERED = {"index": 0, "due_s": 0.0, "sent_s": 0.0, "first_s": 0.05, "last_s": 0.09, "prompt_tokens": 20} | {
+    "output_tokens": 5,
+    "gaps_s": [0.01] * 4,
+}
 MEASURED = indented(
     {
-        "schema": 1,
+        "schema": 2,
         "url": "http://localhost:8000",
-        "levels": [
-            {"source": f"{concurrency} at once", "concurrency": float(concurrency)}
-            | LEVEL_TIMES
-            | {"spreads_pct": {"tpot_ms": 3.0}}
-            for concurrency in (1, 2, 4)
+        "lone": [ANSWERED | {"prompt_tokens": 10 * number, "first_s": 0.01 * number} for number in range(1, 4)],
+        "rounds": [
+            {"source": f"{number} at once", "concurrency": number, "input_len": 20.0, "output_len": 5.0}
+            | {"measured": {"ttft_ms": 50.0, "tpot_ms": 10.0}, "num_requests": number, "requests": [ANSWERED] * number}
+            for number in (1, 2, 4)
         ],
     }
 )

@@ -15,10 +15,10 @@ import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
+from calibrate.server.endpoint import Endpoint, stream
 from calibrate.server.network import Client, RequestFailed
-from calibrate.server.probe import Endpoint, stream
 from sim.cli.main import run
-from tests.attack.hostile_server import DONE, Sent, head, hostile
+from tests.attack.hostile_server import DONE, Pieces, head, hostile
 from tests.attack.mutations import damaged
 from tests.attack.samples import EVENTS, PAIR, SPECULATIVE_CONFIG, TINY_RUN, Sample, filled, samples
 from tests.properties import examples
@@ -150,7 +150,7 @@ def attack_probe(seeds: Iterator[int]) -> None:
     """Streams of damaged events: an answer that is timed, or RequestFailed in one line."""
     sent = [b""]
 
-    def way(tokens: int) -> Sent:
+    def way(tokens: int) -> Pieces:
         yield head("200 OK", kind="text/event-stream") + sent[0]
 
     endpoint = Endpoint(model="m", is_chat=False)
@@ -161,7 +161,7 @@ def attack_probe(seeds: Iterator[int]) -> None:
             try:
                 timed = stream(client, endpoint, "river", 8)
                 assert 0 < timed.output_tokens <= 10**9, seed
-                assert timed.sent_s <= timed.first_s <= timed.last_s, seed
+                assert timed.pieces_s == sorted(timed.pieces_s), seed
             except RequestFailed as failed:
                 said = str(failed)
             assert said.isprintable(), seed

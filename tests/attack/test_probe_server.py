@@ -23,7 +23,9 @@ from types import FrameType
 
 import pytest
 
-from calibrate.server.probe import WORDS
+from calibrate.served.line import LONE_REQUESTS
+from calibrate.served.reports import read_looks
+from calibrate.server.endpoint import WORDS
 from sim.cli.main import run
 from tests.attack.hostile_server import DONE, Way, bomb, collected, drip, event, head, hostile, raw, stream, whole
 
@@ -87,10 +89,10 @@ BROKEN: dict[str, tuple[str, Way, str]] = {
 }
 LATER: dict[str, tuple[Way, str]] = {
     "a stream without a token": (stream({"choices": [{"text": ""}]}), "without a token"),
-    "too many tokens": (usage('{"completion_tokens": 17}'), "more than 2 times the 8 tokens"),
+    "too many tokens": (usage('{"completion_tokens": 17}'), "more than 2 times the [48] tokens"),
     "a byte a while": (drip(SSE + b":"), LATE),
     "closed in the middle": (raw(SSE + TOKEN, 0.002, TOKEN), r"without \[DONE\]"),
-    "all at once": (collected, "100 % of an answer's later tokens with its first: does a proxy collect"),
+    "all at once": (collected, "% of an answer's later tokens with its first: does a proxy collect"),
 }
 SOUND: dict[str, tuple[str, Way]] = {
     "left open": (COMPLETIONS, stream(ends=False)),
@@ -180,8 +182,8 @@ def test_a_server_that_is_merely_odd_is_measured_and_judged(name: str, tmp_path:
     with hostile(path, way) as server:
         assert probe(server.url, tmp_path) == 0
         assert judged(server.url, tmp_path) == 0
-    levels = json.loads((tmp_path / "m.json").read_text())["levels"]
-    assert [level["output_tokens"] for level in levels] == [8.0, 8.0]
+    loads = read_looks(tmp_path / "m.json").rounds
+    assert [load.output_len for load in loads] == [8.0, 8.0]
     errors = json.loads((tmp_path / "run.json").read_text())["errors"]
     assert errors["predicted"]["e2el"]["mean"]["real"] > 0.0
 
@@ -211,12 +213,13 @@ def test_one_of_a_pair_that_breaks_is_one_line(
 
 
 def test_a_few_failed_requests_are_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    looked, warm_up = 1, 4
-    with hostile(COMPLETIONS, whole("slow down", "429 Busy"), sound=looked + warm_up, broken=2) as server:
+    warm_up = 4
+    sound = LOOKED + warm_up + LONE_REQUESTS
+    with hostile(COMPLETIONS, whole("slow down", "429 Busy"), sound=sound, broken=2) as server:
         assert probe(server.url, tmp_path) == 0
-    assert "1 at once: 2 of 8 requests failed: answers 429: slow down" in capsys.readouterr().out
-    levels = json.loads((tmp_path / "m.json").read_text())["levels"]
-    assert [(level["sent"], level["failed"]) for level in levels] == [(8, {"answers 429: slow down": 2}), (12, {})]
+    assert "2 of 24 requests failed: answers 429" in capsys.readouterr().out
+    loads = read_looks(tmp_path / "m.json").rounds
+    assert [(load.num_requests, len(load.requests)) for load in loads] == [(10, 12), (12, 12)]
 
 
 def test_one_answer_beyond_the_deadline_ends_a_probe(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,10 +11,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from calibrate.judge.cell import Cell, JudgedCell
-from calibrate.judge.cell_table import cells_of
-from calibrate.judge.cells import CellSetup, simulate_cell
-from calibrate.judge.fit_cells import with_constants
+from calibrate.served.constants import with_constants
+from calibrate.served.judge import CellSetup, simulate_cell
+from calibrate.served.load import JudgedLoad, ServedLoad
+from calibrate.served.load_table import cells_of
 from sim.costs.profile_files import load
 from sim.metrics.compared import compared
 from validation.judge import sources
@@ -48,7 +48,7 @@ def write(path: Path, rows: Rows) -> Path:
     return path
 
 
-def section(judged: Sequence[JudgedCell] = (), bars: Sequence[BarLine] = (), **more: Any) -> JudgedSection:
+def section(judged: Sequence[JudgedLoad] = (), bars: Sequence[BarLine] = (), **more: Any) -> JudgedSection:
     spec = SectionSpec(part="p", title="A run", source="s", fitted="nothing", runs=[], decides=True, **more)
     return JudgedSection(spec, list(judged), list(bars), "nothing")
 
@@ -270,19 +270,19 @@ def test_a_bar_is_met_by_the_size_of_its_error() -> None:
     ]
 
 
-def drafting(concurrency: int, real: float, simulated: float, k: int = 3, **changes: Any) -> JudgedCell:
+def drafting(concurrency: int, real: float, simulated: float, k: int = 3, **changes: Any) -> JudgedLoad:
     """A cell whose plain partner has 100 tokens per second on both sides."""
     fields = {"gpu": "G", "engine": "e", "target": "m", "method": "eagle3", "label": "chat"} | changes
     metrics = {"output_throughput": compared(100 * real, 100 * simulated), "speedup": compared(real, simulated)}
-    cell = Cell(concurrency=concurrency, num_speculative_tokens=k, **fields)
-    return JudgedCell(cell=cell, metrics={**metrics} if k else {"output_throughput": metrics["output_throughput"]})
+    cell = ServedLoad(concurrency=concurrency, num_speculative_tokens=k, **fields)
+    return JudgedLoad(cell=cell, metrics={**metrics} if k else {"output_throughput": metrics["output_throughput"]})
 
 
-def plain(concurrency: int) -> JudgedCell:
+def plain(concurrency: int) -> JudgedLoad:
     return drafting(concurrency, 1.0, 1.0, k=0, method="none")
 
 
-def decided(judged: Sequence[JudgedCell]) -> list[list[str]]:
+def decided(judged: Sequence[JudgedLoad]) -> list[list[str]]:
     lines: list[list[str]] = decisions(frame([section(judged)])).to_numpy().tolist()
     return lines
 

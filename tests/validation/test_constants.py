@@ -8,7 +8,7 @@ from math import isclose
 import pytest
 
 import validation.constants as program
-from calibrate.judge.cell import Cell
+from calibrate.served.load import ServedLoad
 from sim.costs.engine_costs import ENGINES
 from validation.constants import FITTED, TABLE, JudgedConstant, lines_of
 from validation.tables import csv_rows
@@ -43,8 +43,8 @@ def test_every_constant_helps_over_the_models_that_had_no_part_in_it() -> None:
         assert with_it < without, fitted.name
 
 
-def cell(name: str, target: str, ttft_ms: float = 100.0) -> Cell:
-    return Cell(
+def cell(name: str, target: str, ttft_ms: float = 100.0) -> ServedLoad:
+    return ServedLoad(
         id=name, source="", engine="vllm", engine_version="0.15", target=target, gpu="h200-sxm", label="vllm dense fp8",
         measured={"ttft_ms": ttft_ms, "tpot_ms": 10.0},
     )  # fmt: skip

@@ -7,20 +7,20 @@ from typing import Any
 
 import pytest
 
-from calibrate.judge.cell import Cell
+from calibrate.served.load import ServedLoad
 from validation.judge.drafted import DraftedPair, judge, pairs
 from validation.judge.served_cells import budget_of
 
 NAMES = count()
 
 
-def cell(tpot_ms: float, *, day: str = "2026-01-29", **changes: Any) -> Cell:
+def cell(tpot_ms: float, *, day: str = "2026-01-29", **changes: Any) -> ServedLoad:
     fields = {
         "id": f"row {next(NAMES)}", "source": "recipe", "engine": "trtllm", "engine_version": "1.2",
         "target": "deepseek-ai/DeepSeek-R1", "gpu": "b200-sxm", "weights": "fp8", "kv": "fp8", "tp": 8,
         "concurrency": 8, "input_len": 1024, "output_len": 1024, "label": "trtllm moe fp8",
     }  # fmt: skip
-    return Cell(**{**fields, **changes, "day": day, "measured": {"ttft_ms": 200.0, "tpot_ms": tpot_ms}})
+    return ServedLoad(**{**fields, **changes, "day": day, "measured": {"ttft_ms": 200.0, "tpot_ms": tpot_ms}})
 
 
 def test_a_drafting_row_is_beside_the_plain_one_of_its_set_up_that_is_nearest_in_time() -> None:

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from calibrate.server.sent_fit import fit_line
+from calibrate.served.line import line_of_server, lone_requests
+from calibrate.server.looks import fit_line
 from calibrate.server.served_run import Doubt, judge, now, predict, read_run, write_prediction, write_run
-from calibrate.server.server_line import line_of_server, lone_requests
 from sim.run.experiment import Experiment
 from sim.run.resolve import resolve_all
 from sim.workload.classes import Goodput
-from tests.calibrate.server.test_sent_fit import in_steps, looked_at, scenario
+from tests.calibrate.server.test_looks import in_steps, looked_at, scenario
 from validation.replays import real_vllm
 
 

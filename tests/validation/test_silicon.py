@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from calibrate.cli.imports import import_command
-from calibrate.judge.cell import Cell
+from calibrate.served.load import ServedLoad
 from sim.compare.side_by_side import compare
 from sim.costs.memory import kv_capacity_tokens
 from sim.costs.profile_files import load
@@ -52,7 +52,7 @@ AUTO = {"silicon_data_source": "aic-auto-gap-analysis"}
 RANKS = {"attention_dp_size": "2", "moe_tp_size": "1", "moe_ep_size": "4"}
 
 
-def cell(**changes: str) -> Cell:
+def cell(**changes: str) -> ServedLoad:
     return cell_of({**ROW, **changes})
 
 
@@ -220,7 +220,7 @@ def test_a_days_runs_draft_or_do_not() -> None:
     """Of three pairs a day's second runs are 1.6, 1.3 and 1.1 times as fast: the third drafts as well, and so does a
     row without a twin. Another day's are 1.1 times as fast in all but one, which alone is doubted."""
 
-    def rows(day: str, *tpot_ms: str) -> list[Cell]:
+    def rows(day: str, *tpot_ms: str) -> list[ServedLoad]:
         source = {"silicon_data_source": f"source_file=x.csv; measured={day}T22:26:21Z; workflow"}
         lengths = (str(1024 * (i + 1)) for i in range(len(tpot_ms)))
         return [
@@ -239,7 +239,7 @@ def test_runs_that_cut_experts_draft_beside_those_of_the_day_that_do_not() -> No
     """Two of three that cut experts are 1.3 times as fast as with whole experts on a device, so all three draft, and so
     does a row that repeats the third; a model without an MTP layer has none that draft."""
 
-    def rows(model: str) -> list[Cell]:
+    def rows(model: str) -> list[ServedLoad]:
         day = {"model_path": model, "silicon_data_source": "x; measured=2026-04-03", "tp_size": "4"}
         whole = {"moe_tp_size": "1", "moe_ep_size": "4", "silicon_tpot_ms": "13"}
         cut, tpots = {**day, "moe_tp_size": "4"}, ("10", "10", "13")

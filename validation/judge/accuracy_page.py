@@ -21,7 +21,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from calibrate.judge.cell import JUDGED, Cell
+from calibrate.served.load import JUDGED, ServedLoad
 from sim.files.write import write_figure
 from sim.metrics.compared import THROUGHPUT
 from validation.judge.sections import SPEEDUP, JudgedSection, section_of
@@ -152,7 +152,7 @@ def frame(sections: Sequence[JudgedSection]) -> pd.DataFrame:
     return cells.astype({name: float for name in cells if name.startswith(CELL_METRICS)} | {"num_prompts": "Int64"})
 
 
-def load_of(cell: Cell) -> str:
+def load_of(cell: ServedLoad) -> str:
     """Requests in flight, or arrivals per second; `open` for recorded arrivals."""
     if cell.request_rate is not None:
         return f"{cell.request_rate:g}/s"

@@ -17,7 +17,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from calibrate.judge.cell import Cell
+from calibrate.served.load import ServedLoad
 from validation.judge.labels import architecture, drafting
 from validation.judge.served_cells import budget_of, cell_of, engine_name, means, profile_of, raw_scenario, read_cells
 from validation.tables import grouped, off_pct, write_csv
@@ -34,15 +34,15 @@ FIRST_LENGTH, LONGEST_SHARE = 2.6, 0.975
 ROUNDS = 2
 """Rounds of fitting the length: the speed-up is nearly proportional to it."""
 
-Simulated = Callable[[Cell, int, float], float]
+Simulated = Callable[[ServedLoad, int, float], float]
 """Mean TPOT, milliseconds, of a cell with so many drafts a round, at an acceptance length."""
 
 
 class DraftedPair(NamedTuple):
     """Two runs of one set-up."""
 
-    plain: Cell
-    drafted: Cell
+    plain: ServedLoad
+    drafted: ServedLoad
 
     @property
     def group(self) -> str:
@@ -54,7 +54,7 @@ class DraftedPair(NamedTuple):
         return self.plain.measured["tpot_ms"] / self.drafted.measured["tpot_ms"]
 
 
-def pairs(cells: Sequence[Cell]) -> list[DraftedPair]:
+def pairs(cells: Sequence[ServedLoad]) -> list[DraftedPair]:
     """Each drafting cell with the plain one of the same set-up that is nearest in time, where one is near."""
     drafts = drafting(cells)
     dated = [cell for cell in cells if cell.day]
@@ -68,17 +68,17 @@ def pairs(cells: Sequence[Cell]) -> list[DraftedPair]:
     return sorted(by_set_up.values(), key=lambda pair: (pair.group, pair.plain.tp, pair.plain.concurrency))
 
 
-def _set_up(cell: Cell) -> tuple[Hashable, ...]:
+def _set_up(cell: ServedLoad) -> tuple[Hashable, ...]:
     """DeepSeek-R1 and -V3 are one architecture."""
     lengths = cell.concurrency, cell.input_len, cell.output_len
     return cell.engine, cell.gpu, cell.weights, cell.tp, cell.ep, cell.dp, *lengths
 
 
-def _days_between(one: Cell, other: Cell) -> int:
+def _days_between(one: ServedLoad, other: ServedLoad) -> int:
     return abs((date.fromisoformat(one.day) - date.fromisoformat(other.day)).days)
 
 
-def tpot_ms(cell: Cell, drafts: int, acceptance_length: float) -> float:
+def tpot_ms(cell: ServedLoad, drafts: int, acceptance_length: float) -> float:
     """Mean of the cell's loop, with the model's MTP layer as drafter."""
     profile, _ = profile_of(cell, "mtp")
     raw = raw_scenario(cell, profile.name)

@@ -24,7 +24,8 @@ import msgspec
 import numpy as np
 
 from calibrate.catalogue.model_configs import source_of
-from calibrate.judge.cell import JUDGED, Cell
+from calibrate.served.load import JUDGED
+from calibrate.served.load import ServedLoad as Cell
 from sim.costs.engine_costs import ENGINES
 from sim.costs.profile_files import load
 from sim.draws import Floats

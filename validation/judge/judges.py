@@ -13,10 +13,10 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from calibrate.judge.cell import Cell, JudgedCell
-from calibrate.judge.cell_table import CellTable, read_request_list
-from calibrate.judge.cells import CellSetup, judge_cells
-from calibrate.judge.vllm_runs import judge_run, scenario_of
+from calibrate.served.as_recorded import judge_run, scenario_of
+from calibrate.served.judge import CellSetup, judge_cells
+from calibrate.served.load import JudgedLoad, ServedLoad
+from calibrate.served.load_table import CellTable, read_request_list
 from sim.acceptance.forms import parse_quoted
 from sim.costs.compact_kernels import LinearPass
 from sim.costs.datasheets import DATASHEETS, POWER
@@ -58,7 +58,7 @@ POWER_SHAPES = {
 }  # fmt: skip
 
 
-def loops(cells: Sequence[Cell], profile: Profile, run: RunSpec, data: Path) -> list[JudgedCell]:
+def loops(cells: Sequence[ServedLoad], profile: Profile, run: RunSpec, data: Path) -> list[JudgedLoad]:
     """Closed and open loops."""
     setup = CellSetup(
         engine=run.engine,
@@ -73,7 +73,7 @@ def loops(cells: Sequence[Cell], profile: Profile, run: RunSpec, data: Path) -> 
     return judge_cells(CellTable(run.file or run.reader, list(cells), []), profile, setup)
 
 
-def timestamps(cells: Sequence[Cell], profile: Profile, run: RunSpec, data: Path) -> list[JudgedCell]:
+def timestamps(cells: Sequence[ServedLoad], profile: Profile, run: RunSpec, data: Path) -> list[JudgedLoad]:
     """A run of LLMServingSim's from its requests' timestamps, with what that simulator committed beside it."""
     (cell,) = cells
     folder = Path(cell.texts["folder"])
@@ -81,7 +81,7 @@ def timestamps(cells: Sequence[Cell], profile: Profile, run: RunSpec, data: Path
     scenario = scenario_of(
         folder / "requests.jsonl", profile.name, {"engine": run.engine, "speculation": {"num_speculative_tokens": 0}}
     )
-    result = judge_run(real, scenario, profile).result["metrics"]
+    result = judge_run(real, scenario, profile)["metrics"]
     metrics = {
         f"{name}_ms" if statistic == "mean" else f"{name}_{statistic}_ms": result[name][statistic]
         for name in ("ttft", "tpot", "e2el")
@@ -90,7 +90,7 @@ def timestamps(cells: Sequence[Cell], profile: Profile, run: RunSpec, data: Path
     metrics[THROUGHPUT] = result[THROUGHPUT]
     peer = peer_figures((folder / "validation/summary.txt").read_text())
     known = {name: compared(*sides) for name, sides in peer.items()}
-    return [JudgedCell(cell=msgspec.structs.replace(cell, peer="LLMServingSim"), metrics=metrics, peer=known)]
+    return [JudgedLoad(cell=msgspec.structs.replace(cell, peer="LLMServingSim"), metrics=metrics, peer=known)]
 
 
 def peer_figures(text: str) -> dict[str, tuple[float, float]]:
@@ -111,28 +111,28 @@ def peer_figures(text: str) -> dict[str, tuple[float, float]]:
     return figures
 
 
-def steps(cells: Sequence[Cell], profile: Profile, run: RunSpec, data: Path) -> list[JudgedCell]:
+def steps(cells: Sequence[ServedLoad], profile: Profile, run: RunSpec, data: Path) -> list[JudgedLoad]:
     """Steps of the target alone, over rows of input_len tokens."""
     costs = build_costs(profile, engine_of(run.engine["name"], profile))
     judged = []
     for cell in cells:
         forecast = StepForecast(costs, EngineLimits(), cell.input_len or 0, has_draft=False)
-        step_s = forecast.step_s(cell.concurrency, cell.num_speculative_tokens, (), drafted_anew=0)
-        judged.append(JudgedCell.beside(cell, {"tpot_ms": 1e3 * step_s}))
+        step_s = forecast.step_s(round(cell.concurrency), cell.num_speculative_tokens, (), drafted_anew=0)
+        judged.append(JudgedLoad.beside(cell, {"tpot_ms": 1e3 * step_s}))
     return judged
 
 
-def lengths(cells: Sequence[Cell], profile: Profile | None, run: RunSpec, data: Path) -> list[JudgedCell]:
+def lengths(cells: Sequence[ServedLoad], profile: Profile | None, run: RunSpec, data: Path) -> list[JudgedLoad]:
     """Acceptance lengths by what is quoted, at the cell's draft length."""
     judged = []
     for cell in cells:
         k = cell.num_speculative_tokens
         length = parse_quoted(str(cell.acceptance)).model(k).expected_length(k)
-        judged.append(JudgedCell.beside(cell, {"acceptance_length": length}))
+        judged.append(JudgedLoad.beside(cell, {"acceptance_length": length}))
     return judged
 
 
-def pearl(cells: Sequence[Cell], profile: Profile | None, run: RunSpec, data: Path) -> list[JudgedCell]:
+def pearl(cells: Sequence[ServedLoad], profile: Profile | None, run: RunSpec, data: Path) -> list[JudgedLoad]:
     """`pipelined` with a draft GPU of its own. The window and how much longer a step with PEARL takes than one without
     are not published: they are fitted for each pair and batch on PEARL_FITTED; the other data sets are judged."""
     judged = []
@@ -142,11 +142,11 @@ def pearl(cells: Sequence[Cell], profile: Profile | None, run: RunSpec, data: Pa
         for cell in group:
             if cell not in fitted:
                 with_window = msgspec.structs.replace(cell, num_speculative_tokens=window)
-                judged.append(JudgedCell.beside(with_window, {"speedup": _pearl_speedup(cell, window, slowdown)}))
+                judged.append(JudgedLoad.beside(with_window, {"speedup": _pearl_speedup(cell, window, slowdown)}))
     return judged
 
 
-def _window(cells: Sequence[Cell]) -> tuple[int, float]:
+def _window(cells: Sequence[ServedLoad]) -> tuple[int, float]:
     """The window, and the slowdown of a step, that miss the cells least, in logarithms."""
 
     def misses(window: int) -> tuple[float, int, float]:
@@ -157,7 +157,7 @@ def _window(cells: Sequence[Cell]) -> tuple[int, float]:
     return min(map(misses, WINDOWS), key=lambda tried: tried[0])[1:]
 
 
-def _rate(cell: Cell) -> float:
+def _rate(cell: ServedLoad) -> float:
     """Probability that a drafted token is accepted: m / (m + 1), m the mean accepted run."""
     accepted = float(cell.texts["pearl_mean_accepted_tokens_MAT"])
     return accepted / (1.0 + accepted)
@@ -170,7 +170,7 @@ def tokens_per_step(rate: float, window: int) -> float:
     return (1.0 - share) + share * (1.0 - rate**window) / (1.0 - rate)
 
 
-def _pearl_speedup(cell: Cell, window: int, slowdown: float) -> float:
+def _pearl_speedup(cell: ServedLoad, window: int, slowdown: float) -> float:
     """Tokens per second of `pipelined` over those of plain decoding at the measured step."""
     plain = float(cell.texts["ar_tok_per_s"])
     like, verify_s = load(PEARL_LIKE), slowdown * cell.concurrency / plain
@@ -197,12 +197,12 @@ def _pearl_speedup(cell: Cell, window: int, slowdown: float) -> float:
     return cell.concurrency * tokens_per_row / mean_step_s / plain
 
 
-def power(cells: Sequence[Cell], profile: Profile | None, run: RunSpec, data: Path) -> list[JudgedCell]:
+def power(cells: Sequence[ServedLoad], profile: Profile | None, run: RunSpec, data: Path) -> list[JudgedLoad]:
     """Average power by the use of the roofs over the measured times of the prompt and of the tokens after the first."""
     gpu, law = DATASHEETS[POWER_GPU].gpu, POWER[POWER_GPU]
     judged = []
     for cell in cells:
-        batch, prompt, tokens = cell.concurrency, cell.input_len or 0, cell.output_len or 0
+        batch, prompt, tokens = map(round, (cell.concurrency, cell.input_len or 0, cell.output_len or 0))
         shape = POWER_SHAPES[cell.target]
         times_s = np.array([float(cell.texts["prompt_time"]), (tokens - 1) * float(cell.texts["token_time"])]) / 1e3
         uses = (
@@ -212,21 +212,21 @@ def power(cells: Sequence[Cell], profile: Profile | None, run: RunSpec, data: Pa
         spent_s = times_s[0], float(cell.texts["token_time"]) / 1e3
         used = np.array([utilisation_of(use, time_s, gpu) for use, time_s in zip(uses, spent_s, strict=True)])
         watts = float(np.sum(times_s * power_w(law, used)) / np.sum(times_s))
-        judged.append(JudgedCell.beside(cell, {"power_w": watts}))
+        judged.append(JudgedLoad.beside(cell, {"power_w": watts}))
     return judged
 
 
-def overlap(cells: Sequence[Cell], profile: Profile | None, run: RunSpec, data: Path) -> list[JudgedCell]:
+def overlap(cells: Sequence[ServedLoad], profile: Profile | None, run: RunSpec, data: Path) -> list[JudgedLoad]:
     """Prefill beside decode in closed form, from the published times of one stream. Nothing is simulated.
 
     A prefill takes P alone and a decode step d, with as many kernels each. With s = P / (P + d) prefill goes at the
     rate r = s + phi (1 - s) beside decode, and decode at q = 1 - s + phi s. On shares of the multiprocessors prefill
     is all compute and decode all bandwidth. Decode loses L = (1 - q) / r of P while a prefill lasts P / r.
     """
-    return [JudgedCell.beside(cell, {name: _beside_prefill(cell, name) for name in cell.measured}) for cell in cells]
+    return [JudgedLoad.beside(cell, {name: _beside_prefill(cell, name) for name in cell.measured}) for cell in cells]
 
 
-def _beside_prefill(cell: Cell, metric: str) -> float:
+def _beside_prefill(cell: ServedLoad, metric: str) -> float:
     one, decode, prefill = (float(cell.texts[name]) for name in (metric, "alone", "prefill"))
     if prefill == 0.0:
         return one
@@ -245,7 +245,7 @@ def _beside_prefill(cell: Cell, metric: str) -> float:
     return one * (decode / decode_rate if ends_first else decode + lost * prefill) / (decode + prefill)
 
 
-JUDGES: dict[str, Callable[..., list[JudgedCell]]] = {
+JUDGES: dict[str, Callable[..., list[JudgedLoad]]] = {
     "loops": loops, "timestamps": timestamps, "steps": steps, "lengths": lengths, "pearl": pearl, "power": power,
     "overlap": overlap,
 }  # fmt: skip

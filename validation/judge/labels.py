@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Sequence
 from statistics import median
 
-from calibrate.judge.cell import FITTED, JUDGED, Cell
+from calibrate.served.load import FITTED, JUDGED, ServedLoad
 from sim.costs.memory import kv_capacity_tokens
 from sim.costs.profile import Profile
 from sim.costs.shapes import ModelShape
@@ -31,7 +31,7 @@ ROUNDING = 1e-3
 """Relative difference between figures of one run in several dumps."""
 
 
-def role_of(cell: Cell, profile: Profile, shape: ModelShape, doubted_ids: set[str]) -> str:
+def role_of(cell: ServedLoad, profile: Profile, shape: ModelShape, doubted_ids: set[str]) -> str:
     """Doubtful, fitted or judged, the first that holds; `doubted_ids` draft, or are contradicted."""
     is_beyond = roof_share(cell, profile, shape) > 1.0 or memory_share(cell, profile) > 1.0
     if is_beyond or is_outside(cell) or cell.id in doubted_ids:
@@ -39,31 +39,31 @@ def role_of(cell: Cell, profile: Profile, shape: ModelShape, doubted_ids: set[st
     return FITTED if is_fitted(cell) else JUDGED
 
 
-def is_fitted(cell: Cell) -> bool:
+def is_fitted(cell: ServedLoad) -> bool:
     """Constants were fitted on the cell: those that rows of recipes.csv name."""
     return bool(setting("is_fitted", label_of(cell)))
 
 
-def is_outside(cell: Cell) -> bool:
+def is_outside(cell: ServedLoad) -> bool:
     """Requests wait longer than they are served, so that the concurrency of the label was never in the engine; or the
     model's rows are known to be mislabelled."""
     return setting("is_mislabelled", label_of(cell)) or cell.measured["ttft_ms"] > decode_ms(cell)
 
 
-def decode_ms(cell: Cell) -> float:
+def decode_ms(cell: ServedLoad) -> float:
     """Measured time from the first token of a request to its last."""
     assert cell.output_len is not None
     return (cell.output_len - 1) * cell.measured["tpot_ms"]
 
 
-def mean_context(cell: Cell) -> float:
+def mean_context(cell: ServedLoad) -> float:
     """Tokens that a request holds with half its answer."""
     assert cell.input_len is not None
     assert cell.output_len is not None
     return cell.input_len + 0.5 * cell.output_len
 
 
-def roof_share(cell: Cell, profile: Profile, shape: ModelShape) -> float:
+def roof_share(cell: ServedLoad, profile: Profile, shape: ModelShape) -> float:
     """The least that a token of output takes at MAX_COMPUTE and MAX_BANDWIDTH over what was measured."""
     assert cell.input_len is not None
     assert cell.output_len is not None
@@ -76,7 +76,7 @@ def roof_share(cell: Cell, profile: Profile, shape: ModelShape) -> float:
     return (compute_s / MAX_COMPUTE + read_s / MAX_BANDWIDTH) / (1e-3 * cell.measured["tpot_ms"])
 
 
-def memory_share(cell: Cell, profile: Profile) -> float:
+def memory_share(cell: ServedLoad, profile: Profile) -> float:
     """KV that requests hold while they are served, as a share of what fits beside the weights in all of the memory.
     Above 1 the label's KV is not the one that was served.
 
@@ -86,11 +86,11 @@ def memory_share(cell: Cell, profile: Profile) -> float:
     return served * mean_context(cell) / kv_capacity_tokens(profile, 1.0)
 
 
-def architecture(cell: Cell) -> str:
+def architecture(cell: ServedLoad) -> str:
     return setting("architecture", label_of(cell)) or cell.target
 
 
-def drafting(cells: Sequence[Cell]) -> set[str]:
+def drafting(cells: Sequence[ServedLoad]) -> set[str]:
     """Names of the cells that draft: those so much faster than a twin, all of a campaign whose median cell is, and
     cells that repeat one of these."""
     with_mtp = [cell for cell in cells if setting("has_mtp", label_of(cell))]
@@ -112,7 +112,7 @@ def drafting(cells: Sequence[Cell]) -> set[str]:
     return {name for name, run in first.items() if run in runs_of_names}
 
 
-def contradicted(cells: Iterable[Cell]) -> set[str]:
+def contradicted(cells: Iterable[ServedLoad]) -> set[str]:
     """Names of the cells that one of the same labels and version contradicts, where no drafts explain it: which of the
     two is right their labels do not tell."""
     names = set()
@@ -123,23 +123,23 @@ def contradicted(cells: Iterable[Cell]) -> set[str]:
     return names
 
 
-def _labels(cell: Cell) -> tuple[Hashable, ...]:
+def _labels(cell: ServedLoad) -> tuple[Hashable, ...]:
     """Labels that tell cells apart which may draft unmarked."""
     widths = cell.tp * cell.dp, cell.concurrency * cell.dp
     return architecture(cell), cell.engine, cell.gpu, cell.weights, *widths, cell.input_len, cell.output_len
 
 
-def _campaign(cell: Cell) -> tuple[Hashable, ...]:
+def _campaign(cell: ServedLoad) -> tuple[Hashable, ...]:
     """One day's runs of a model; those that keep whole experts on a device, or cut all, are told apart, too."""
     server = cell.engine, cell.engine_version, cell.gpu, cell.weights
     return architecture(cell), *server, cell.dp > 1, cell.day
 
 
-def first_runs(cells: Iterable[Cell]) -> dict[str, str]:
+def first_runs(cells: Iterable[ServedLoad]) -> dict[str, str]:
     """The first cell of the same run, by the name of each: one with its labels and figures."""
     first: dict[str, str] = {}
     for same in grouped(cells, SET_UP).values():
-        runs: list[Cell] = []
+        runs: list[ServedLoad] = []
         for cell in same:
             run = next((other for other in runs if _is_same_run(cell, other)), cell)
             if run is cell:
@@ -148,7 +148,7 @@ def first_runs(cells: Iterable[Cell]) -> dict[str, str]:
     return first
 
 
-def _is_same_run(cell: Cell, other: Cell) -> bool:
+def _is_same_run(cell: ServedLoad, other: ServedLoad) -> bool:
     return all(
         abs(value - other.measured[name]) <= ROUNDING * other.measured[name] for name, value in cell.measured.items()
     )

@@ -18,9 +18,9 @@ import msgspec
 from calibrate.catalogue.model_configs import source_of
 from calibrate.catalogue.published_tables import published_tables
 from calibrate.importers.aiconfigurator.deployment import Deployment, import_deployment
-from calibrate.judge.cell import FITTED, Cell, JudgedCell, judged_errors
-from calibrate.judge.cells import speedups
-from calibrate.judge.fit_cells import RATIO, Fitted, fit_constant, fit_constants
+from calibrate.served.constants import RATIO, Fitted, fit_constant, fit_constants
+from calibrate.served.judge import speedups
+from calibrate.served.load import FITTED, JudgedLoad, ServedLoad, judged_errors
 from sim.costs.engine_costs import engine_of, load_engine, with_engine
 from sim.costs.profile import SERVED, Profile
 from sim.costs.profile_files import load
@@ -52,14 +52,14 @@ class BarLine(NamedTuple):
 
 class JudgedSection(NamedTuple):
     spec: SectionSpec
-    judged: list[JudgedCell]
+    judged: list[JudgedLoad]
     bars: list[BarLine]
     fitted: str
 
 
 def section_of(spec: SectionSpec, data: Path) -> JudgedSection:
     """Fits, then judges every cell with what was fitted. Raises ValueError and OSError."""
-    by_run: dict[str | None, list[JudgedCell]] = {}
+    by_run: dict[str | None, list[JudgedLoad]] = {}
     fitted = []
     for run in spec.runs:
         judged, texts = judge_run(run, data)
@@ -72,7 +72,7 @@ def section_of(spec: SectionSpec, data: Path) -> JudgedSection:
 
 def judge_run(
     run: RunSpec, data: Path, change: Callable[[Profile], Profile] | None = None
-) -> tuple[list[JudgedCell], list[str]]:
+) -> tuple[list[JudgedLoad], list[str]]:
     """The cells judged, and texts of what was fitted; with a `change` of the profile nothing is fitted."""
     cells = cells_of_run(run, data)
     if run.profile is None:
@@ -101,11 +101,11 @@ def _fit_text(fit: FitSpec, fitted: Fitted, num_cells: int) -> str:
     return f"{fitted} on the mean {' and '.join(fit.metrics)} of {of_cells}, `{marks}`{left}"
 
 
-def _without(each: JudgedCell, metrics: Sequence[str]) -> JudgedCell:
+def _without(each: JudgedLoad, metrics: Sequence[str]) -> JudgedLoad:
     return msgspec.structs.replace(each, metrics={k: v for k, v in each.metrics.items() if k not in metrics})
 
 
-def fit_run(run: RunSpec, fit: FitSpec, cells: Sequence[Cell], profile: Profile, data: Path) -> Fitted:
+def fit_run(run: RunSpec, fit: FitSpec, cells: Sequence[ServedLoad], profile: Profile, data: Path) -> Fitted:
     """One constant fitted on one metric, whose mean signed error becomes 0; several, or ratios, by least squares over
     the metrics, each cell and metric an equal share. The profile carries the others of that engine from then on.
 
@@ -149,7 +149,7 @@ def profile_of(spec: str | ProfileSpec, data: Path) -> Profile:
     return as_written(profile)
 
 
-def _with_speedups(judged: Sequence[JudgedCell], spec: SectionSpec) -> list[JudgedCell]:
+def _with_speedups(judged: Sequence[JudgedLoad], spec: SectionSpec) -> list[JudgedLoad]:
     """The cells with their speed-ups, and of them what is shown; lines count through the section."""
     numbered = [
         msgspec.structs.replace(each, cell=msgspec.structs.replace(each.cell, line=line))
@@ -165,7 +165,7 @@ def _with_speedups(judged: Sequence[JudgedCell], spec: SectionSpec) -> list[Judg
     return shown
 
 
-def _bar_lines(bar: BarSpec, judged: Sequence[JudgedCell]) -> list[BarLine]:
+def _bar_lines(bar: BarSpec, judged: Sequence[JudgedLoad]) -> list[BarLine]:
     cells = [each for each in judged if holds(bar.where, each.cell)]
     lines = []
     for members in grouped(cells, lambda each: tuple(getattr(each.cell, name) for name in bar.by)).values():

@@ -23,7 +23,7 @@ import msgspec
 from calibrate.catalogue.model_configs import source_of, with_formats
 from calibrate.catalogue.published_tables import published_tables
 from calibrate.importers.aiconfigurator.deployment import Deployment, import_deployment
-from calibrate.judge.cell import Cell
+from calibrate.served.load import ServedLoad
 from sim.compare.side_by_side import compare
 from sim.costs.profile import Profile
 from sim.costs.profile_files import save_profile
@@ -80,7 +80,7 @@ def _matches(alternatives: str, value: Any) -> bool:
     return False
 
 
-def label_of(cell: Cell) -> dict[str, object]:
+def label_of(cell: ServedLoad) -> dict[str, object]:
     """Columns of recipes.csv."""
     _, kind, gemm = cell.label.split(" ")
     return {**msgspec.structs.asdict(cell), "kind": kind, "gemm": gemm, "number": cell.id.rpartition("_")[2]}
@@ -90,7 +90,7 @@ def read_cells(path: Path, mode: str = "agg") -> list[dict[str, str]]:
     return [row for row in csv_rows(path) if row["mode"] == mode]
 
 
-def cell_of(row: Mapping[str, str]) -> Cell:
+def cell_of(row: Mapping[str, str]) -> ServedLoad:
     """The row repaired: widths that are products of two, gpt-oss called nvfp4; `label` is its class: engine, dense or
     MoE, GEMM format."""
     label: dict[str, Any] = {
@@ -114,7 +114,7 @@ def cell_of(row: Mapping[str, str]) -> Cell:
         gpus, concurrency = tp * dp, concurrency * dp
         dp = gpus if ranks == "all" else ranks
         tp, concurrency = gpus // dp, concurrency // dp
-    return Cell(
+    return ServedLoad(
         label=" ".join((label["engine"], label.pop("kind"), label.pop("gemm"))),
         tp=tp,
         ep=ep if ep > 1 else None,
@@ -146,12 +146,12 @@ def _whole(text: str) -> int:
     return int(float(text)) if text else 0
 
 
-def deployment_of(cell: Cell) -> Deployment:
+def deployment_of(cell: ServedLoad) -> Deployment:
     has_nccl_alone, version = setting("has_nccl_alone", label_of(cell)), engine_name(cell).partition("-")[2]
     return Deployment(cell.tp, cell.ep, cell.dp, cell.engine, version, has_nccl_alone=has_nccl_alone)
 
 
-def target_of(cell: Cell) -> tuple[Path, str | None]:
+def target_of(cell: ServedLoad) -> tuple[Path, str | None]:
     """The config.json of the cell's model, and its weights' format where that is not what the file says."""
     name = setting("config", label_of(cell)) or cell.target
     path = published_tables()[0].parent / "model_configs" / f"{name.replace('/', '--')}_config.json"
@@ -160,7 +160,7 @@ def target_of(cell: Cell) -> tuple[Path, str | None]:
     return path, None if is_block else cell.weights
 
 
-def import_words(cell: Cell) -> list[str]:
+def import_words(cell: ServedLoad) -> list[str]:
     """Words that a user gives `lanesim calibrate import aiconfigurator` for the cell's profile."""
     path, weights = target_of(cell)
     given = {
@@ -171,7 +171,7 @@ def import_words(cell: Cell) -> list[str]:
     return [*words, "--nccl"] if deployment_of(cell).has_nccl_alone else words
 
 
-def profile_of(cell: Cell, drafter: str | None = None) -> tuple[Profile, ModelShape]:
+def profile_of(cell: ServedLoad, drafter: str | None = None) -> tuple[Profile, ModelShape]:
     """The profile that the cell's labels stand for, and the model's shape; `drafter` is a name of
     `sim.costs.shapes.draft_model`. Raises ValueError for what the tables lack."""
     return _imported(cell.gpu, *target_of(cell), cell.kv, deployment_of(cell), drafter)
@@ -192,7 +192,7 @@ def forget_profiles() -> None:
     _imported.cache_clear()
 
 
-def budget_of(cell: Cell, drafts: int = 0) -> int | None:
+def budget_of(cell: ServedLoad, drafts: int = 0) -> int | None:
     """Tokens of one step, with so many drafts a request; None where the recipe leaves it to the engine."""
     label = label_of(cell)
     budget: int | None = setting("budget", label)
@@ -200,17 +200,17 @@ def budget_of(cell: Cell, drafts: int = 0) -> int | None:
         return budget
     assert cell.input_len is not None
     multiple: int = setting("budget_multiple", label)
-    total = budget + cell.input_len + (drafts + 1) * cell.concurrency * cell.dp
+    total = budget + round(cell.input_len + (drafts + 1) * cell.concurrency * cell.dp)
     at_least = 0 if drafts else int(setting("budget_at_least", label))
     return max(-(-total // multiple) * multiple, at_least)
 
 
-def engine_name(cell: Cell) -> str:
+def engine_name(cell: ServedLoad) -> str:
     """The engine of sim/engines of the cell's version."""
     return str(setting("name", label_of(cell)))
 
 
-def engine_block(cell: Cell) -> dict[str, Json]:
+def engine_block(cell: ServedLoad) -> dict[str, Json]:
     """A scenario's `engine`: name, and what the cell's recipe sets; the engine decides the rest."""
     label = label_of(cell)
     block = {"name": engine_name(cell), "max_num_batched_tokens": budget_of(cell)}
@@ -219,7 +219,7 @@ def engine_block(cell: Cell) -> dict[str, Json]:
     return {name: value for name, value in block.items() if value is not None}
 
 
-def loop_of(cell: Cell, in_flight: int) -> dict[str, Json]:
+def loop_of(cell: ServedLoad, in_flight: int) -> dict[str, Json]:
     """A scenario's `workload`: a closed loop of the cell's lengths."""
     shortest = setting("shortest", label_of(cell))
     return {
@@ -232,13 +232,13 @@ def loop_of(cell: Cell, in_flight: int) -> dict[str, Json]:
     }
 
 
-def raw_scenario(cell: Cell, profile: str) -> dict[str, Any]:
+def raw_scenario(cell: ServedLoad, profile: str) -> dict[str, Any]:
     """The cell in the words of a scenario file, on the profile of that name."""
     return {
         "profile": profile,
         "policy": "autoregressive",
         "engine": engine_block(cell),
-        "workload": loop_of(cell, cell.concurrency),
+        "workload": loop_of(cell, round(cell.concurrency)),
         "speculation": {"num_speculative_tokens": 0},
     }
 
@@ -250,7 +250,7 @@ def means(raw: Mapping[str, Any], profile: Profile) -> dict[str, float]:
     return {name: served.mean[f"mean_{name}"] or 0.0 for name in ("tpot_ms", "ttft_ms")}
 
 
-def predicted(cell: Cell) -> dict[str, float]:
+def predicted(cell: ServedLoad) -> dict[str, float]:
     """Mean TPOT and TTFT of the cell, milliseconds. Raises ValueError for what the tables lack."""
     profile, _ = profile_of(cell)
     return means(raw_scenario(cell, profile.name), profile)
@@ -268,8 +268,8 @@ SIZES = ("prefill_batch_size", "prefill_num_workers", "decode_batch_size", "deco
 class RowPools(NamedTuple):
     """One rank of each pool, as the cell of an aggregated row would have it, and the numbers of ranks."""
 
-    prefill: Cell
-    decode: Cell
+    prefill: ServedLoad
+    decode: ServedLoad
     prefill_ranks: int
     decode_ranks: int
 
@@ -305,7 +305,7 @@ def pooled_scenario(pools: RowPools, profile: str, prefill: Path) -> dict[str, A
     return raw_scenario(cell, profile) | {
         "policy": "disaggregated",
         "engine": {"name": engine_name(cell), "max_num_seqs": seats, "max_num_batched_tokens": BUDGET},
-        "workload": loop_of(cell, cell.concurrency * decode_ranks),
+        "workload": loop_of(cell, round(cell.concurrency) * decode_ranks),
         "policy_options": {
             "pools": {"prefill": prefill_ranks, "decode": decode_ranks, "prefill_profile": str(prefill)},
             "poll_s": 0.0,

@@ -31,7 +31,7 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 
 from calibrate.catalogue.published_tables import published_tables
-from calibrate.judge.cell import FITTED, JUDGED, Cell, JudgedCell
+from calibrate.served.load import FITTED, JUDGED, JudgedLoad, ServedLoad
 from validation.judge.labels import DOUBTFUL, contradicted, drafting, first_runs, is_fitted, role_of
 from validation.judge.served_cells import (
     SET_UP,
@@ -67,7 +67,7 @@ class Refusal(NamedTuple):
     why: str
 
 
-def judge(cells: Sequence[Cell], peer: Mapping[str, Mapping[str, str]]) -> Iterator[Line | Refusal]:
+def judge(cells: Sequence[ServedLoad], peer: Mapping[str, Mapping[str, str]]) -> Iterator[Line | Refusal]:
     """A line of figures for every run, or why it is refused, those that constants were fitted on first."""
     in_order = sorted(cells, key=lambda cell: not is_fitted(cell))
     first, doubted_ids = first_runs(in_order), drafting(in_order) | contradicted(in_order)
@@ -104,7 +104,7 @@ def judge_apart(rows: Iterable[Mapping[str, str]]) -> Iterator[Line | Refusal]:
                 yield _refusal(family_of(row), row["model_path"], row["system"], error)
 
 
-def _series(cell: Cell) -> tuple[Hashable, ...]:
+def _series(cell: ServedLoad) -> tuple[Hashable, ...]:
     """Fields of cells that differ in load alone."""
     return SET_UP(msgspec.structs.replace(cell, concurrency=0)), cell.engine_version
 
@@ -113,8 +113,8 @@ def _refusal(family: str, model: str, gpu: str, error: ValueError) -> Refusal:
     return Refusal(family, model, gpu, " ".join(str(error).split())[:200])
 
 
-def _line(cell: Cell, simulated: Mapping[str, float]) -> Line:
-    judged = JudgedCell.beside(cell, simulated)
+def _line(cell: ServedLoad, simulated: Mapping[str, float]) -> Line:
+    judged = JudgedLoad.beside(cell, simulated)
     peer = {f"peer_{name[:-3]}_error_pct": beside["error_pct"] for name, beside in judged.peer.items()}
     return {
         "id": cell.id,

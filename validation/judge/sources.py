@@ -17,9 +17,9 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from calibrate.judge.cell import FITTED, JUDGED, Cell
-from calibrate.judge.cell_table import cells_of
-from calibrate.judge.vllm_requests import RealRun, read_requests
+from calibrate.served.load import FITTED, JUDGED, ServedLoad
+from calibrate.served.load_table import cells_of
+from calibrate.served.stamped_requests import read_requests
 from sim.acceptance.models import MarkovAcceptance, RunLengths
 from sim.acceptance.tape import TapeAcceptance, read_tapes
 from sim.costs.datasheets import POWER
@@ -59,7 +59,7 @@ STAGES = {"s1": 1, "s1t0": 0}
 """Begin the names of their files; temperature."""
 
 
-def cells_of_run(run: RunSpec, data: Path) -> list[Cell]:
+def cells_of_run(run: RunSpec, data: Path) -> list[ServedLoad]:
     """The cells of a run, with what its specification sets. Raises ValueError and OSError."""
     if run.reader in CELLS:
         cells = CELLS[run.reader](path_of(run.file, data), run)
@@ -84,7 +84,7 @@ def cells_of_run(run: RunSpec, data: Path) -> list[Cell]:
     ]
 
 
-def _predicted(path: Path) -> dict[tuple[int | None, int | None, int], dict[str, float]]:
+def _predicted(path: Path) -> dict[tuple[float | None, float | None, float], dict[str, float]]:
     return {
         (int(row["input_len"]), int(row["output_len"]), int(row["concurrency"])): {
             name: float(row[name]) for name in ("tpot_ms", "ttft_ms")
@@ -187,18 +187,18 @@ ROWS: dict[str, Callable[[Path, RunSpec], Rows]] = {
 
 
 @lru_cache(maxsize=4)
-def real_run(folder: Path) -> RealRun:
+def real_run(folder: Path) -> ServedLoad:
     """A run of LLMServingSim's, whose prompts have blocks in common."""
     prompts = folder.parents[3] / "workloads/sharegpt-llama-3.1-8b-300-sps10.prefix_blocks.jsonl"
     return read_requests(folder / "vllm/requests.jsonl", prompts)
 
 
-def timestamps(folder: Path, run: RunSpec) -> list[Cell]:
+def timestamps(folder: Path, run: RunSpec) -> list[ServedLoad]:
     """A run as one cell; its judge compares the requests in the folder that `texts` has."""
-    return [Cell(method=run.method, num_prompts=len(real_run(folder).requests), texts={"folder": str(folder)})]
+    return [ServedLoad(method=run.method, num_prompts=len(real_run(folder).requests), texts={"folder": str(folder)})]
 
 
-def steps(path: Path, run: RunSpec) -> list[Cell]:
+def steps(path: Path, run: RunSpec) -> list[ServedLoad]:
     """Steps of the target by SpecDecode-Bench's line: seconds by tokens and KV."""
     line = json.loads(path.read_text())
     target = line["target"]
@@ -209,7 +209,7 @@ def steps(path: Path, run: RunSpec) -> list[Cell]:
             real_s = target["fixed"] + target["per_batched_token"] * rows * queries
             real_s += target["per_kv_token"] * rows * STEP_CONTEXT + line["host_overhead_per_step"]
             cells.append(
-                Cell(
+                ServedLoad(
                     label=f"SpecDecode-Bench's line: a step's {what}",
                     method="none",
                     num_speculative_tokens=queries - 1,
@@ -221,7 +221,7 @@ def steps(path: Path, run: RunSpec) -> list[Cell]:
     return cells
 
 
-def tapes(folder: Path, run: RunSpec) -> list[Cell]:
+def tapes(folder: Path, run: RunSpec) -> list[ServedLoad]:
     """Acceptance lengths of recorded tapes, each with the model that was fitted on its tape."""
     cells = []
     for method in ("eagle3", "ngram"):
@@ -269,7 +269,7 @@ def spec_of(model: MarkovAcceptance) -> str:
     return f"markov:{','.join(map(repr, values))}"
 
 
-def rounds(folder: Path, run: RunSpec) -> list[Cell]:
+def rounds(folder: Path, run: RunSpec) -> list[ServedLoad]:
     """Acceptance lengths of shorter drafts of DFlash and DSpark, each with the length at BLOCK as its quote."""
     cells = []
     for drafter in ("dflash", "dspark"):
@@ -292,8 +292,8 @@ def length_at(accepted: Sequence[int], k: int) -> float:
     return 1.0 + fmean(min(count, k) for count in accepted)
 
 
-def _length_cell(method: str, label: str, k: int, length: float, quote: str) -> Cell:
-    return Cell(
+def _length_cell(method: str, label: str, k: int, length: float, quote: str) -> ServedLoad:
+    return ServedLoad(
         method=method,
         label=label,
         num_speculative_tokens=k,
@@ -303,13 +303,13 @@ def _length_cell(method: str, label: str, k: int, length: float, quote: str) -> 
     )
 
 
-def pearl(path: Path, run: RunSpec) -> list[Cell]:
+def pearl(path: Path, run: RunSpec) -> list[ServedLoad]:
     """Cells of nano-PEARL's table: a token is accepted with probability m / (m + 1), m the mean accepted run."""
     cells = []
     for row in csv_rows(path):
         accepted, plain = float(row["pearl_mean_accepted_tokens_MAT"]), float(row["ar_tok_per_s"])
         cells.append(
-            Cell(
+            ServedLoad(
                 gpu=row["gpu"],
                 target=row["target_model"].rpartition("/")[2].lower(),
                 draft=row["draft_model"].rpartition("/")[2].lower(),
@@ -325,7 +325,7 @@ def pearl(path: Path, run: RunSpec) -> list[Cell]:
     return cells
 
 
-def power(path: Path, run: RunSpec) -> list[Cell]:
+def power(path: Path, run: RunSpec) -> list[ServedLoad]:
     """Splitwise's settings, means of their repetitions: average power of a GPU, over its TDP in the file, and times.
 
     A setting below BROKEN of the power at a shorter prompt, all else equal, is left out: its prompt phase, which draws
@@ -346,7 +346,7 @@ def power(path: Path, run: RunSpec) -> list[Cell]:
         ]
         if means["average_power"] >= BROKEN * max(shorter, default=0.0):
             cells.append(
-                Cell(
+                ServedLoad(
                     target=model,
                     role=FITTED if model == run.method else JUDGED,
                     tp=int(tp),
@@ -360,7 +360,7 @@ def power(path: Path, run: RunSpec) -> list[Cell]:
     return cells
 
 
-def overlap(path: Path, run: RunSpec) -> list[Cell]:
+def overlap(path: Path, run: RunSpec) -> list[ServedLoad]:
     """Two plain streams, or shares of the multiprocessors, at every load that pegainfer measured with one stream, too.
 
     A decode step alone is what is published, else the median gap, else the median TPOT at the lowest rate; the longest
@@ -378,7 +378,7 @@ def overlap(path: Path, run: RunSpec) -> list[Cell]:
         if off["itl_p50_ms"] and not off["decode_only_itl_p50_ms"]:
             del names["itl_p99_ms"]
         cells.append(
-            Cell(
+            ServedLoad(
                 gpu=row["gpu"],
                 target=row["model"].partition(" ")[0].lower(),
                 label=f"{row['mode']}, {float(row['isl']):g}->{float(row['osl']):g}",
@@ -397,7 +397,7 @@ def _alone(off: Row, rows: Sequence[Row]) -> str:
     return min((float(row["qps"]), row["tpot_p50_ms"]) for row in like if row["tpot_p50_ms"])[1]
 
 
-CELLS: dict[str, Callable[[Path, RunSpec], list[Cell]]] = {
+CELLS: dict[str, Callable[[Path, RunSpec], list[ServedLoad]]] = {
     "timestamps": timestamps, "steps": steps, "tapes": tapes, "rounds": rounds, "pearl": pearl, "power": power,
     "overlap": overlap,
 }  # fmt: skip

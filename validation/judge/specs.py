@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from calibrate.judge.cell import Cell
+from calibrate.served.load import ServedLoad
 from sim.files.json_values import convert
 from sim.files.yaml_values import read_yaml
 from sim.metrics.compared import THROUGHPUT
@@ -141,7 +141,7 @@ def _expanded(section: Any) -> Any:
     return {**{name: value for name, value in section.items() if name != "every"}, "runs": runs}
 
 
-def holds(where: Where, cell: Cell) -> bool:
+def holds(where: Where, cell: ServedLoad) -> bool:
     """Every field of `where` has its value, or one of a list of values."""
     return all(getattr(cell, name) in (value if isinstance(value, list) else [value]) for name, value in where.items())
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import pandas as pd
 
-from calibrate.judge.cell import FITTED, JUDGED
+from calibrate.served.load import FITTED, JUDGED
 from validation.constants import FITTED as CONSTANTS
 from validation.judge.evidence import LOADS
 from validation.judge.specs import specs

@@ -21,8 +21,8 @@ from statistics import fmean, median, stdev
 from typing import Any, Literal, NamedTuple
 
 from calibrate.cli.served_page import DISTURBED, pace
-from calibrate.server.as_sent import GOODPUT
-from calibrate.server.probe import WORDS
+from calibrate.served.as_sent import GOODPUT
+from calibrate.server.endpoint import WORDS
 from calibrate.server.served_run import PARTS, ServedRun, as_predicted, read_run
 from calibrate.server.server_process import started
 from sim.cli.main import run as lanesim

@@ -6,7 +6,7 @@
 The first serves with a real vLLM on this CPU, the second with a law: a shipped GPU whose layers take longer than its
 profile says. `lanesim calibrate production --steps` fits the first part, and the prediction of the second, its requests
 drawn beforehand, is in a file before that is served. The page has a row per file of the folder beside it.
-Not here: the fit (calibrate.server.step_records).
+Not here: the fit (calibrate.served.step_records).
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from typing import Any
 
 import msgspec
 
-from calibrate.judge.fit_cells import with_constants
-from calibrate.server.as_sent import simulated
-from calibrate.server.step_records import StepRecord, blocks_of, error_pct, predicted_s, read_steps
+from calibrate.served.as_sent import simulated
+from calibrate.served.constants import with_constants
+from calibrate.served.step_records import StepRecord, blocks_of, error_pct, predicted_s, read_steps
 from sim.cli.main import run as lanesim
 from sim.costs.profile import Profile
 from sim.costs.profile_files import load

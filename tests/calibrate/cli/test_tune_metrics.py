@@ -10,7 +10,7 @@ import pytest
 
 from calibrate.cli import tune
 from sim.cli.main import run
-from tests.calibrate.production.test_levels import look, sglang_look
+from tests.calibrate.served.test_reports import look, sglang_look
 from tests.calibrate.server.test_probe import serving
 
 FLAGS = ["--profile", "gh200/apertus-8b+eagle3", "--engine", "vllm-0.23", "--json", "-"]

@@ -14,14 +14,13 @@ from sim.cli.main import run
     ("line", "says"),
     [
         ("validate", "want `lanesim validate DIRECTORY`, got nothing"),
-        ("validate cells", "want `lanesim validate cells TABLE.csv`, got cells"),
+        ("validate cells", "want `lanesim validate FILE`, got cells"),
         ("validate ./cells", "cells"),
         ("validate r s", "want `lanesim validate DIRECTORY`, got r s"),
-        ("validate vllm x.jsonl", "want `lanesim validate vllm`, got vllm x.jsonl"),
+        ("validate vllm --profile cpu/tiny", "want `lanesim validate FILE`, got vllm"),
         ("validate cells t.csv", "Missing option '--profile'"),
-        ("validate vllm --profile cpu/tiny --max-num-seqs 8", "Missing option '--requests'"),
         ("validate r --columns a=b", "no option --columns in `lanesim validate DIRECTORY`"),
-        ("validate --levels 1,2 cells t.csv", "no option --levels in `lanesim validate cells`"),
+        ("validate --levels 1,2 cells t.csv", "no option --levels in `lanesim validate FILE`"),
         ("validate http://localhost:1 --profile cpu/tiny --request-rate inf", "give --request-rate"),
         ("validate r --profil p.json", "No such option"),
     ],
@@ -41,4 +40,4 @@ def test_help_of_the_real_command_imports_no_torch() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert "DIRECTORY | cells TABLE.csv | vllm | URL [--fit-only]" in done.stdout
+    assert "DIRECTORY | FILE | URL [--fit-only]" in done.stdout

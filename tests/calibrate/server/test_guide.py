@@ -14,13 +14,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from calibrate.judge.cells import CellSetup, simulate_cell
-from calibrate.production.level_files import NEEDED
-from calibrate.production.levels import ServedLevel, cell_of
+from calibrate.served.judge import CellSetup, simulate_cell
+from calibrate.served.load import mean_load
+from calibrate.served.reports import NEEDED
+from calibrate.server import endpoint
 from sim.cli.main import run
 from sim.costs.engine_costs import engine_of, with_engine
 from sim.costs.profile_files import load
-from tests.calibrate.production.test_levels import load_line, look
+from tests.calibrate.served.test_reports import load_line, look
 from tests.calibrate.server.test_probe import serving
 
 PROFILE = "h100-sxm/llama-3.1-8b"
@@ -43,10 +44,8 @@ def write_results(gap_s: float) -> None:
     profile = with_engine(profile, engine_of(None, profile))
     host = msgspec.structs.replace(profile.host, gap_s=gap_s, frontend_s=FRONTEND_S)
     for concurrency in (8, 32):
-        asked = ServedLevel(source="x", concurrency=concurrency, prompt_tokens=200, output_tokens=40, tpot_s=1.0)
-        found: dict[str, Any] = simulate_cell(
-            cell_of(asked, 1), msgspec.structs.replace(profile, host=host), CellSetup(engine={})
-        )
+        asked = mean_load("x", concurrency, 200, 40, tpot_s=1.0)
+        found: dict[str, Any] = simulate_cell(asked, msgspec.structs.replace(profile, host=host), CellSetup(engine={}))
         result = {key: found[key] for key in NEEDED} | {"max_concurrency": concurrency}
         Path(f"c{concurrency}.json").write_text(json.dumps(result))
 
@@ -78,8 +77,9 @@ def test_the_guides_command_runs_and_says_what_it_left_out(
     assert load(words[words.index("--out") + 1]).host.gap_s > 0.0
 
 
-def test_the_guides_probe_runs(folder: Path) -> None:
+def test_the_guides_probe_runs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On fewer and shorter requests."""
+    monkeypatch.setattr(endpoint, "MAX_AT_ONCE", 1.0)  # A busy machine reads several pieces at once.
     few = ["--rounds", "1", "--output-len", "4", "--json", "r.json"]
     with serving() as server:
         assert run([*shlex.split(PROBE.replace("http://localhost:8000", server.url)), *few]) == 0

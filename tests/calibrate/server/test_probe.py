@@ -19,11 +19,23 @@ import pytest
 from click.testing import CliRunner
 
 from calibrate.cli.probe import probe_command
-from calibrate.production.level_files import read_measured
+from calibrate.served.as_sent import closed_loop
+from calibrate.served.line import LONE_REQUESTS
+from calibrate.served.load import ServedRequest
+from calibrate.served.reports import read_looks
+from calibrate.server import endpoint
+from calibrate.server.endpoint import base_of, find, slots, stream
 from calibrate.server.network import Client, RequestFailed
-from calibrate.server.probe import Timed, base_of, find, level, middle, slots, stream
+from calibrate.server.open_loop import send
 from sim.cli.main import run
-from tests.calibrate.production.test_levels import look
+from sim.interface.request import Request
+from tests.calibrate.served.test_reports import look
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine reads several pieces at once."""
+    monkeypatch.setattr(endpoint, "MAX_AT_ONCE", 1.0)
 
 
 class Server(ThreadingHTTPServer):
@@ -149,27 +161,20 @@ def serving(**how: Any) -> Iterator[Server]:
 
 
 @pytest.mark.parametrize(("is_chat", "is_strict"), [(False, False), (False, True), (True, False), (True, True)])
-def test_a_level_keeps_its_streams_in_flight_and_counts_the_servers_tokens(is_chat: bool, is_strict: bool) -> None:
+def test_a_loop_keeps_its_streams_in_flight_and_counts_the_servers_tokens(is_chat: bool, is_strict: bool) -> None:
+    requests = [Request(index, str(index), 0.0, 8, 16) for index in range(20)]
+    sent: list[ServedRequest] = []
     with serving(is_chat=is_chat, is_strict=is_strict) as server, Client(server.url) as client:
         endpoint = find(client, None)
         assert (endpoint.model, endpoint.is_chat, endpoint.is_strict) == ("tiny", is_chat, is_strict)
-        found = level(client, endpoint, concurrency=4, num_requests=20, input_words=8, output_tokens=16)
+        send(client, endpoint, requests, words_per_token=1.0, block_tokens=16, max_concurrency=4, on_sent=sent.append)
     assert server.most == 4
     assert len(server.asked) == 1 + 20
-    assert (found.concurrency, found.prompt_tokens, found.output_tokens) == (4.0, 70.0, 16.0)
-    assert found.tpot_s is not None
-    assert found.tpot_s >= 7 * 0.002 / 15
-    assert found.accepted is None
+    found = closed_loop(4, 0, sent)
+    assert (found.concurrency, found.lengths, found.accepted) == (4.0, (70.0, 16.0), None)
+    assert found.measured["tpot_ms"] >= 7 * 2.0 / 15
     prompts = [asked["messages"][0]["content"] if is_chat else asked["prompt"] for asked in server.asked]
     assert len(set(prompts)) == len(prompts)
-
-
-def test_drafts_are_read_from_the_servers_metrics() -> None:
-    with serving(has_metrics=True) as server, Client(server.url) as client:
-        endpoint = find(client, "tiny")
-        found = level(client, endpoint, concurrency=2, num_requests=8, input_words=8, output_tokens=16)
-    assert found.accepted is not None
-    assert found.accepted.rates == (1.0, 0.5)
 
 
 @pytest.mark.parametrize(
@@ -199,10 +204,6 @@ def test_an_address_goes_without_its_version(url: str, base: str) -> None:
     assert base_of(url) == base
 
 
-def timed(sent_s: float, last_s: float, tokens: int = 2) -> Timed:
-    return Timed(sent_s=sent_s, pieces_s=(sent_s, last_s), prompt_tokens=1, output_tokens=tokens)
-
-
 def test_a_usage_of_fewer_tokens_than_the_stream_has_pieces_is_refused() -> None:
     with serving(usage_tokens=2) as server, Client(server.url) as client:
         endpoint = find(client, None)
@@ -211,37 +212,28 @@ def test_a_usage_of_fewer_tokens_than_the_stream_has_pieces_is_refused() -> None
             stream(client, endpoint, "river", 16)
 
 
-def test_a_levels_middle_leaves_out_the_first_of_each_stream_and_what_drains() -> None:
-    first, steady, last = (
-        [timed(0.0, 1.0), timed(0.1, 1.1)],
-        [timed(1.0, 2.0), timed(1.1, 2.1)],
-        [timed(2.0, 3.0), timed(2.1, 3.1)],
-    )
-    assert middle([*first, *steady, *last], 2) == steady
-    assert middle([*first, timed(1.0, 2.0, tokens=1)], 2) == first
-
-
-def test_a_probe_warms_up_goes_by_turns_and_predicts_the_level_held_back(tmp_path: Path) -> None:
+def test_a_probe_warms_up_goes_by_turns_and_predicts_the_largest_load(tmp_path: Path) -> None:
     with serving() as server:
         flags = ["--levels", "1,2,3", "--rounds", "2"]
         flags += ["--input-len", "8", "--output-len", "4", "--profile", "cpu/tiny", "--json", str(tmp_path / "r.json")]
         flags += ["--measured", str(tmp_path / "m.json")]
         done = CliRunner().invoke(probe_command, [server.url, *flags])
     assert done.exit_code == 0, done.output
-    looked, warm_up, counted = 1, 2 * 3, 2 * (8 + 12 + 18)
-    assert len(server.asked) == looked + warm_up + counted
+    looked, warm_up, alone, counted = 2, 2 * 3, LONE_REQUESTS, 2 * 3 * 12
+    assert len(server.asked) == looked + warm_up + alone + counted
     result = json.loads((tmp_path / "r.json").read_text())
-    assert [each["constant"] for each in result["constants"]] == ["step_s", "row_s", "frontend_s"]
-    assert [each["concurrency"] for each in result["levels"]] == [1.0, 3.0]
+    assert {"step_s", "gap_s"} & {each["constant"] for each in result["constants"]}
+    assert result["verdict"].startswith("This server is ")
+    assert [each["concurrency"] for each in result["levels"]] == [1.0, 2.0, 3.0]
     held = result["held_back"]
     metrics = {"ttft_ms", "tpot_ms", "output_throughput"}
-    assert held["concurrency"] == 2
+    assert held["concurrency"] == 3
     assert set(held["measured"]) == set(held["errors_pct"]) == set(held["spreads_pct"]) == metrics
 
 
 SHORT = ["--levels", "1,2,3", "--input-len", "8", "--output-len", "4"]
-WARM_UP = 1 + 2 * 3
-"""Requests before the first round: one to look for the endpoint."""
+WARM_UP = 2 + 2 * 3 + LONE_REQUESTS
+"""Requests before the first round: one to look for the endpoint, one that tells how many tokens a word has."""
 
 
 def command_that_fits(told: str) -> list[str]:
@@ -265,11 +257,11 @@ def test_what_was_measured_is_kept_where_the_fit_fails_and_can_be_fitted_again(
     told = ["--profile", "cpu/tiny", "--out", "mine.json"]
     assert again == ["validate", "mine.measured.json", "--fit-only", *told]
     kept = tmp_path / "mine.measured.json"
-    assert [each.concurrency for each in read_measured(kept)] == [1.0, 2.0, 3.0]
-    kept.write_text(kept.read_text().replace("5000000.0", "70.0"))
+    assert [each.concurrency for each in read_looks(kept).rounds] == [1.0, 2.0, 3.0]
+    kept.write_text(kept.read_text().replace("5000000", "70"))
     assert run([*again, "--json", "r.json"]) == 0
     result = json.loads((tmp_path / "r.json").read_text())
-    assert (result["held_back"]["concurrency"], len(result["levels"])) == (2, 2)
+    assert (result["held_back"]["concurrency"], len(result["levels"])) == (3, 3)
     assert (tmp_path / "mine.json").is_file()
 
 
@@ -277,7 +269,7 @@ def test_an_interrupted_probe_keeps_its_whole_rounds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    one_round = 8 + 12 + 18
+    one_round = 3 * 12
     with serving(stop_at=WARM_UP + one_round + 3) as server:
         assert run(["probe", server.url, *SHORT, "--rounds", "2", "--profile", "cpu/tiny"]) == 130
         assert len(server.asked) < WARM_UP + one_round + 8

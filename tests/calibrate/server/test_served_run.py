@@ -11,11 +11,13 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from calibrate.judge.fit_cells import with_constants
-from calibrate.production.levels import Accepted
-from calibrate.server import probe, sent_fit
-from calibrate.server.open_loop import Sent
-from calibrate.server.sent_fit import Round, ServerLooks, as_now, intake_error_s, write_looks
+from calibrate.served.as_sent import closed_loop
+from calibrate.served.constants import with_constants
+from calibrate.served.load import Accepted, ServedRequest
+from calibrate.served.reports import ServerLooks, write_looks
+from calibrate.server import endpoint as probe
+from calibrate.server import looks
+from calibrate.server.looks import as_now, intake_error_s
 from calibrate.server.served_run import Doubt, ServedRun, judge, means, predict, read_run, shown
 from sim.cli.main import run
 from sim.costs.engine_costs import engine_of
@@ -56,6 +58,7 @@ def test_requests_are_sent_at_their_times_and_judged_beside_what_was_predicted(
     assert told["errors"]["predicted"]["itl"]["mean"]["real"] > 0.0
     printed = capsys.readouterr().out
     assert "12 sent" in printed
+    assert " % off this load in mean latency." in printed.splitlines()[0]
     assert "TPOT (ms)" in printed
 
 
@@ -131,15 +134,15 @@ def test_what_was_predicted_and_sent_is_kept_when_the_server_dies(tmp_path: Path
     assert not told["errors"]
 
 
-def test_looks_that_are_kept_are_fitted_and_not_sent_again(tmp_path: Path) -> None:
+def test_looks_that_are_kept_are_fitted_and_not_sent_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The server of the file takes 50 ms a token, and 1 ms more for every request beside; the scenario's own requests
     go to another."""
     out = tmp_path / "run.json"
 
-    def sent(index: int, prompt_tokens: int, at_once: int) -> Sent:
+    def sent(index: int, prompt_tokens: int, at_once: int) -> ServedRequest:
         begun_s, token_s = float(index // at_once), 0.05 + 0.001 * at_once
         first_s = begun_s + 0.1 + 0.001 * prompt_tokens
-        return Sent(
+        return ServedRequest(
             index=index,
             due_s=0.0,
             sent_s=begun_s,
@@ -149,17 +152,20 @@ def test_looks_that_are_kept_are_fitted_and_not_sent_again(tmp_path: Path) -> No
             output_tokens=8,
         )
 
-    looks = ServerLooks(
+    kept = ServerLooks(
         url="http://elsewhere",
         lone=[sent(index, 10 * index, 1) for index in range(1, 12)],
-        rounds=[Round(at_once=n, number=0, sent=[sent(index, 40, n) for index in range(4 * n)]) for n in (1, 8)],
+        rounds=[closed_loop(n, 0, [sent(index, 40, n) for index in range(4 * n)]) for n in (1, 8)],
     )
     flags = ("--levels", "1,8", "--rounds", "1")
     with serving(prompt_tokens=40) as server:
-        write_looks(out.with_suffix(".measured.json"), looks)
+        write_looks(out.with_suffix(".measured.json"), kept)
         assert run(["validate", server.url, *FLAGS, "--out", str(out), *flags]) == 2
-        looks.url = server.url
-        write_looks(out.with_suffix(".measured.json"), looks)
+        (out.with_suffix(".measured.json")).write_text('{"schema": 1, "url": "x", "rounds": [{"at_once": 1}]}')
+        assert run(["validate", server.url, *FLAGS, "--out", str(out), *flags]) == 2
+        assert "schema 1 is not 2" in capsys.readouterr().err
+        kept.url = server.url
+        write_looks(out.with_suffix(".measured.json"), kept)
         server.asked.clear()
         told = validated(server.url, out, *flags)
         num_asked = len(server.asked)
@@ -169,7 +175,7 @@ def test_looks_that_are_kept_are_fitted_and_not_sent_again(tmp_path: Path) -> No
 
 def test_a_server_without_a_profile_is_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And first tokens are as unsure as the requests about one at a time say."""
-    monkeypatch.setattr(sent_fit, "intake_error_s", lambda *_: 5.0)
+    monkeypatch.setattr(looks, "intake_error_s", lambda *_: 5.0)
     out = tmp_path / "run.json"
     flags = [flag for flag in FLAGS if flag not in ("--profile", "cpu/tiny")][:-1]
     # So slow that a client that has to wait for its core still sees the pieces one by one.
@@ -180,7 +186,10 @@ def test_a_server_without_a_profile_is_a_line(tmp_path: Path, monkeypatch: pytes
     assert told["profile"]["name"] == "this server"
     assert told["intervals"]["mean_ttft_ms"][1] > 3.0 * told["predicted"]["mean_ttft_ms"]
     assert told["scenario"]["speculation"]["num_speculative_tokens"] == 0
-    assert {each["at_once"] for each in json.loads(out.with_suffix(".measured.json").read_text())["rounds"]} == {1, 2}
+    assert {each["concurrency"] for each in json.loads(out.with_suffix(".measured.json").read_text())["rounds"]} == {
+        1,
+        2,
+    }
 
 
 def test_a_prediction_alone_sends_nothing_of_the_scenario(tmp_path: Path) -> None:
@@ -213,7 +222,7 @@ def scenario(k: int = 0) -> Scenario:
     )
 
 
-def served_by_the_simulator(given: Scenario, seconds_more: float = 0.0) -> tuple[list[Request], list[Sent]]:
+def served_by_the_simulator(given: Scenario, seconds_more: float = 0.0) -> tuple[list[Request], list[ServedRequest]]:
     """Requests of a scenario and what a server whose law is the simulator's would be seen to do with them."""
     from sim.run.simulate import simulate
 
@@ -221,7 +230,7 @@ def served_by_the_simulator(given: Scenario, seconds_more: float = 0.0) -> tuple
     resolved = resolve_all(given, profile)[0]
     planned = Experiment(resolved, 0).requests()
     sent = [
-        Sent(
+        ServedRequest(
             index=each.index,
             due_s=each.arrival_s,
             sent_s=each.arrival_s,
@@ -235,7 +244,9 @@ def served_by_the_simulator(given: Scenario, seconds_more: float = 0.0) -> tuple
     return planned, sent
 
 
-def judged(given: Scenario, sent: list[Sent], planned: list[Request], accepted: Accepted | None = None) -> ServedRun:
+def judged(
+    given: Scenario, sent: list[ServedRequest], planned: list[Request], accepted: Accepted | None = None
+) -> ServedRun:
     profile = load(given.profile)
     told = predict(given, profile, planned)
     told.sent, told.accepted = sent, accepted

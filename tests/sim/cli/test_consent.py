@@ -68,8 +68,6 @@ UNNAMED = {
     "levels of no profile": "validate http://localhost:1 --fit-only --profile {pair}",
     "a figure over directories": "report r --figures figures",
     "pictures of a store": "report s --figures figures",
-    "figures of cells": "validate cells x.csv --profile {pair} --plots --out drawn",
-    "figures of a run": VLLM + " --plots --out drawn",
 }
 """Outputs that a command names by itself, and those of further forms of `validate`."""
 SHIPPED_FILE = str(SHIPPED / "cpu" / "tiny.json")
@@ -124,7 +122,6 @@ def there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             "r/trace.json",
         ),
         *("throughput_latency.png", "s/figures/throughput_latency.svg", *(f"figures/{name}" for name in figures)),
-        *("drawn/validation-cells.png", "drawn/validation-cdf.png"),
     ):
         (tmp_path / name).write_text(f"bytes of {name}")
     (tmp_path / "link.json").symlink_to(SHIPPED_FILE)

@@ -12,7 +12,7 @@ from msgspec import structs
 
 import lanesim
 from calibrate.cli.check_files import check_file
-from calibrate.production.level_files import read_bench
+from calibrate.served.reports import read_bench
 from tests.attack.samples import AIPERF_MEANS, BENCH_RECORD, GUIDELLM, INFERENCE_PERF_MEANS
 
 VLLM = {key: value for key, value in BENCH_RECORD.items() if key != "max_concurrency"}
@@ -38,8 +38,8 @@ def test_the_same_run_is_the_same_level_whatever_tool_wrote_it(tmp_path: Path, t
     path = put(tmp_path, json.dumps(RESULTS[tool]))
     (level,) = read_bench(path)
     assert level.concurrency == pytest.approx(IN_FLIGHT)
-    assert (level.prompt_tokens, level.output_tokens, level.num_requests) == (20.0, 5.0, 20)
-    assert (level.ttft_s, level.tpot_s) == pytest.approx((0.02, 0.012))
+    assert (level.lengths, level.num_requests) == ((20.0, 5.0), 20)
+    assert (level.measured["ttft_ms"], level.measured["tpot_ms"]) == pytest.approx((20.0, 12.0))
     frame = lanesim.load(path)
     assert frame["completed"].tolist() == [20]
     assert frame["mean_tpot_ms"].tolist() == pytest.approx([12.0])
@@ -48,12 +48,15 @@ def test_the_same_run_is_the_same_level_whatever_tool_wrote_it(tmp_path: Path, t
 def test_a_closed_loop_of_sglang_has_a_rate_that_is_no_number_of_json(tmp_path: Path) -> None:
     """As Python writes it; an infinity that is a measured value is refused all the same."""
     written = VLLM | {"max_concurrency": 1, "request_rate": math.inf, "generated_texts": ["\x07"]}
+    written |= {"median_itl_ms": math.nan, "accept_length": math.nan}
     path = put(tmp_path, json.dumps(written), "r.jsonl")
     assert [level.concurrency for level in read_bench(path)] == [1.0]
     assert lanesim.load(path)["request_rate"].tolist() == [math.inf]
     assert check_file(path)[0] == "result of a benchmark"
     with pytest.raises(ValueError, match="mean_tpot_ms"):
         read_bench(put(tmp_path, json.dumps(VLLM | {"mean_tpot_ms": math.inf})))
+    with pytest.raises(ValueError, match="mean_tpot_ms"):
+        read_bench(put(tmp_path, json.dumps(VLLM | {"mean_tpot_ms": math.nan})))
 
 
 def test_a_guidellm_report_without_requests_is_a_benchmark_result(tmp_path: Path) -> None:
@@ -87,7 +90,7 @@ def test_the_block_that_a_benchmark_prints_is_its_result(tmp_path: Path) -> None
     assert [structs.replace(level, source="r.json") for level in read_bench(pasted)] == [saved, saved]
     assert check_file(pasted)[0] == "result of a benchmark"
     with pytest.raises(ValueError, match="no number under 'mean_ttft_ms'"):
-        read_bench(put(tmp_path, BLOCK.replace("Mean TTFT", "Median TTFT"), "console.txt"))
+        read_bench(put(tmp_path, BLOCK.replace("Mean TTFT", "First"), "console.txt"))
 
 
 def test_a_fixed_concurrency_of_aiperf_is_the_levels(tmp_path: Path) -> None:
@@ -109,4 +112,4 @@ def test_a_cell_of_inferencex_is_a_level_of_its_clients(tmp_path: Path) -> None:
     cell = {"hw": "h200", "conc": 4, "tp": 8, "isl": 1024, "osl": 512, "tput_per_gpu": 30.0}
     cell |= {"output_tput_per_gpu": 10.0, "mean_ttft": 0.2, "mean_tpot": 0.05}
     (level,) = read_bench(put(tmp_path, json.dumps([cell])))
-    assert (level.concurrency, level.prompt_tokens, level.output_tokens_per_s) == (4.0, 1024.0, 80.0)
+    assert (level.concurrency, level.input_len, level.measured["output_throughput"]) == (4.0, 1024.0, 80.0)

@@ -16,8 +16,9 @@ from calibrate.fit.point_works import TimedPass
 from calibrate.measure.campaign import gates
 from calibrate.measure.campaign import runner as campaign
 from calibrate.measure.campaign.evidence_command import campaign_of
-from calibrate.measure.campaign.gates import disturbed, forget, of_profile, of_replay
+from calibrate.measure.campaign.gates import disturbed, forget
 from calibrate.measure.campaign.plan import CAMPAIGNS, done_file
+from realrun.validate.gates import of_profile, of_replay, verdict
 from sim.costs.profile import KindError, Profile
 from sim.costs.profile_files import encode, load
 from tests.calibrate.fit.test_points_file import point
@@ -40,6 +41,8 @@ def test_errors_held_out_and_noisy_passes_are_gates() -> None:
     assert of_profile(profile(num_noisy=1)) == []
     assert of_profile(profile(error_pct=10.1)) == ["held-out verify 10.1 % off, at most 10"]
     assert of_profile(profile(num_noisy=2)) == ["2 of 10 passes noisy, at most a tenth"]
+    assert verdict(of_profile(profile(num_noisy=10))).startswith("Do not use this profile: 10 of 10 passes noisy")
+    assert verdict([]) == ""
 
 
 def test_fixed_passes_beside_a_replay_are_a_gate() -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from msgspec import structs
 
-from calibrate.production.levels import MAX_DRAFT_TOKENS, Accepted, ServedLevel, check_counts, of_length
+from calibrate.served.load import MAX_DRAFT_TOKENS, Accepted, ServedLoad, check_counts, mean_load, of_length
 from sim.files.json_values import Json
 from sim.files.read import read_text
 from sim.names import install_line
@@ -117,7 +117,7 @@ def served_between(
     duration_s: float | None,
     num_speculative_tokens: int | None = None,
     flag: str = "--duration-s",
-) -> ServedLevel:
+) -> ServedLoad:
     """Means of what was served between two looks. Raises ValueError, one line naming the `source`.
 
     How many requests decoded at once is told by the steps: tokens written over steps and tokens per step and request;
@@ -150,7 +150,7 @@ def served_between(
         raise ValueError(
             f"{source}: the server counts no steps, so requests in flight follow from its seconds; add {flag} SECONDS"
         )
-    return ServedLevel(
+    return mean_load(
         source=source,
         concurrency=max(concurrency, 1.0) if concurrency > 0.9 else concurrency,
         prompt_tokens=prompt_tokens,

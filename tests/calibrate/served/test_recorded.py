@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from calibrate.cli.validate_vllm import vllm_command
-from calibrate.judge.vllm_requests import fresh, read_requests
-from calibrate.judge.vllm_runs import latencies_s, output_throughput
+from calibrate.cli.validate_file import file_command
+from calibrate.served.as_recorded import latencies_s
+from calibrate.served.as_sent import as_requests, fresh, output_throughput
+from calibrate.served.stamped_requests import read_requests
 from sim.interface.request import Request
 from tests.realrun.recorded_runs import EPOCH_S, MONOTONIC_S, PROFILE, refusal, result_of, served, stamps, write_lines
 
@@ -24,7 +25,7 @@ Row = dict[str, Any]
 
 
 def flags(path: Path, *more: str) -> list[str]:
-    return ["--requests", str(path), *LIMITS, *more]
+    return [str(path), *LIMITS, *more]
 
 
 def row(number: int, **changes: Any) -> Row:
@@ -49,7 +50,7 @@ def rows(*changed: Row) -> list[Row]:
 def test_a_simulated_run_written_as_vllm_would_is_validated_without_error(tmp_path: Path) -> None:
     """Within 0.01 %: reading the epoch costs a tenth of a microsecond."""
     path = write_lines(tmp_path / "requests.jsonl", stamps(served(num_prompts=60, request_rate=8)))
-    result = result_of(vllm_command, *flags(path))
+    result = result_of(file_command, *flags(path))
     for name in ("ttft", "tpot", "e2el", "ttft_arrival"):
         for statistic in ("mean", "p50", "p95", "p99"):
             values = result["metrics"][name][statistic]
@@ -62,7 +63,7 @@ def test_data_parallel_ranks_have_seats_of_their_own(tmp_path: Path) -> None:
     """Two requests at once and one seat: on one rank the second waits for the first's last token."""
     path = write_lines(tmp_path / "requests.jsonl", [row(0), row(0, request_id="r1")])
     results = [
-        result_of(vllm_command, *flags(path, "--max-num-seqs", "1", "--set", f"devices.count={n}")) for n in "12"
+        result_of(file_command, *flags(path, "--max-num-seqs", "1", "--set", f"devices.count={n}")) for n in "12"
     ]
     one, two = (result["metrics"]["e2el"]["p99"]["simulated"] for result in results)
     assert two == pytest.approx(results[0]["metrics"]["e2el"]["p50"]["simulated"] / 1.5, rel=0.05)
@@ -73,24 +74,24 @@ def test_metrics_count_from_the_queue_and_beside_it_from_arrival(tmp_path: Path)
     """The first request is queued at once, which sets the clocks; the second 30 ms after it arrived."""
     late = row(1, queued_ts=MONOTONIC_S + 1.040, scheduled_ts=MONOTONIC_S + 1.040)
     real = read_requests(write_lines(tmp_path / "r.jsonl", [row(0), late]))
-    found = latencies_s(real.requests)
+    found = latencies_s(as_requests(real.requests))
     assert real.clock_offset_s == pytest.approx(MONOTONIC_S + 0.010 - EPOCH_S)
     assert found["ttft"] == pytest.approx([0.050, 0.020])
     assert found["e2el"] == pytest.approx([0.250, 0.220])
     assert found["tpot"] == pytest.approx([0.020, 0.020])
     assert found["ttft_arrival"] == pytest.approx([0.050, 0.050], abs=1e-6)
-    assert output_throughput(real.requests) == pytest.approx(22 / 1.250)
+    assert output_throughput(as_requests(real.requests)) == pytest.approx(22 / 1.250)
 
 
 def test_tpot_leaves_out_single_tokens_and_says_so(tmp_path: Path) -> None:
     single = row(0, output_toks=1, last_token_ts=MONOTONIC_S + 0.060)
     path = write_lines(tmp_path / "r.jsonl", [single, row(1)])
-    assert latencies_s(read_requests(path).requests)["tpot"] == pytest.approx([0.020])
-    assert "TPOT leaves out 1 requests of one output token" in result_of(vllm_command, *flags(path))["notes"]
+    assert latencies_s(as_requests(read_requests(path).requests))["tpot"] == pytest.approx([0.020])
+    assert "TPOT leaves out 1 requests of one output token" in result_of(file_command, *flags(path))["notes"]
 
 
 def test_the_real_itl_is_null_and_the_simulated_one_is_not(tmp_path: Path) -> None:
-    values = result_of(vllm_command, *flags(write_lines(tmp_path / "r.jsonl", rows())))["metrics"]["itl"]["p95"]
+    values = result_of(file_command, *flags(write_lines(tmp_path / "r.jsonl", rows())))["metrics"]["itl"]["p95"]
     assert values["real"] is values["error_pct"] is None
     assert values["simulated"] > 0.0
 
@@ -99,14 +100,14 @@ def test_one_block_of_num_gpu_blocks_is_never_used(tmp_path: Path) -> None:
     """111 tokens need 7 blocks of 16: 8 with the null block are enough, 7 are not."""
     engine = ("--engine", "vllm-0.24")
     path = write_lines(tmp_path / "r.jsonl", rows())
-    result = result_of(vllm_command, *flags(path, "--set", "engine.num_gpu_blocks=8", *engine))
+    result = result_of(file_command, *flags(path, "--set", "engine.num_gpu_blocks=8", *engine))
     assert result["scenario"]["engine"]["num_gpu_blocks"] == 8
-    assert "KV blocks" in refusal(vllm_command, *flags(path, "--set", "engine.num_gpu_blocks=7", *engine))
+    assert "KV blocks" in refusal(file_command, *flags(path, "--set", "engine.num_gpu_blocks=7", *engine))
 
 
 def test_the_result_holds_the_resolved_scenario_and_no_path(tmp_path: Path) -> None:
     path = write_lines(tmp_path / "r.jsonl", rows())
-    result = result_of(vllm_command, *flags(path, "--set", "seed=5"))
+    result = result_of(file_command, *flags(path, "--set", "seed=5"))
     assert (result["scenario"]["seed"], result["profile"]["name"], result["num_requests"]) == (5, PROFILE, 4)
     assert result["scenario"]["engine"]["max_num_seqs"] == 256
     assert str(tmp_path) not in json.dumps(result)
@@ -118,12 +119,12 @@ def test_prompts_join_the_requests_row_by_row_whatever_their_arrival(tmp_path: P
     blocks = [[1, 2, 3, 4, 50 + place, 60 + place] for place in range(4)]
     prompts = write_lines(tmp_path / "prompts.jsonl", [{"input_toks": 100, "prefix_blocks": ids} for ids in blocks])
     run = read_requests(path, prompts)
-    assert [request.content for request in fresh(run.requests)] == [(0, 1, 2, 3)] * 4
-    result = result_of(vllm_command, *flags(path, "--prompts", str(prompts)))
+    assert [request.content for request in as_requests(run.requests)] == [(0, 1, 2, 3)] * 4
+    result = result_of(file_command, *flags(path, "--prompts", str(prompts)))
     assert result["prefix_cache_hit_tokens"] == 3 * 64
     assert result["prefix_cache_hit_rate"] == 3 * 64 / 400
-    assert result_of(vllm_command, *flags(path))["prefix_cache_hit_rate"] == 0.0
-    halves = result_of(vllm_command, *flags(path, "--prompts", str(prompts), "--set", "engine.block_size=32"))
+    assert result_of(file_command, *flags(path))["prefix_cache_hit_rate"] == 0.0
+    halves = result_of(file_command, *flags(path, "--prompts", str(prompts), "--set", "engine.block_size=32"))
     assert halves["prefix_cache_hit_tokens"] == 3 * 64
 
 
@@ -132,25 +133,21 @@ def test_speculation_is_simulated_with_the_acceptance_given(tmp_path: Path) -> N
     pair = [flag if flag != PROFILE else "h100-sxm/llama-3.1-8b+eagle3" for flag in flags(path)]
     draft = ["--num-speculative-tokens", "3"]
     always, never = (
-        result_of(vllm_command, *pair, *draft, "--set", f"speculation.acceptance=iid:{rate}")["metrics"]["tpot"]["mean"]
+        result_of(file_command, *pair, *draft, "--set", f"speculation.acceptance=iid:{rate}")["metrics"]["tpot"]["mean"]
         for rate in (1, 0)
     )
     assert always["simulated"] < 0.5 * never["simulated"]
-    assert "none is assumed" in refusal(vllm_command, *pair, *draft)
+    assert "none is assumed" in refusal(file_command, *pair, *draft)
 
 
-def test_the_table_and_the_figures_are_written(tmp_path: Path) -> None:
+def test_the_table_and_the_result_are_written(tmp_path: Path) -> None:
     from tests.realrun.recorded_runs import invoke
 
     path, out = write_lines(tmp_path / "r.jsonl", rows()), tmp_path / "out"
-    done = invoke(vllm_command, *flags(path, "--out", str(out), "--plots"))
+    done = invoke(file_command, *flags(path, "--out", str(out)))
     assert done.exit_code == 0, done.exception
     assert "TTFT from arrival (ms)" in done.stdout
-    assert sorted(each.name for each in out.iterdir()) == [
-        "validation-cdf.png",
-        "validation-scatter.png",
-        "validation.json",
-    ]
+    assert [each.name for each in out.iterdir()] == ["validation.json"]
 
 
 def without(name: str) -> Row:
@@ -182,7 +179,7 @@ def test_a_defect_of_a_file_is_one_line_that_names_its_place(
     path = tmp_path / "requests.jsonl"
     path.write_text(changed) if isinstance(changed, str) else write_lines(path, rows(*changed))
     more = ("--prompts", str(write_lines(tmp_path / "p.jsonl", prompts))) if prompts else ()
-    message = refusal(vllm_command, *flags(path, *more))
+    message = refusal(file_command, *flags(path, *more))
     assert "\n" not in message
     assert named in message
 
@@ -195,11 +192,11 @@ def test_a_defect_of_a_file_is_one_line_that_names_its_place(
     ],
 )
 def test_flags_that_cannot_be_are_one_line(more: list[str], says: str, tmp_path: Path) -> None:
-    assert says in refusal(vllm_command, *flags(write_lines(tmp_path / "r.jsonl", rows()), *more))
+    assert says in refusal(file_command, *flags(write_lines(tmp_path / "r.jsonl", rows()), *more))
 
 
 def test_the_requests_simulated_are_fresh_and_in_order_of_arrival(tmp_path: Path) -> None:
-    unserved = fresh(read_requests(write_lines(tmp_path / "r.jsonl", rows()[::-1])).requests)
+    unserved = fresh(as_requests(read_requests(write_lines(tmp_path / "r.jsonl", rows()[::-1])).requests))
     assert [(each.id, each.index) for each in unserved] == [(f"r{number}", number) for number in range(4)]
     assert [each.arrival_s for each in unserved] == pytest.approx([0.0, 1.0, 2.0, 3.0])
     assert all(isinstance(each, Request) and each.emitted_tokens == 0 for each in unserved)
@@ -210,7 +207,7 @@ def test_the_requests_simulated_are_fresh_and_in_order_of_arrival(tmp_path: Path
 def test_real_metrics_are_those_that_the_runs_authors_print(gpu: str) -> None:
     """Their `vLLM` column, rounded to 0.1 ms; no request there has a single token, so TPOT is defined alike."""
     folder = RUNS / gpu / "Llama-3.1-8B"
-    found = latencies_s(read_requests(folder / "vllm/requests.jsonl").requests)
+    found = latencies_s(as_requests(read_requests(folder / "vllm/requests.jsonl").requests))
     printed = {
         tuple(line.split()[:2]): float(line.split()[2])
         for line in (folder / "validation/summary.txt").read_text().splitlines()[2:]

@@ -3,29 +3,22 @@
 Every request asks for the same number of tokens from a separate prompt, so that no prefix is shared. How many tokens
 a prompt and an answer have is what the server says (`usage`), not what was requested. Where there is a `/metrics`,
 drafts and steps are read from it.
-Not here: the network (calibrate.server.network), fitting (calibrate.production.engine_fit), what a saved `/metrics`
-says (calibrate.production.metrics).
+Not here: the network (calibrate.server.network), fitting (calibrate.served.fit), what a saved `/metrics`
+says (calibrate.served.metrics).
 """
 
 from __future__ import annotations
 
-import random
-import time
-from collections import Counter
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import product
-from queue import Empty, SimpleQueue
 from typing import Annotated, Any, TypeVar
 from urllib.parse import urlsplit, urlunsplit
 
 from msgspec import Meta, Struct
 
-from calibrate.production.levels import MAX_TOKENS, ServedLevel
-from calibrate.production.metrics import Growth, NoMetrics, Sample, parse
-from calibrate.server.network import WAKE_S, Client, Late, Reply, RequestFailed
+from calibrate.served.load import MAX_TOKENS
+from calibrate.served.metrics import Growth, NoMetrics, Sample, parse
+from calibrate.server.network import Client, Reply
 from sim.files.json_values import Json, convert, parse_json
 from sim.files.read import MIB
 
@@ -47,27 +40,6 @@ MAX_AT_ONCE = 0.5
 MODELS = "/v1/models"
 NOT_SO = (400, 404, 405, 422)
 """Answers to a path or a field that a server does not know."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Timed:
-    """One request, in seconds of this machine's clock."""
-
-    sent_s: float
-    pieces_s: tuple[float, ...]
-    """Times of the events that hold tokens."""
-    prompt_tokens: int
-    output_tokens: int
-    gaps_at_once: int = 0
-    """Events, beside the first one, that came with it."""
-
-    @property
-    def first_s(self) -> float:
-        return self.pieces_s[0]
-
-    @property
-    def last_s(self) -> float:
-        return self.pieces_s[-1]
 
 
 T = TypeVar("T")
@@ -207,92 +179,20 @@ def slots(client: Client) -> int | None:
         return None
 
 
-def level(
-    client: Client,
-    endpoint: Endpoint,
-    *,
-    concurrency: int,
-    num_requests: int,
-    input_words: int,
-    output_tokens: int,
-    seed: int | str = 0,
-    on_done: Callable[[int], None] = lambda done: None,
-) -> ServedLevel:
-    """A closed loop of `concurrency` streams until `num_requests` are answered; means of those in its steady middle.
+@dataclass(slots=True)
+class Streamed:
+    """Tokens of one answer, and when they came by this machine's clock."""
 
-    Raises ValueError where the server fails more than MAX_FAILURES times.
-    """
-    before = look(client)
-    timed: list[Timed] = []
-    failures: list[str] = []
-
-    def one(number: int) -> None:
-        draw = random.Random(f"{seed} {concurrency} {number}")
-        prompt = " ".join(draw.choices(WORDS, k=input_words))
-        try:
-            timed.append(stream(client, endpoint, prompt, output_tokens))
-        except RequestFailed as failure:
-            failures.append(failure.reason)
-            if isinstance(failure, Late) or len(failures) > MAX_FAILURES:
-                raise
-        on_done(len(timed))
-
-    finished: SimpleQueue[Future[None]] = SimpleQueue()
-    with ThreadPoolExecutor(concurrency) as pool:
-        try:
-            for number in range(num_requests):
-                pool.submit(one, number).add_done_callback(finished.put)
-            for _ in range(num_requests):
-                _next(finished).result()
-        except BaseException:
-            client.stop()
-            raise
-        finally:
-            pool.shutdown(cancel_futures=True)
-    after = look(client)
-    steady = middle(timed, concurrency)
-    if not steady:
-        raise client.failure(
-            endpoint.path, f"gave no answer of two tokens at {concurrency} at once: {'; '.join(failures[:1])}"
-        )
-    refuse_collected(client, endpoint, steady)
-    counted = growth(before, after, client.url)
-    return ServedLevel(
-        source=f"{concurrency} at once",
-        concurrency=float(concurrency),
-        prompt_tokens=sum(each.prompt_tokens for each in steady) / len(steady),
-        output_tokens=sum(each.output_tokens for each in steady) / len(steady),
-        ttft_s=sum(each.first_s - each.sent_s for each in steady) / len(steady),
-        tpot_s=sum((each.last_s - each.first_s) / (each.output_tokens - 1) for each in steady) / len(steady),
-        output_tokens_per_s=concurrency
-        * sum(each.output_tokens for each in steady)
-        / sum(each.last_s - each.sent_s for each in steady),
-        accepted=None if counted is None else counted.accepted,
-        num_requests=len(steady),
-        sent=num_requests,
-        failed=dict(Counter(failures)),
-    )
+    pieces_s: list[float] = field(default_factory=list)
+    """Times of the events that hold tokens."""
+    pieces_at_once: int = 0
+    """Those that came with the first, itself included."""
+    prompt_tokens: int = 0
+    output_tokens: int = 0
 
 
-def _next(finished: SimpleQueue[T]) -> T:
-    """The next that there is. Waits in short steps, so that a signal is heard."""
-    while True:
-        with suppress(Empty):
-            return finished.get(timeout=WAKE_S)
-
-
-def middle(timed: list[Timed], concurrency: int) -> list[Timed]:
-    """Requests without the first of each stream, sent while the loop filled, and those that ended while it drained."""
-    by_end = sorted((each for each in timed if each.output_tokens > 1), key=lambda each: each.last_s)
-    last_sent_s = max((each.sent_s for each in by_end), default=0.0)
-    first = sorted(by_end, key=lambda each: each.sent_s)[:concurrency]
-    kept = [each for each in by_end if each not in first and each.last_s <= last_sent_s]
-    return kept or [each for each in by_end if each not in first] or by_end
-
-
-def stream(client: Client, endpoint: Endpoint, prompt: str, output_tokens: int) -> Timed:
+def stream(client: Client, endpoint: Endpoint, prompt: str, output_tokens: int) -> Streamed:
     """Send one request and read its answer piece by piece. Raises RequestFailed for an answer that is none."""
-    sent_s = time.perf_counter()
     body = endpoint.body(prompt, output_tokens)
     with client.ask(endpoint.path, body, max_bytes=_max_bytes(output_tokens)) as answer:
         if answer.status != 200:
@@ -300,29 +200,15 @@ def stream(client: Client, endpoint: Endpoint, prompt: str, output_tokens: int) 
         tokens = _tokens(client, endpoint, answer, output_tokens)
     if not tokens.pieces_s:
         raise client.failure(endpoint.path, "gives an answer without a token")
-    return Timed(
-        sent_s=sent_s,
-        pieces_s=tuple(tokens.pieces_s),
-        prompt_tokens=tokens.usage.prompt_tokens or len(prompt.split()),
-        output_tokens=tokens.usage.completion_tokens or len(tokens.pieces_s),
-        gaps_at_once=tokens.pieces_at_once - 1,
-    )
+    tokens.prompt_tokens = tokens.prompt_tokens or len(prompt.split())
+    tokens.output_tokens = tokens.output_tokens or len(tokens.pieces_s)
+    return tokens
 
 
-@dataclass(slots=True)
-class _Tokens:
-    """Tokens and times of one stream."""
-
-    pieces_s: list[float] = field(default_factory=list)
-    pieces_at_once: int = 0
-    """Those that came with the first, itself included."""
-    usage: _Usage = field(default_factory=_Usage)
-
-
-def _tokens(client: Client, endpoint: Endpoint, answer: Reply, output_tokens: int) -> _Tokens:
+def _tokens(client: Client, endpoint: Endpoint, answer: Reply, output_tokens: int) -> Streamed:
     """Read a stream to its end, to `[DONE]` or to MAX_LENGTH times `output_tokens`, which is too long. Raises
     RequestFailed."""
-    tokens = _Tokens()
+    tokens, usage = Streamed(), _Usage()
     first_waits = 0
     is_whole = False
     for number, line in enumerate(answer.lines(), 1):
@@ -338,31 +224,33 @@ def _tokens(client: Client, endpoint: Endpoint, answer: Reply, output_tokens: in
             said = event.error.get("message", event.error) if isinstance(event.error, dict) else event.error
             raise client.failure(endpoint.path, f"answers an error: {said}")
         if event.usage is not None:
-            tokens.usage, is_whole = event.usage, True
+            usage, is_whole = event.usage, True
         if any(choice.has_text for choice in event.choices or ()):
             if not tokens.pieces_s:
                 first_waits = answer.waits
             tokens.pieces_s.append(answer.received_s)
             tokens.pieces_at_once += answer.waits == first_waits
-        if max(len(tokens.pieces_s), tokens.usage.completion_tokens or 0) > MAX_LENGTH * output_tokens:
+        if max(len(tokens.pieces_s), usage.completion_tokens or 0) > MAX_LENGTH * output_tokens:
             raise client.failure(
                 endpoint.path, f"answers more than {MAX_LENGTH} times the {output_tokens} tokens of --output-len"
             )
     if tokens.pieces_s and not is_whole:
         raise client.failure(endpoint.path, "ends its stream without [DONE] and without usage")
-    counted = tokens.usage.completion_tokens
+    counted = usage.completion_tokens
     if counted is not None and counted < len(tokens.pieces_s):
         raise client.failure(
             endpoint.path,
             f"says in its usage that it wrote {counted} tokens, and its stream has {len(tokens.pieces_s)} pieces of "
             "text",
         )
+    tokens.prompt_tokens, tokens.output_tokens = usage.prompt_tokens or 0, counted or 0
     return tokens
 
 
-def refuse_collected(client: Client, endpoint: Endpoint, timed: list[Timed]) -> None:
+def refuse_collected(client: Client, endpoint: Endpoint, answers: list[Streamed]) -> None:
     """Raise RequestFailed where tokens come together: times per token are no longer the server's."""
-    gaps, at_once = sum(len(each.pieces_s) - 1 for each in timed), sum(each.gaps_at_once for each in timed)
+    gaps = sum(len(each.pieces_s) - 1 for each in answers)
+    at_once = sum(each.pieces_at_once - 1 for each in answers)
     if not gaps or at_once > gaps * MAX_AT_ONCE:
         share = 100.0 * at_once / gaps if gaps else 100.0
         raise client.failure(

@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from calibrate.cli.production import production_command
-from calibrate.production.request_records import RequestCounts, acceptance_of, read_requests
+from calibrate.served.request_counts import RequestCounts, acceptance_of, read_requests
 from sim.acceptance.draws import AcceptanceDraws
 from sim.acceptance.forms import parse_quoted
 from sim.acceptance.spread import SpreadAcceptance

@@ -8,22 +8,11 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from calibrate.judge.fit_cells import with_constants
-from calibrate.production.levels import Accepted
-from calibrate.server.as_sent import quote_of
-from calibrate.server.open_loop import Sent
-from calibrate.server.sent_fit import (
-    Round,
-    as_now,
-    fit_line,
-    fit_rounds,
-    of_a_round,
-    one_at_a_time,
-    round_requests,
-    with_price_of,
-)
-from calibrate.server.served_run import judge, predict
-from calibrate.server.server_line import (
+from calibrate.served.as_sent import closed_loop, quote_of
+from calibrate.served.constants import with_constants
+from calibrate.served.fit import fit_served
+from calibrate.served.judge import setup_of
+from calibrate.served.line import (
     SeenStep,
     line_of_server,
     lone_requests,
@@ -32,6 +21,16 @@ from calibrate.server.server_line import (
     steps_of,
     with_pace,
 )
+from calibrate.served.load import Accepted, ServedLoad, ServedRequest
+from calibrate.server.looks import (
+    as_now,
+    fit_line,
+    of_a_round,
+    one_at_a_time,
+    round_requests,
+    with_price_of,
+)
+from calibrate.server.served_run import judge, predict
 from sim.costs.profile import Profile
 from sim.costs.profile_files import load
 from sim.interface.request import Request
@@ -57,13 +56,13 @@ def scenario(name: str, **engine: Any) -> Scenario:
     )
 
 
-def served(given: Scenario, law: Profile, requests: list[Request], at_once: int) -> list[Sent]:
+def served(given: Scenario, law: Profile, requests: list[Request], at_once: int) -> list[ServedRequest]:
     """`requests` by a server whose law is the simulator's, at most so many in flight."""
     loop = structs.replace(given, workload=structs.replace(given.workload, request_rate=float("inf")))
     loop = structs.replace(loop, workload=structs.replace(loop.workload, max_concurrency=at_once))
     record = simulate(resolve_all(loop, law)[0], 0, requests=requests)
     return [
-        Sent(
+        ServedRequest(
             index=each.index,
             due_s=0.0,
             sent_s=each.arrival_s,
@@ -76,17 +75,15 @@ def served(given: Scenario, law: Profile, requests: list[Request], at_once: int)
     ]
 
 
-def rounds_of(given: Scenario, law: Profile) -> list[Round]:
-    return [
-        Round(at_once=n, number=0, sent=served(given, law, round_requests(given, law, n, 0), n)) for n in (1, 2, 4, 8)
-    ]
+def rounds_of(given: Scenario, law: Profile, accepted: Accepted | None = None) -> list[ServedLoad]:
+    return [closed_loop(n, 0, served(given, law, round_requests(given, law, n, 0), n), accepted) for n in (1, 2, 4, 8)]
 
 
-def in_steps(requests: list[Request], at_once: int) -> list[Sent]:
+def in_steps(requests: list[Request], at_once: int) -> list[ServedRequest]:
     """`requests` by a server of its own law: a step takes what its rows take by STEPS_S and TOKEN_S per token of a
     prompt, and whoever is there when it begins takes part."""
     waiting, running, now_s = list(requests), {}, 0.0
-    sent: list[Sent] = []
+    sent: list[ServedRequest] = []
     while waiting or running:
         new = [waiting.pop(0) for _ in range(min(at_once - len(running), len(waiting)))]
         begun_s = now_s
@@ -99,7 +96,7 @@ def in_steps(requests: list[Request], at_once: int) -> list[Sent]:
                 del running[each]
                 gaps_s = tuple(later_s - earlier_s for earlier_s, later_s in pairwise(times_s[1:]))
                 sent.append(
-                    Sent(
+                    ServedRequest(
                         index=each.index,
                         due_s=0.0,
                         sent_s=times_s[0],
@@ -113,10 +110,10 @@ def in_steps(requests: list[Request], at_once: int) -> list[Sent]:
     return sent
 
 
-def looked_at(given: Scenario, line: Profile) -> list[Round]:
+def looked_at(given: Scenario, line: Profile) -> list[ServedLoad]:
     """Two rounds of 1, 2 and 4 at once on such a server."""
     return [
-        Round(at_once=n, number=number, sent=in_steps(round_requests(given, line, n, number), n))
+        closed_loop(n, number, in_steps(round_requests(given, line, n, number), n))
         for number in (0, 1)
         for n in (1, 2, 4)
     ]
@@ -139,10 +136,10 @@ def test_a_server_that_does_not_batch_is_doubted() -> None:
     line = line_of_server()
     given = scenario(line.name, async_scheduling=False)
     rounds = [
-        Round(at_once=n, number=0, sent=[structs.replace(one, sent_s=0.0) for one in in_steps(requests, 1)])
+        closed_loop(n, 0, [structs.replace(one, sent_s=0.0) for one in in_steps(requests, 1)])
         for n, requests in ((n, round_requests(given, line, n, 0)) for n in (1, 2))
     ]
-    rounds[0] = Round(at_once=1, number=0, sent=in_steps(round_requests(given, line, 1, 0), 1))
+    rounds[0] = closed_loop(1, 0, in_steps(round_requests(given, line, 1, 0), 1))
     lone = in_steps(lone_requests([50, 100, 150]), 1)
     assert "does not batch" in fit_line(given, line, rounds, lone).doubt
 
@@ -168,7 +165,10 @@ def test_a_load_whose_steps_all_took_longer_is_met_at_its_pace() -> None:
     given = scenario(line.name, async_scheduling=False)
     fitted = fit_line(given, line, looked_at(given, line), in_steps(lone_requests([50, 100, 150]), 1)).profile
     planned = one_at_a_time(given, fitted, 10, 1)
-    run = predict(given, fitted, planned)
+    heard: list[int] = []
+    run = predict(given, fitted, planned, on_step=lambda stage, done, total: heard.append(total - done))
+    assert heard == sorted(heard, reverse=True)
+    assert heard[-1] == 0
     for number, each in enumerate(in_steps(planned, 1)):
         times = {name: number + 1.2 * getattr(each, name) for name in ("sent_s", "first_s", "last_s")}
         run.sent.append(structs.replace(each, gaps_s=tuple(1.2 * gap_s for gap_s in each.gaps_s), **times))
@@ -182,7 +182,7 @@ def test_steps_without_drafts_and_requests_that_differ_are_in_the_acceptance() -
     """Half of the steps had a draft of which all tokens were accepted: by some requests always, by others never."""
     lucky, unlucky = (
         [
-            Sent(index=index, due_s=0.0, sent_s=0.0, output_tokens=tokens, gaps_s=(0.02,) * 8)
+            ServedRequest(index=index, due_s=0.0, sent_s=0.0, output_tokens=tokens, gaps_s=(0.02,) * 8)
             for index, tokens in enumerate([tokens] * 8)
         ]
         for tokens in (25, 9)
@@ -191,7 +191,9 @@ def test_steps_without_drafts_and_requests_that_differ_are_in_the_acceptance() -
     rates, _, spread = quote_of(accepted, [*lucky, *unlucky]).removeprefix("vllm:").partition("~")
     assert rates == "0.5,0.5"
     assert float(spread) >= 2.0
-    alike = [Sent(index=index, due_s=0.0, sent_s=0.0, output_tokens=17, gaps_s=(0.02,) * 8) for index in range(16)]
+    alike = [
+        ServedRequest(index=index, due_s=0.0, sent_s=0.0, output_tokens=17, gaps_s=(0.02,) * 8) for index in range(16)
+    ]
     assert quote_of(accepted, alike) == "vllm:0.5,0.5"
 
 
@@ -203,8 +205,8 @@ def test_a_pair_of_servers_tells_what_a_draft_pass_takes() -> None:
     accepted = Accepted(drafts=100.0, draft_tokens=3, rates=(0.7, 0.5, 0.3))
     speculation = structs.replace(plain.speculation, num_speculative_tokens=3, acceptance=accepted.quote)
     drafting = structs.replace(plain, speculation=speculation)
-    drafted = [structs.replace(each, accepted=accepted) for each in rounds_of(drafting, law)]
-    found = fit_rounds(drafting, profile, [*rounds_of(plain, law), *drafted])
+    drafted = rounds_of(drafting, law, accepted)
+    found = fit_served(profile, [*rounds_of(plain, law), *drafted], setup_of(drafting))
     assert found.profile.host.draft_pass_s == pytest.approx(DRAFT_PASS_S, rel=0.15)
     for level in found.levels:
         assert level.errors_pct["tpot_ms"] == pytest.approx(0.0, abs=5.0)

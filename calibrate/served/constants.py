@@ -5,7 +5,7 @@ N tokens and more (kernel tables time single kernels at boost clocks). One time 
 signed error of one metric is 0. Several are found by least squares on the logarithm of simulated over measured. The
 derivatives then say which constants the cells can tell apart: one that moves no metric, or moves all of them as another
 does, is refused by name, because its value would be an accident. Not here: what a cell's error is
-(calibrate.judge.cells).
+(calibrate.served.judge).
 """
 
 from __future__ import annotations

@@ -10,8 +10,8 @@ import pytest
 from click.testing import CliRunner
 
 from calibrate.cli.production import production_command
-from calibrate.judge.fit_cells import with_constants
-from calibrate.server.step_records import (
+from calibrate.served.constants import with_constants
+from calibrate.served.step_records import (
     CORRECTION,
     LINE,
     StepRecord,

@@ -10,10 +10,18 @@ from typing import Any
 
 import msgspec
 import pytest
+from click.testing import CliRunner
 
-from calibrate.production.level_files import levels, read_bench, read_windows
-from calibrate.production.levels import Accepted, ServedLevel, cell_of, middling, pooled
-from calibrate.production.metrics import Growth, parse, served_between
+from calibrate.cli.check_files import check_file
+from calibrate.cli.production import production_command
+from calibrate.cli.validate_file import file_command
+from calibrate.served.fit import fit_served
+from calibrate.served.judge import CellSetup, scenario_of
+from calibrate.served.load import Accepted, mean_load, middling, pooled
+from calibrate.served.metrics import Growth, parse, served_between
+from calibrate.served.readers import in_words, loads_of
+from calibrate.served.reports import ServerLooks, levels, read_bench, read_windows
+from sim.costs.profile_files import load as profile
 from tests.properties import assert_refused
 
 LABELS = 'engine="0",model_name="m"'
@@ -56,9 +64,9 @@ def test_two_looks_tell_means_of_what_was_served_between_them() -> None:
     """30 more requests of 40 tokens after the first, in 150 more steps: 8 at once."""
     found = served_between(parse(look(10, 77), "a"), parse(look(40, 227), "b"), source="b", duration_s=None)
     assert (found.num_requests, found.concurrency) == (30, pytest.approx(30 * 40 / 150))
-    assert (found.prompt_tokens, found.output_tokens) == (pytest.approx(100.0), pytest.approx(41.0))
-    assert (found.ttft_s, found.tpot_s) == (pytest.approx(0.05), pytest.approx(0.01))
-    assert (found.accepted, found.output_tokens_per_s) == (None, None)
+    assert found.lengths == (pytest.approx(100.0), pytest.approx(41.0))
+    assert found.measured == {"ttft_ms": pytest.approx(50.0), "tpot_ms": pytest.approx(10.0)}
+    assert found.accepted is None
 
 
 def test_drafts_between_two_looks_tell_their_rates_and_how_many_tokens_a_step_writes(tmp_path: Path) -> None:
@@ -70,7 +78,7 @@ def test_drafts_between_two_looks_tell_their_rates_and_how_many_tokens_a_step_wr
     assert found.accepted is not None
     assert (found.accepted.length, found.accepted.quote) == (2.0, "vllm:0.7,0.3")
     assert found.concurrency == pytest.approx(30 * 40 / (150 * 2.0))
-    assert found.output_tokens_per_s == pytest.approx(30 * 41 / 10.0)
+    assert found.measured["output_throughput"] == pytest.approx(30 * 41 / 10.0)
 
 
 def test_steps_without_a_draft_count_as_ones_that_accept_nothing() -> None:
@@ -134,7 +142,7 @@ def test_an_sglang_server_drafts_where_its_gauge_says_so() -> None:
         )
         assert found.accepted is not None
         assert (found.accepted.quote, found.accepted.drafts) == (f"length:{length}@3", pytest.approx(127_000 / length))
-        assert (found.concurrency, found.tpot_s) == (pytest.approx(8.0), pytest.approx(0.8 / 127))
+        assert (found.concurrency, found.measured["tpot_ms"]) == (pytest.approx(8.0), pytest.approx(800 / 127))
     with pytest.warns(UserWarning, match=r"drafts, with acceptance length 1\.70.*--num-speculative-tokens"):
         found = served_between(before, parse(sglang_look(1000, 1.7), "b"), source="b", duration_s=125.0)
     assert found.accepted is None
@@ -175,8 +183,8 @@ def test_a_log_tells_the_levels_that_lasted(tmp_path: Path) -> None:
     """The first and last line of a level mix it with its neighbour; one where requests wait is no level."""
     lines = [load_line(8, 100.0), load_line(8, 400.0), load_line(8, 420.0), load_line(8, 410.0), load_line(8, 300.0)]
     lines += [load_line(64, 900.0, waiting=3) for _ in range(5)] + ["something else"]
-    found = levels(written(tmp_path / "server.log", "\n".join(lines)), prompt_tokens=100, output_tokens=40)
-    assert [(each.concurrency, each.output_tokens_per_s) for each in found] == [(8.0, pytest.approx(410.0))]
+    found = levels(written(tmp_path / "server.log", "\n".join(lines)), 100, 40)
+    assert [(each.concurrency, each.measured) for each in found] == [(8.0, {"output_throughput": pytest.approx(410.0)})]
 
 
 def test_acceptance_in_a_log_is_weighted_by_its_drafts(tmp_path: Path) -> None:
@@ -184,7 +192,7 @@ def test_acceptance_in_a_log_is_weighted_by_its_drafts(tmp_path: Path) -> None:
     for rates, drafted in (("0.800, 0.400", 200), ("0.600, 0.200", 600)):
         lines += [load_line(4, 100.0), spec_line(rates, drafted)]
     lines += [load_line(4, 100.0)]
-    (found,) = levels(written(tmp_path / "server.log", "\n".join(lines)), prompt_tokens=100, output_tokens=40)
+    (found,) = levels(written(tmp_path / "server.log", "\n".join(lines)), 100, 40)
     assert found.accepted is not None
     assert found.accepted.draft_tokens == 2
     assert found.accepted.rates == (pytest.approx(0.65), pytest.approx(0.25))
@@ -217,7 +225,7 @@ RESULT = {
 def test_a_benchmarks_result_is_a_level_at_its_concurrency_or_by_littles_law(tmp_path: Path) -> None:
     """41 tokens at 800/s, 0.45 s each: 8.78 in flight."""
     (closed,) = read_bench(written(tmp_path / "r.json", json.dumps(RESULT)))
-    assert (closed.concurrency, closed.tpot_s, closed.prompt_tokens) == (8.0, 0.01, 100.0)
+    assert (closed.concurrency, closed.measured["tpot_ms"], closed.input_len) == (8.0, 10.0, 100.0)
     (open_loop,) = read_bench(written(tmp_path / "o.json", json.dumps(RESULT | {"max_concurrency": None})))
     assert open_loop.concurrency == pytest.approx(800.0 / 41 * 0.45)
 
@@ -256,7 +264,7 @@ def of_looks(_: Path, count: int) -> Accepted | None:
 def of_log(tmp_path: Path, drafted: int) -> Accepted | None:
     lines = [load_line(4, 100.0), load_line(4, 100.0), spec_line("0.8, 0.4", drafted), load_line(4, 100.0)]
     path = written(tmp_path / "server.log", "\n".join(lines))
-    return levels(path, prompt_tokens=9, output_tokens=9)[0].accepted
+    return levels(path, 9, 9)[0].accepted
 
 
 def test_counts_that_agree_are_read(tmp_path: Path) -> None:
@@ -281,14 +289,12 @@ def test_counts_that_contradict_each_other_are_refused(
     assert_refused(lambda: read(tmp_path, wrong), named)
 
 
-def test_a_level_is_a_closed_loop_of_mean_lengths() -> None:
+def test_means_are_a_closed_loop_of_mean_lengths() -> None:
     accepted = Accepted(drafts=10, draft_tokens=2, rates=(0.7, 0.3))
-    level = ServedLevel(
-        source="r.json", concurrency=7.6, prompt_tokens=100.4, output_tokens=41.0, tpot_s=0.01, accepted=accepted
-    )
-    cell = cell_of(level, 3)
-    assert (cell.concurrency, cell.input_len, cell.output_len) == (8, 100, 41)
-    assert (cell.num_speculative_tokens, cell.acceptance, cell.measured) == (2, "vllm:0.7,0.3", {"tpot_ms": 10.0})
+    load = mean_load("r.json", 7.6, 100.4, 41.0, tpot_s=0.01, accepted=accepted)
+    workload = scenario_of(load, profile("cpu/tiny"), CellSetup(engine={})).workload
+    assert (workload.max_concurrency, workload.input_len, workload.output_len) == (8, 100, 41)
+    assert (load.num_speculative_tokens, load.acceptance, load.measured) == (2, "vllm:0.7,0.3", {"tpot_ms": 10.0})
 
 
 @pytest.mark.parametrize(
@@ -304,24 +310,13 @@ def test_acceptance_that_no_counting_gives_is_refused(wrong: dict[str, Any]) -> 
     assert_refused(lambda: pooled(several, "server.log"), "server.log: draft lengths 2, 3 in one source")
 
 
-def test_a_level_is_the_median_of_its_rounds_metric_by_metric_with_the_drafts_of_all() -> None:
+def test_of_rounds_the_one_of_the_median_time_per_token_counts_with_how_far_they_differ() -> None:
     rounds = [
-        ServedLevel(
-            source="4 at once",
-            concurrency=4.0,
-            prompt_tokens=64.0,
-            output_tokens=tokens,
-            ttft_s=ttft_s,
-            tpot_s=0.004 / rate,
-            output_tokens_per_s=1000.0 * rate,
-            accepted=Accepted(drafts=10.0, draft_tokens=1, rates=(accepted,)),
-            num_requests=5,
-        )
-        for rate, ttft_s, tokens, accepted in ((1.0, 0.5, 30.0, 0.4), (0.2, 0.02, 33.0, 0.5), (1.6, 0.01, 33.0, 0.9))
+        mean_load("4 at once", 4.0, 64.0, 30.0, ttft_s=ttft_s, tpot_s=0.004 / rate, output_tokens_per_s=1000.0 * rate)
+        for rate, ttft_s in ((1.0, 0.5), (0.2, 0.02), (1.6, 0.01))
     ]
     found = middling(rounds)
-    assert (found.output_tokens_per_s, found.tpot_s, found.ttft_s) == (1000.0, 0.004, 0.02)
-    assert (found.output_tokens, found.num_requests) == (32.0, 15)
+    assert found.measured == rounds[0].measured
     assert found.spreads_pct == {
         "ttft_ms": pytest.approx(1225.0),
         "tpot_ms": pytest.approx(218.75),
@@ -329,7 +324,62 @@ def test_a_level_is_the_median_of_its_rounds_metric_by_metric_with_the_drafts_of
     }
     # 1000, 200 and 1600: a standard deviation of 702.4 over the root of 3, a median's error 1.2533 times a mean's.
     assert found.repeats_pct["output_throughput"] == pytest.approx(1.2533 * 70.24 / 3**0.5, rel=1e-3)
-    assert found.accepted is not None
-    assert (found.accepted.drafts, found.accepted.rates) == (30.0, (pytest.approx(0.6),))
     assert middling(rounds[:1]) is rounds[0]
-    assert middling([msgspec.structs.replace(each, ttft_s=None) for each in rounds]).ttft_s is None
+
+
+def test_a_data_parallel_log_is_one_series_per_engine(tmp_path: Path) -> None:
+    """Two engines with other loads: as one series no line would have the same load before and after."""
+    lines = [
+        load_line(running, 10.0 * running).replace("Engine 000", f"Engine 00{engine}")
+        for _ in range(4)
+        for engine, running in ((0, 8), (1, 3))
+    ]
+    found = levels(written(tmp_path / "server.log", "\n".join(lines)), 100, 40)
+    assert [(each.concurrency, each.measured["output_throughput"]) for each in found] == [(3.0, 30.0), (8.0, 80.0)]
+
+
+def test_medians_are_read_where_there_are_no_means(tmp_path: Path) -> None:
+    medians = {name.replace("mean", "median"): value for name, value in RESULT.items()} | {"max_concurrency": None}
+    path = written(tmp_path / "r.json", json.dumps(medians))
+    (load,) = loads_of(path)
+    assert load.measured == {"ttft_p50_ms": 50.0, "tpot_p50_ms": 10.0, "output_throughput": 800.0}
+    assert load.concurrency == pytest.approx(800.0 / 41 * 0.45)
+    assert fit_served(profile("cpu/tiny"), [load], CellSetup(engine={})).fits[0].error_pct < 1.0
+    assert_refused(lambda: read_bench(written(path, json.dumps({**medians, "median_tpot_ms": None}))), "median_tpot_ms")
+
+
+STAMPS = {"queued_ts": 1.0, "scheduled_ts": 1.1, "first_token_ts": 1.2, "last_token_ts": 1.9}
+LOOKS = ServerLooks(url="http://x", rounds=[mean_load("2 at once", 2.0, 20.0, 5.0, tpot_s=0.01)])
+MEANS = ["--set", "workload.input_len=100", "--set", "workload.output_len=40"]
+FILES = {
+    "server.log": "\n".join([load_line(2, 100.0)] * 4),
+    "r.json": json.dumps(RESULT),
+    "list.json": json.dumps([RESULT, RESULT]),
+    "r.jsonl": json.dumps(RESULT | {"request_rate": float("inf")}),
+    "cells.csv": "concurrency,input_len,output_len,tpot_ms\n2,20,5,1.0\n",
+    "requests.jsonl": json.dumps({"request_id": "a", "input_toks": 9, "output_toks": 9, "arrival_time": 0.5} | STAMPS),
+    "looks.json": msgspec.json.encode(LOOKS).decode(),
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_every_command_that_takes_a_file_has_the_same_loads_of_it(name: str, tmp_path: Path) -> None:
+    path = written(tmp_path / name, FILES[name])
+    more = MEANS if name.endswith(".log") else []
+    loads = loads_of(path, None, {"input_len": 100, "output_len": 40})
+    assert more or check_file(path)[1].startswith(in_words(loads))
+    limits = ["--max-num-seqs", "8", "--max-num-batched-tokens", "512"]
+    done = CliRunner().invoke(file_command, [str(path), "--profile", "cpu/tiny", "--json", "-", *limits, *more])
+    assert done.exit_code == 0, done.output
+    judged = json.loads(done.output)
+    assert len(judged.get("cells", loads)) == len(loads)
+    assert judged.get("num_requests", 1) == 1
+    fitted = CliRunner().invoke(
+        production_command, ["--bench-json", str(path), "--profile", "cpu/tiny", "--json", "-", *more]
+    )
+    if not loads[0].measured:
+        assert "needs requests in flight" in str(fitted.exception)
+    else:
+        assert [each["concurrency"] for each in json.loads(fitted.output)["levels"]] == [
+            load.concurrency for load in loads
+        ]

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from calibrate.cli.validate_cells import cells_command
-from calibrate.judge.cell import MEASURED, Cell, JudgedCell, judged_errors
-from calibrate.judge.cell_table import read_cells
-from calibrate.judge.cells import CellSetup, scenario_of, simulate_cell, speedups, varied_requests
-from calibrate.judge.fit_cells import fit_constant
+from calibrate.cli.validate_file import file_command
+from calibrate.served.constants import fit_constant
+from calibrate.served.judge import CellSetup, scenario_of, simulate_cell, speedups, varied_requests
+from calibrate.served.load import MEASURED, JudgedLoad, ServedLoad, judged_errors
+from calibrate.served.load_table import read_cells
 from sim.costs.profile import Profile
 from sim.costs.profile_files import load
 from tests.realrun.recorded_runs import invoke, refusal, result_of
@@ -51,7 +51,7 @@ def measured(tmp_path: Path, profile: Profile, metrics: Sequence[str] = METRICS,
 
 
 def test_cells_that_the_simulator_measured_have_no_error(tmp_path: Path) -> None:
-    result = result_of(cells_command, str(measured(tmp_path, load(PAIR))), "--profile", PAIR)
+    result = result_of(file_command, str(measured(tmp_path, load(PAIR))), "--profile", PAIR)
     assert [cell["policy"] for cell in result["cells"]] == ["autoregressive"] * 3 + ["continuous"] * 3
     assert [cell["num_prompts"] for cell in result["cells"]] == [10, 40, 80] * 2
     for cell in result["cells"]:
@@ -85,7 +85,7 @@ def test_without_an_arm_the_label_up_to_its_last_slash_pairs(tmp_path: Path) -> 
          "acceptance": "iid:.6", "output_throughput": 100}
         for label, k in (("chat/none", 0), ("chat/eagle3", 2), ("code/eagle3", 2))
     ]  # fmt: skip
-    result = result_of(cells_command, str(write_table(tmp_path / "t.csv", rows)), "--profile", PAIR)
+    result = result_of(file_command, str(write_table(tmp_path / "t.csv", rows)), "--profile", PAIR)
     assert [(pair["line"], pair["partners"], pair["real"]) for pair in result["speedups"]] == [(3, [2], 1.0)]
     assert result["notes"][0].startswith("1 of 2 drafting cells have no partner")
 
@@ -103,7 +103,7 @@ def test_foreign_columns_are_renamed_and_unknown_ones_named(tmp_path: Path) -> N
     rows = [{"model": "m", "isl": 100, "osl": "16", "batch_size": "8.0", "silicon_tpot_ms": 9.5}]
     path = write_table(tmp_path / "silicon.csv", rows)
     columns = "isl=input_len,osl=output_len,batch_size=concurrency,silicon_tpot_ms=tpot_ms"
-    result = result_of(cells_command, str(path), "--profile", PAIR, "--columns", columns)
+    result = result_of(file_command, str(path), "--profile", PAIR, "--columns", columns)
     cell = result["cells"][0]
     assert (cell["concurrency"], cell["input_len"], cell["output_len"]) == (8, 100, 16)
     assert cell["metrics"]["tpot_ms"]["real"] == 9.5
@@ -114,7 +114,7 @@ def test_waves_and_the_tables_own_columns_size_a_cell(tmp_path: Path) -> None:
     rows = [{"concurrency": 4, "input_len": 100, "output_len": 16, "num_prompts": prompts, "max_num_seqs": seqs,
              "tpot_ms": 9} for prompts, seqs in (("", ""), (6, ""), ("", 1))]  # fmt: skip
     path = str(write_table(tmp_path / "t.csv", rows))
-    cells = result_of(cells_command, path, "--profile", PAIR, "--max-num-seqs", "64")["cells"]
+    cells = result_of(file_command, path, "--profile", PAIR, "--max-num-seqs", "64")["cells"]
     assert [cell["num_prompts"] for cell in cells] == [40, 6, 40]
     assert cells[2]["metrics"]["tpot_ms"]["simulated"] < cells[0]["metrics"]["tpot_ms"]["simulated"]
 
@@ -138,13 +138,14 @@ def test_outputs_that_vary_keep_their_mean_and_stay_below_the_most(tmp_path: Pat
     assert lengths == [request.output_tokens for request in varied_requests(cell, 40, seed=1)]
 
 
-def test_the_table_and_the_figure_are_written(tmp_path: Path) -> None:
+def test_the_result_is_written(tmp_path: Path) -> None:
     table, out = measured(tmp_path, load(PAIR)), tmp_path / "out"
-    done = invoke(cells_command, str(table), "--profile", PAIR, "--out", str(out), "--plots")
+    done = invoke(file_command, str(table), "--profile", PAIR, "--out", str(out))
     assert done.exit_code == 0, done.exception
+    assert done.stdout.startswith("The profile is 0 % off these loads in time per token, over 6 judged.")
     assert "speed-up: mean absolute error" in done.stdout
     assert "…" not in done.stdout
-    assert sorted(each.name for each in out.iterdir()) == ["validation-cells.png", "validation.json"]
+    assert sorted(each.name for each in out.iterdir()) == ["validation.json"]
 
 
 GOOD = {"concurrency": 2, "input_len": 50, "output_len": 8, "num_speculative_tokens": 0, "acceptance_length": "",
@@ -186,7 +187,7 @@ def test_a_defect_is_one_line_that_names_it(defect: Row | str, named: str, tmp_p
         more = ["--requests", str(tmp_path / "r.csv")]
     else:
         path.write_text(defect)
-    message = refusal(cells_command, str(path), "--profile", PAIR, *more)
+    message = refusal(file_command, str(path), "--profile", PAIR, *more)
     assert "\n" not in message
     assert named in message
 
@@ -198,14 +199,14 @@ def test_the_words_of_other_tables_and_of_an_open_loop_are_read(tmp_path: Path) 
     assert (cell.num_speculative_tokens, cell.gpu, cell.measured) == (3, "H100", {"output_throughput": 90.0})
     workload = scenario_of(cell, load(PAIR), CellSetup(engine={}, workload={"num_prompts": 40})).workload
     assert (workload.request_rate, workload.max_concurrency, workload.num_prompts) == (2.5, None, 40)
-    assert JudgedCell.beside(cell, {"output_throughput": 81.0}).is_fit
-    assert judged_errors([JudgedCell.beside(cell, {"output_throughput": 81.0})], "output_throughput") == []
+    assert JudgedLoad.beside(cell, {"output_throughput": 81.0}).is_fit
+    assert judged_errors([JudgedLoad.beside(cell, {"output_throughput": 81.0})], "output_throughput") == []
 
 
 def test_a_speedup_of_times_is_the_partners_over_the_cells() -> None:
     plain, drafting = (
-        JudgedCell.beside(
-            Cell(concurrency=1, num_speculative_tokens=k, measured={"tpot_ms": tpot_ms}), {"tpot_ms": 6.0}
+        JudgedLoad.beside(
+            ServedLoad(concurrency=1, num_speculative_tokens=k, measured={"tpot_ms": tpot_ms}), {"tpot_ms": 6.0}
         )
         for k, tpot_ms in ((0, 6.0), (2, 4.0))
     )
@@ -230,7 +231,7 @@ def write_list(path: Path) -> str:
 
 def test_listed_requests_are_served_in_whole_passes_and_cells_need_no_lengths(tmp_path: Path) -> None:
     requests = write_list(tmp_path / "r.csv")
-    result = result_of(cells_command, str(listed_table(tmp_path / "t.csv")), "--profile", PAIR,
+    result = result_of(file_command, str(listed_table(tmp_path / "t.csv")), "--profile", PAIR,
                        "--requests", requests)  # fmt: skip
     assert [cell["num_prompts"] for cell in result["cells"]] == [12, 32]
     assert [(cell["input_len"], cell["output_len"]) for cell in result["cells"]] == [(None, None)] * 2
@@ -247,7 +248,7 @@ def test_a_cell_of_listed_requests_is_the_loop_over_exactly_them(tmp_path: Path)
 
 def test_lengths_beside_a_list_are_not_read_and_that_is_said(tmp_path: Path) -> None:
     table = str(listed_table(tmp_path / "t.csv", input_len=5000, output_len="about 30"))
-    result = result_of(cells_command, table, "--profile", PAIR, "--requests", write_list(tmp_path / "r.csv"))
+    result = result_of(file_command, table, "--profile", PAIR, "--requests", write_list(tmp_path / "r.csv"))
     assert result["cells"][0]["input_len"] is None
     assert "not read, since the requests are listed: input_len, output_len" in result["notes"]
 

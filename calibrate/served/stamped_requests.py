@@ -3,21 +3,20 @@
 Each line: request_id, input_toks, output_toks, arrival_time (epoch seconds), and on another, monotonic clock queued_ts,
 scheduled_ts, first_token_ts, last_token_ts (seconds); further fields are ignored. The clocks' offset is not recorded:
 it is taken as the least queued_ts - arrival_time, as if the request that waited least had been queued at once.
-Not here: the comparison with a simulation (calibrate.judge.vllm_runs).
+Not here: the comparison with a simulation (calibrate.served.as_recorded).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated
 
 import msgspec
 
+from calibrate.served.load import ServedLoad, StampedRequest
 from sim.files.json_values import Json, convert, json_lines
-from sim.interface.request import Request
 from sim.workload.content import BLOCK_TOKENS, Content, read_prompts
 
 STAMPS = ("queued_ts", "scheduled_ts", "first_token_ts", "last_token_ts")
@@ -52,25 +51,7 @@ class Stamped(msgspec.Struct, kw_only=True):
         return str(self.request_id)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RealRun:
-    """Records that a vLLM run left behind."""
-
-    requests: list[Request]
-    """Finished, in order of arrival, index 0 first; seconds since the first arrival."""
-    clock_offset_s: float
-    """Offset of the monotonic clock to the epoch: the least queued_ts - arrival_time."""
-
-
-def fresh(requests: Sequence[Request]) -> list[Request]:
-    """The same requests, unserved."""
-    return [
-        Request(each.index, each.id, each.arrival_s, each.prompt_tokens, each.output_tokens, each.content)
-        for each in requests
-    ]
-
-
-def read_requests(path: Path, prompts: Path | None = None, block_tokens: int = BLOCK_TOKENS) -> RealRun:
+def read_requests(path: Path, prompts: Path | None = None, block_tokens: int = BLOCK_TOKENS) -> ServedLoad:
     """The run in `path`; `prompts` says row by row what they have in common, in blocks of `block_tokens`.
 
     Raises ValueError, one line naming file, line and field.
@@ -84,7 +65,8 @@ def read_requests(path: Path, prompts: Path | None = None, block_tokens: int = B
     rows.sort(key=lambda row: (row.arrival_time, row.queued_ts, row.line))
     _check_overtaking(rows, where)
     offset_s = _clock_offset_s(rows, where)
-    return RealRun(requests=_on_one_clock(rows, offset_s, contents), clock_offset_s=offset_s)
+    sent = tuple(_on_one_clock(rows, offset_s, contents))
+    return ServedLoad(source=path.name, requests=sent, num_requests=len(sent), clock_offset_s=offset_s)
 
 
 def _joined(rows: Sequence[Stamped], path: str, prompts: Path, block_tokens: int) -> dict[int, Content]:
@@ -154,23 +136,22 @@ def _clock_offset_s(rows: Sequence[Stamped], path: str) -> float:
     return lags_s[0]
 
 
-def _on_one_clock(rows: Sequence[Stamped], offset_s: float, contents: Mapping[int, Content]) -> list[Request]:
-    """`rows` in order of arrival as finished requests; the first arrival is at 0."""
+def _on_one_clock(rows: Sequence[Stamped], offset_s: float, contents: Mapping[int, Content]) -> list[StampedRequest]:
+    """`rows` in order of arrival; the first arrival is at 0."""
     start_s = rows[0].arrival_time
     return [
-        Request(
+        StampedRequest(
             index=index,
             id=row.id,
-            arrival_s=row.arrival_time - start_s,
+            due_s=row.arrival_time - start_s,
+            sent_s=row.arrival_time - start_s,
             prompt_tokens=row.input_toks,
             output_tokens=row.output_toks,
             content=contents.get(row.line, ()),
-            prefilled_tokens=row.input_toks,
-            emitted_tokens=row.output_toks,
             queued_s=row.queued_ts - offset_s - start_s,
             scheduled_s=row.scheduled_ts - offset_s - start_s,
-            first_token_s=row.first_token_ts - offset_s - start_s,
-            last_token_s=row.last_token_ts - offset_s - start_s,
+            first_s=row.first_token_ts - offset_s - start_s,
+            last_s=row.last_token_ts - offset_s - start_s,
         )
         for index, row in enumerate(rows)
     ]

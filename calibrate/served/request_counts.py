@@ -3,7 +3,7 @@
 JSON lines, one a request: vLLM's responses (`--per-request-spec-decode-metrics`), SGLang's metrics of requests
 (`--export-metrics-to-file`, `--log-requests-format json`), AIPerf's profile_export.jsonl. The spread is the one of most
 likelihood under sim.acceptance.spread, with an interval by the likelihood's fall. Not here: counts of all requests
-together (calibrate.production.metrics, calibrate.production.level_files).
+together (calibrate.served.metrics, calibrate.served.reports).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Annotated, NamedTuple
 import msgspec
 import numpy as np
 
-from calibrate.production.levels import Accepted, check_counts
+from calibrate.served.load import Accepted, check_counts
 from sim.acceptance.forms import parse_quoted
 from sim.acceptance.spread import SpreadAcceptance
 from sim.draws import Floats

@@ -4,7 +4,7 @@ Of a log the lines count that vLLM and SGLang print every few seconds. A line is
 begin or end a level mix two, so a line counts where its neighbours ran as many requests and none waits. Logs do not say
 how long prompts and outputs are. A result is one level or several. What a probe measured is written before anything is
 fitted on it, so that a fit can be had again without the server. Not here: requests one by one
-(calibrate.judge.vllm_requests).
+(calibrate.served.stamped_requests).
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Annotated
 
 import msgspec
 
-from calibrate.production.levels import Accepted, ServedLevel, check_counts, of_length, pooled
-from sim.files.json_values import Json, convert, parse_json
+from calibrate.served.load import Accepted, ServedLoad, ServedRequest, check_counts, mean_load, of_length, pooled
+from sim.files.json_values import Json, convert, parse_json, value_at
 from sim.files.read import lines_of, read_text
 from sim.files.write import write_text
 from sim.workload.bench import bench_rows
@@ -37,47 +37,16 @@ SGLANG_LOAD = re.compile(
     rf"gen throughput \(token/s\): {NUMBER}, #queue-req: {COUNT}"
 )
 SGLANG_LENGTH = re.compile(rf"accept len: {NUMBER}")
-MIN_LINES = 2
-"""Lines that a level needs to count."""
-
-
-MEASURED_SCHEMA = 1
-
-
-class _Measured(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The file of a probe."""
-
-    schema: int
-    url: str
-    levels: list[ServedLevel]
-
-    def __post_init__(self) -> None:
-        if self.schema != MEASURED_SCHEMA:
-            raise ValueError(f"schema {self.schema} is not {MEASURED_SCHEMA}, which this version reads")
-        loads = {level.concurrency for level in self.levels if level.concurrency.is_integer()}
-        if len(loads) < max(2, len(self.levels)):
-            raise ValueError("want at least two levels, each of another whole number of requests at once")
-
-
-def write_measured(path: Path, url: str, served: Sequence[ServedLevel]) -> None:
-    """Replace `path` by these levels of the server at `url`. Raises ValueError where it cannot be written."""
-    measured = _Measured(schema=MEASURED_SCHEMA, url=url, levels=list(served))
-    write_text(path, msgspec.json.format(msgspec.json.encode(measured), indent=1).decode() + "\n")
-
-
-def read_measured(path: Path, url: str | None = None) -> list[ServedLevel]:
-    """The levels that `write_measured` wrote, by requests at once. Raises ValueError, one line naming the file, also
-    where they are not of the server at `url`, if one is given."""
-    where = f"measured levels {str(path)!r}"
-    measured = convert(parse_json(read_text(path, "measured levels"), where), _Measured, where)
-    if url not in (None, measured.url):
-        raise ValueError(f"{where} are of another server: choose another --out")
-    return sorted(measured.levels, key=lambda level: level.concurrency)
+ENGINE = re.compile(r"\bEngine [0-9]{1,6}\b|\bDP[0-9]{1,6}\b")
+MIN_LINES, SCHEMA = 2, 2
+"""Lines that a load needs to count, and the version of the file of looks."""
 
 
 class LogLine(msgspec.Struct, frozen=True, kw_only=True):
     """One line: a mean over some seconds."""
 
+    engine: str
+    """Data-parallel engine that wrote it; empty where there is one."""
     running: int
     waiting: int
     output_tokens_per_s: float
@@ -85,17 +54,23 @@ class LogLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def levels(
-    path: Path, *, prompt_tokens: float, output_tokens: float, num_speculative_tokens: int | None = None
-) -> list[ServedLevel]:
-    """Means by requests running, of those levels that lasted; `num_speculative_tokens` for SGLang's lines, which tell
-    the acceptance length alone. Raises ValueError, one line naming the file."""
+    path: Path, prompt_tokens: float | None, output_tokens: float | None, num_speculative_tokens: int | None = None
+) -> list[ServedLoad]:
+    """Means by requests running, of those loads that lasted, one series per engine; `num_speculative_tokens` for
+    SGLang's lines, which tell the acceptance length alone. Raises ValueError, one line naming the file."""
     where = f"log {str(path)!r}"
-    windows = list(read_windows((text for _, text in lines_of(path, "log")), num_speculative_tokens, where))
+    windows = read_windows((text for _, text in lines_of(path, "log")), num_speculative_tokens, where)
     if not windows:
         raise ValueError(f"{where}: no line of vLLM ('Avg generation throughput') or SGLang ('Decode batch') in it")
+    if not isinstance(prompt_tokens, int | float) or not isinstance(output_tokens, int | float):
+        raise ValueError(
+            f"{where} does not tell how long requests are: add their mean tokens, such as "
+            "--set workload.input_len=512 --set workload.output_len=128"
+        )
     by_running: dict[int, list[LogLine]] = {}
-    for window in _settled(windows):
-        by_running.setdefault(window.running, []).append(window)
+    for engine in dict.fromkeys(window.engine for window in windows):
+        for window in _settled([each for each in windows if each.engine == engine]):
+            by_running.setdefault(window.running, []).append(window)
     kept = {running: windows for running, windows in sorted(by_running.items()) if len(windows) >= MIN_LINES}
     if not kept:
         raise ValueError(
@@ -103,11 +78,11 @@ def levels(
             "after; hold a number of requests in flight for half a minute"
         )
     return [
-        ServedLevel(
-            source=f"{path.name}, {running} running",
-            concurrency=float(running),
-            prompt_tokens=prompt_tokens,
-            output_tokens=output_tokens,
+        mean_load(
+            f"{path.name}, {running} running",
+            float(running),
+            prompt_tokens,
+            output_tokens,
             output_tokens_per_s=sum(window.output_tokens_per_s for window in windows) / len(windows),
             accepted=pooled([window.accepted for window in windows if window.accepted is not None], where),
         )
@@ -115,31 +90,39 @@ def levels(
     ]
 
 
-def read_windows(
-    lines: Iterable[str], num_speculative_tokens: int | None = None, where: str = "log"
-) -> Iterable[LogLine]:
-    """The lines that say something, in order; acceptance belongs to the line of load before it."""
-    last: LogLine | None = None
+def read_windows(lines: Iterable[str], num_speculative_tokens: int | None = None, where: str = "log") -> list[LogLine]:
+    """The lines that say something, in order; acceptance belongs to its engine's line of load before it."""
+    windows: list[LogLine] = []
+    last: dict[str, int] = {}
     for line in lines:
+        named = ENGINE.search(line)
+        engine = named[0] if named else ""
         if match := VLLM_LOAD.search(line):
-            if last is not None:
-                yield last
-            last = LogLine(running=int(match[3]), waiting=int(match[5]), output_tokens_per_s=float(match[2]))
-        elif (match := VLLM_ACCEPTED.search(line)) and last is not None:
-            rates = tuple(map(float, match[4].split(", ")))
-            drafts = int(match[3]) / len(rates)
-            check_counts(where, int(match[2]), int(match[3]))
-            last = msgspec.structs.replace(last, accepted=Accepted(drafts=drafts, draft_tokens=len(rates), rates=rates))
+            load = LogLine(
+                engine=engine, running=int(match[3]), waiting=int(match[5]), output_tokens_per_s=float(match[2])
+            )
         elif match := SGLANG_LOAD.search(line):
-            if last is not None:
-                yield last
             length = SGLANG_LENGTH.search(line)
             accepted = of_length(where, 1.0, float(length[1]), num_speculative_tokens) if length else None
-            last = LogLine(
-                running=int(match[1]), waiting=int(match[4]), output_tokens_per_s=float(match[3]), accepted=accepted
+            load = LogLine(
+                engine=engine,
+                running=int(match[1]),
+                waiting=int(match[4]),
+                output_tokens_per_s=float(match[3]),
+                accepted=accepted,
             )
-    if last is not None:
-        yield last
+        elif (match := VLLM_ACCEPTED.search(line)) and windows:
+            rates = tuple(map(float, match[4].split(", ")))
+            check_counts(where, int(match[2]), int(match[3]))
+            counted = Accepted(drafts=int(match[3]) / len(rates), draft_tokens=len(rates), rates=rates)
+            place = last.get(engine, len(windows) - 1)
+            windows[place] = msgspec.structs.replace(windows[place], accepted=counted)
+            continue
+        else:
+            continue
+        last[engine] = len(windows)
+        windows.append(load)
+    return windows
 
 
 def _settled(windows: Sequence[LogLine]) -> list[LogLine]:
@@ -161,8 +144,8 @@ class _Needed(msgspec.Struct, kw_only=True):
     total_input_tokens: Number
     total_output_tokens: Number
     output_throughput: Number
-    mean_ttft_ms: Number
-    mean_tpot_ms: Number
+    mean_ttft_ms: Number | None = None
+    mean_tpot_ms: Number | None = None
 
 
 NEEDED = _Needed.__struct_fields__
@@ -177,11 +160,13 @@ class _Result(_Needed, kw_only=True):
     spec_decode_acceptance_length: float | None = None
     spec_decode_num_accepted_tokens: float | None = None
     spec_decode_num_draft_tokens: float | None = None
+    median_ttft_ms: Number | None = None
+    median_tpot_ms: Number | None = None
     accept_length: float | None = None
     """SGLang's name of spec_decode_acceptance_length."""
 
 
-def read_bench(path: Path, *, num_speculative_tokens: int | None = None) -> list[ServedLevel]:
+def read_bench(path: Path, *, num_speculative_tokens: int | None = None) -> list[ServedLoad]:
     """The levels that the results in a file tell (sim.workload.bench). Raises ValueError, one line naming the
     file and what is missing.
 
@@ -201,26 +186,33 @@ def read_bench(path: Path, *, num_speculative_tokens: int | None = None) -> list
     ]
 
 
-def _level(row: Mapping[str, Json], where: str, source: str, num_speculative_tokens: int | None) -> ServedLevel:
+def _level(row: Mapping[str, Json], where: str, source: str, num_speculative_tokens: int | None) -> ServedLoad:
     result = convert(row, _Result, where)
     completed = int(result.completed)
     if completed < 1 or result.total_output_tokens < completed:
         raise ValueError(f"{where}: no request completed, or some without a token")
     output_tokens = result.total_output_tokens / completed
-    e2el_s = (result.mean_ttft_ms + (output_tokens - 1.0) * result.mean_tpot_ms) / 1e3
+    ttft_ms, tpot_ms = result.mean_ttft_ms, result.mean_tpot_ms
+    medians = {"ttft_p50_ms": result.median_ttft_ms, "tpot_p50_ms": result.median_tpot_ms}
+    known = {name: value for name, value in medians.items() if value is not None and None in (ttft_ms, tpot_ms)}
+    usual_ms = ttft_ms or result.median_ttft_ms, tpot_ms or result.median_tpot_ms
+    if None in usual_ms:
+        raise ValueError(f"{where}: no mean_tpot_ms and no median_tpot_ms; want one of them")
+    e2el_s = ((usual_ms[0] or 0.0) + (output_tokens - 1.0) * (usual_ms[1] or 0.0)) / 1e3
     in_flight = result.output_throughput / output_tokens * e2el_s
     limit = result.max_concurrency
-    return ServedLevel(
+    load = mean_load(
         source=source,
         concurrency=float(limit) if limit is not None and in_flight > 0.75 * limit else max(1.0, in_flight),
         prompt_tokens=result.total_input_tokens / completed,
         output_tokens=output_tokens,
-        ttft_s=result.mean_ttft_ms / 1e3,
-        tpot_s=result.mean_tpot_ms / 1e3,
+        ttft_s=ttft_ms and ttft_ms / 1e3,
+        tpot_s=tpot_ms and tpot_ms / 1e3,
         output_tokens_per_s=result.output_throughput,
         accepted=_accepted(result, where, num_speculative_tokens),
         num_requests=completed,
     )
+    return msgspec.structs.replace(load, measured={**load.measured, **known})
 
 
 def _accepted(result: _Result, where: str, num_speculative_tokens: int | None) -> Accepted | None:
@@ -233,3 +225,38 @@ def _accepted(result: _Result, where: str, num_speculative_tokens: int | None) -
     if rates:
         return Accepted(drafts=drafts or 1.0, draft_tokens=len(rates), rates=rates)
     return of_length(where, drafts or 1.0, length, num_speculative_tokens)
+
+
+class ServerLooks(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """The file beside a served run's: what was sent for the fit, kept as it comes. It stays on this machine: it holds
+    the server's address."""
+
+    schema: int = SCHEMA
+    kind: str = "looks at a server"
+    url: str
+    lone: list[ServedRequest] = []
+    rounds: list[ServedLoad] = []
+    lights: int = 0
+    """Light loops that were sent: the next one has other prompts."""
+
+
+def read_looks(path: Path, url: str | None = None) -> ServerLooks:
+    """The looks kept in `path`; of a server at `url` none yet where there is no such file. Raises ValueError for what
+    is no such file, or of another server."""
+    if url is not None and not path.exists():
+        return ServerLooks(url=url)
+    where = f"looks at a server {str(path)!r}"
+    raw = parse_json(read_text(path, "looks at a server"), where)
+    if value_at(raw, "schema") != SCHEMA:
+        raise ValueError(
+            f"{where}: schema {value_at(raw, 'schema')!r:.20} is not {SCHEMA}: choose another file, or remove it"
+        )
+    looks = convert(raw, ServerLooks, where)
+    if url not in (None, looks.url):
+        raise ValueError(f"{where} are of another server: choose another --out")
+    return looks
+
+
+def write_looks(path: Path, looks: ServerLooks) -> None:
+    """Replace `path`. Raises ValueError where it cannot be written."""
+    write_text(path, msgspec.json.encode(looks).decode() + "\n")

@@ -16,8 +16,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from calibrate.judge.fit_cells import RATIO, with_constants
-from calibrate.server.open_loop import Sent
+from calibrate.served.constants import RATIO, with_constants
+from calibrate.served.load import ServedRequest
 from sim.costs.compact_kernels import LinearKernels, LinearPass, Measured
 from sim.costs.profile import Gpu, HostCosts, KindError, Overlap, Profile
 from sim.costs.shapes import ModelShape
@@ -103,11 +103,11 @@ def with_price(profile: Profile, price: PromptPrice, simulated: Callable[[Profil
     return with_constants(profile, {name: min(RATIOS[1], max(RATIOS[0], ratio))})
 
 
-def steps_of(sent: Sequence[Sent]) -> list[SeenStep]:
+def steps_of(sent: Sequence[ServedRequest]) -> list[SeenStep]:
     """The steps that brought a token to some request which had one by the step before.
 
-    >>> one = Sent(index=0, due_s=0.0, sent_s=0.0, first_s=0.1, prompt_tokens=9, gaps_s=(0.02, 0.05, 0.03))
-    >>> two = Sent(index=1, due_s=0.0, sent_s=0.1, first_s=0.171, prompt_tokens=30, gaps_s=(0.03,))
+    >>> one = ServedRequest(index=0, due_s=0.0, sent_s=0.0, first_s=0.1, prompt_tokens=9, gaps_s=(0.02, 0.05, 0.03))
+    >>> two = ServedRequest(index=1, due_s=0.0, sent_s=0.1, first_s=0.171, prompt_tokens=30, gaps_s=(0.03,))
     >>> [(round(step.seconds, 3), step.rows, step.prompt_tokens) for step in steps_of([one, two])]
     [(0.02, 1, 0), (0.05, 1, 30), (0.03, 2, 0)]
     """

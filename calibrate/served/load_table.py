@@ -1,10 +1,10 @@
 """Tables of cells and lists of requests, read from CSV and checked.
 
 Columns: concurrency or request_rate, input_len and output_len (both left to a list of requests where one is given), any
-metric of MEASURED, and whatever else a Cell has; acceptance_length (tokens per verify, bonus included) stands for an
-acceptance.
-Empty means not given. Other columns serve to mark cells. A list of requests has prompt_tokens and output_tokens.
-Not here: simulating cells (calibrate.judge.cells).
+metric of MEASURED, and whatever else a load has; acceptance_length (tokens per verify, bonus included) stands for an
+acceptance. Empty means not given. Other columns serve to mark loads. A list of requests has prompt_tokens and
+output_tokens.
+Not here: simulating cells (calibrate.served.judge).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, get_type_hints
 
 import msgspec
 
-from calibrate.judge.cell import MEASURED, Cell, Positive, Whole
+from calibrate.served.load import MEASURED, Positive, ServedLoad, Whole
 from sim.files.arrow_tables import read_csv
 from sim.names import unknown
 from sim.workload.trace_files import csv_objects
@@ -35,7 +35,7 @@ ALIASES = {
 """Other names of columns, which a table may have instead of ours."""
 KINDS = {
     name: kind
-    for name, kind in get_type_hints(Cell, include_extras=True).items()
+    for name, kind in get_type_hints(ServedLoad, include_extras=True).items()
     if name not in ("line", "measured", "predicted", "texts")
 }
 """Column -> what a cell has under its name."""
@@ -44,11 +44,11 @@ COLUMNS = (*KINDS, "acceptance_length", *MEASURED)
 
 class CellTable(NamedTuple):
     path: str
-    cells: list[Cell]
+    cells: list[ServedLoad]
     unused: list[str]
     """Columns that mean nothing here."""
 
-    def where(self, cell: Cell) -> str:
+    def where(self, cell: ServedLoad) -> str:
         return f"table {self.path!r} line {cell.line}"
 
 
@@ -129,7 +129,9 @@ def _header(names: Sequence[str], renamed: Mapping[str, str], where: str, *, has
     return header
 
 
-def _cell(given: Mapping[str, str], texts: Mapping[str, str], line: int, where: str, *, has_requests: bool) -> Cell:
+def _cell(
+    given: Mapping[str, str], texts: Mapping[str, str], line: int, where: str, *, has_requests: bool
+) -> ServedLoad:
     load = () if "request_rate" in given else REQUIRED
     for name in load if has_requests else (*load, *LENGTHS):
         _value(texts[name], Whole, name, where)
@@ -143,7 +145,7 @@ def _cell(given: Mapping[str, str], texts: Mapping[str, str], line: int, where: 
         raise ValueError(f"{where}: both {' and '.join(VARIED)} vary the outputs; want one of them")
     if most is not None and mean is not None and most < mean:
         raise ValueError(f"{where}: output_len_max={most} is below the mean, output_len={mean}")
-    return Cell(**{**fields, "line": line, "acceptance": acceptance, "measured": measured, "texts": texts})
+    return ServedLoad(**{**fields, "line": line, "acceptance": acceptance, "measured": measured, "texts": texts})
 
 
 def _acceptance(given: Mapping[str, str], drafted: int | None, where: str) -> str | None:

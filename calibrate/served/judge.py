@@ -3,40 +3,39 @@
 A closed loop sends all requests at once, at most `concurrency` in flight, one let in as one finishes; an open loop
 sends them at `request_rate`. Where a cell does not say how many, WAVES x concurrency are served, so that filling and
 draining weigh about a tenth each; of a list of requests the least number of whole passes through it that are as many.
-`continuous` serves cells that draft, `autoregressive` the others. Not here: tables (calibrate.judge.cell_table).
+`continuous` serves cells that draft, `autoregressive` the others. Not here: tables (calibrate.served.load_table).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import cycle, islice
 from math import ceil
-from pathlib import Path
 from statistics import NormalDist, fmean
 from typing import Any, TypedDict
 
 import numpy as np
 
-from calibrate.judge.cell import MEASURED, Cell, JudgedCell, judged_errors
-from calibrate.judge.cell_table import LENGTHS, VARIED, CellTable
+from calibrate.served.as_sent import as_requests, metrics, simulated
+from calibrate.served.load import MEASURED, JudgedLoad, ServedLoad, judged_errors
+from calibrate.served.load_table import LENGTHS, VARIED, CellTable
 from sim.costs.engine_costs import engine_of
 from sim.costs.profile import Profile
 from sim.files.json_values import Json
-from sim.files.write import write_figure
 from sim.interface.request import Request
 from sim.metrics.compared import THROUGHPUT, spread
 from sim.metrics.summary import summarise
 from sim.run.resolve import resolve_all
-from sim.run.scenario import Scenario, parse_scenario
+from sim.run.scenario import Scenario, parse_scenario, to_plain
 from sim.run.simulate import simulate
 from sim.workload.generate import num_requests
 
 CELLS_SCHEMA = 1
-FIGURE = "validation-cells.png"
 WAVES = 10
-CELL_INCHES, MAX_INCHES = 0.28, 24.0
+MAX_OFF_PCT = 20.0
+"""Mean size of errors beyond which a profile is not of a server."""
+TOLD_BY = {"tpot_ms": "time per token", "tpot_p50_ms": "time per token", THROUGHPUT: "tokens/s", "e2el_ms": "latency"}
 SHOWN = (
     "line", "label", "arm", "concurrency", "input_len", "output_len", "output_len_std", "output_len_max", "num_prompts",
     "random_range_ratio", "num_speculative_tokens", "acceptance",
@@ -73,6 +72,12 @@ class CellSetup:
         return None if name is None else str(name)
 
 
+def setup_of(scenario: Scenario) -> CellSetup:
+    """The engine and the way of drafting of a scenario."""
+    plain = to_plain(scenario)
+    return CellSetup(engine=plain["engine"], speculation={"method": plain["speculation"]["method"]})
+
+
 class Speedup(TypedDict):
     """A drafting cell's output throughput over that of its partners, as JSON has it."""
 
@@ -87,24 +92,26 @@ class Speedup(TypedDict):
     error_pct: float
 
 
-def scenario_of(cell: Cell, profile: Profile, setup: CellSetup) -> Scenario:
+def scenario_of(cell: ServedLoad, profile: Profile, setup: CellSetup) -> Scenario:
     """The loop of `cell`. Raises ValueError."""
     k = cell.num_speculative_tokens
     limits = {name: getattr(cell, name) for name in ("max_num_seqs", "max_num_batched_tokens", "num_gpu_blocks")}
-    lengths = {"input_len": cell.input_len, "output_len": cell.output_len}
+    at_once = round(cell.concurrency)
+    means = (cell.input_len, cell.output_len)
+    lengths = dict(zip(LENGTHS, [None if each is None else round(each) for each in means], strict=True))
     if setup.requests:
         means = np.mean(setup.requests, axis=0)
         lengths = {name: round(float(mean)) for name, mean in zip(lengths, means, strict=True)}
     workload: dict[str, Json] = {
-        "num_prompts": cell.num_prompts or _whole_passes(setup.waves * cell.concurrency, len(setup.requests)),
+        "num_prompts": cell.num_prompts or _whole_passes(setup.waves * at_once, len(setup.requests)),
         "request_rate": "inf" if cell.request_rate is None else cell.request_rate,
-        "max_concurrency": cell.concurrency or None,
+        "max_concurrency": at_once or None,
         **lengths,
         "random_range_ratio": None if setup.requests else cell.random_range_ratio,
-        "num_warmups": setup.warmup_waves * cell.concurrency,
+        "num_warmups": setup.warmup_waves * at_once,
     }
     if cell.shared_prefix and cell.input_len is not None:
-        unshared_tokens = cell.input_len - cell.shared_prefix
+        unshared_tokens = round(cell.input_len) - cell.shared_prefix
         sharing: dict[str, Json] = {"prefix_len": cell.shared_prefix, "num_prefixes": cell.num_prefixes}
         workload |= {"input_len": unshared_tokens, "sharing": sharing}
     speculation: dict[str, Json] = {"num_speculative_tokens": k}
@@ -124,9 +131,13 @@ def scenario_of(cell: Cell, profile: Profile, setup: CellSetup) -> Scenario:
     )
 
 
-def simulate_cell(cell: Cell, profile: Profile, setup: CellSetup) -> dict[str, float]:
-    """The metrics of the simulated cell that are defined (sim.metrics.summary). Raises ValueError."""
+def simulate_cell(cell: ServedLoad, profile: Profile, setup: CellSetup) -> dict[str, float]:
+    """The metrics of the simulated load that are defined (sim.metrics.summary); its requests as they were sent, where
+    they are known. Raises ValueError."""
     scenario = scenario_of(cell, profile, setup)
+    if cell.requests:
+        sent = metrics(simulated(resolve_all(scenario, profile)[0], scenario.seed, as_requests(cell.requests)))
+        return {name: value for name, value in sent.items() if value is not None}
     requests = _requests(cell, num_requests(scenario.workload), scenario.seed, setup)
     record = simulate(resolve_all(scenario, profile)[0], scenario.seed, requests=requests)
     run = summarise(record, num_warmups=scenario.workload.num_warmups)
@@ -141,7 +152,7 @@ def _with_spread(acceptance: str, spread: float | None) -> str:
     return acceptance if spread is None or "~" in acceptance else f"{acceptance}~{spread!r}"
 
 
-def _requests(cell: Cell, num_prompts: int, seed: int, setup: CellSetup) -> list[Request] | None:
+def _requests(cell: ServedLoad, num_prompts: int, seed: int, setup: CellSetup) -> list[Request] | None:
     """The list's, over and over, or those whose outputs vary; None where all are alike."""
     if setup.requests:
         lengths = islice(cycle(setup.requests), num_prompts)
@@ -149,7 +160,7 @@ def _requests(cell: Cell, num_prompts: int, seed: int, setup: CellSetup) -> list
     return varied_requests(cell, num_prompts, seed) if cell.output_len_std else None
 
 
-def varied_requests(cell: Cell, num_prompts: int, seed: int) -> list[Request]:
+def varied_requests(cell: ServedLoad, num_prompts: int, seed: int) -> list[Request]:
     """Requests whose outputs vary: evenly spaced quantiles of a normal distribution, in an order drawn from `seed`.
 
     They are cut at output_len_max, and as far below the mean, so that the mean stays. Outputs of one length keep a
@@ -157,13 +168,14 @@ def varied_requests(cell: Cell, num_prompts: int, seed: int) -> list[Request]:
     """
     assert cell.input_len is not None
     assert cell.output_len is not None
-    mean, most = cell.output_len, cell.output_len_max or 2 * cell.output_len - 1
+    prompt, mean = round(cell.input_len), round(cell.output_len)
+    most = cell.output_len_max or 2 * mean - 1
     reach = min(most - mean, mean - 1)
     normal = NormalDist(0.0, cell.output_len_std)
     offsets = [normal.inv_cdf((rank + 0.5) / num_prompts) for rank in range(num_prompts)]
     lengths = [mean + round(min(reach, max(-reach, offset))) for offset in offsets]
     order = np.random.default_rng(seed).permutation(num_prompts).tolist()
-    return [Request(index, str(index), 0.0, cell.input_len, lengths[rank]) for index, rank in enumerate(order)]
+    return [Request(index, str(index), 0.0, prompt, lengths[rank]) for index, rank in enumerate(order)]
 
 
 def judge_cells(
@@ -171,40 +183,59 @@ def judge_cells(
     profile: Profile,
     setup: CellSetup,
     on_cell: Callable[[int, int], None] = lambda done, total: None,
-) -> list[JudgedCell]:
+) -> list[JudgedLoad]:
     """Every cell beside its simulation; `on_cell` hears how many of how many are done. Cells that differ in what was
     measured alone are simulated once.
 
     Raises ValueError naming the line of a cell that cannot run.
     """
-    judged: list[JudgedCell] = []
+    judged: list[JudgedLoad] = []
     runs: dict[tuple[Any, ...], dict[str, float]] = {}
     for cell in table.cells:
+        on_cell(len(judged), len(table.cells))
         try:
             key = scenario_of(cell, profile, setup).digest, cell.output_len_std, cell.output_len_max
             run = runs[key] if key in runs else simulate_cell(cell, profile, setup)
         except ValueError as error:
             raise ValueError(f"{table.where(cell)}: {error}") from None
         runs[key] = run
-        judged.append(JudgedCell.beside(cell, {name: run.get(MEASURED[name]) for name in cell.measured}))
+        judged.append(JudgedLoad.beside(cell, {name: run.get(MEASURED[name]) for name in cell.measured}))
         on_cell(len(judged), len(table.cells))
     return judged
 
 
-def summary(judged: Sequence[JudgedCell]) -> dict[str, dict[str, float | int | None]]:
+def summary(judged: Sequence[JudgedLoad]) -> dict[str, dict[str, float | int | None]]:
     """Each metric over the judged cells: their number, and the errors' mean size, mean and largest size, percent."""
     metrics = [name for name in MEASURED if any(name in each.metrics for each in judged)]
     return {metric: spread(judged_errors(judged, metric)) for metric in metrics}
 
 
-def speedups(judged: Sequence[JudgedCell], metric: str = THROUGHPUT) -> list[Speedup]:
+def verdict(judged: Sequence[JudgedLoad]) -> str:
+    """How far off a profile is, in a sentence, by the first of TOLD_BY that the loads have; empty for none of them."""
+    for metric, means in TOLD_BY.items():
+        if errors := judged_errors(judged, metric):
+            return off_in_words(fmean(map(abs, errors)), f"these loads in {means}, over {len(errors)} judged")
+    return ""
+
+
+def off_in_words(off_pct: float, of: str) -> str:
+    """Whether a profile is to be used that is so far off.
+
+    >>> off_in_words(30.0, "this load in latency")
+    'Do not use this profile as it is. It is 30 % off this load in latency.'
+    """
+    warning, subject = ("Do not use this profile as it is. ", "It") if off_pct > MAX_OFF_PCT else ("", "The profile")
+    return f"{warning}{subject} is {off_pct:.0f} % off {of}."
+
+
+def speedups(judged: Sequence[JudgedLoad], metric: str = THROUGHPUT) -> list[Speedup]:
     """Output throughput of every drafting cell over that of its partner, which drafts nothing; of another `metric`, a
     time, the partner's over the cell's.
 
     Partners have the same label, up to its last "/" where there is no arm, and the same concurrency and lengths; of
     several the mean counts. A pair judges nothing where the constant was fitted on all of its cells.
     """
-    references: dict[PairKey, list[JudgedCell]] = {}
+    references: dict[PairKey, list[JudgedLoad]] = {}
     with_metric = [each for each in judged if metric in each.metrics]
     for each in with_metric:
         if each.cell.num_speculative_tokens == 0:
@@ -232,16 +263,16 @@ def speedups(judged: Sequence[JudgedCell], metric: str = THROUGHPUT) -> list[Spe
     return pairs
 
 
-PairKey = tuple[str, int, int | None, int | None]
+PairKey = tuple[str, float, float | None, float | None]
 """Label, concurrency and lengths."""
 
 
-def _pair_key(cell: Cell) -> PairKey:
+def _pair_key(cell: ServedLoad) -> PairKey:
     label = cell.label if cell.arm else cell.label.rpartition("/")[0] or cell.label
     return label, cell.concurrency, cell.input_len, cell.output_len
 
 
-def result_of(table: CellTable, judged: Sequence[JudgedCell], profile: Profile, setup: CellSetup) -> dict[str, Any]:
+def result_of(table: CellTable, judged: Sequence[JudgedLoad], profile: Profile, setup: CellSetup) -> dict[str, Any]:
     """The JSON of `validate cells`."""
     pairs = speedups(judged)
     notes = [f"columns that mean nothing here: {', '.join(table.unused)}"] if table.unused else []
@@ -266,13 +297,14 @@ def result_of(table: CellTable, judged: Sequence[JudgedCell], profile: Profile, 
         "seed": setup.seed,
         "cells": [_plain(each, profile, setup) for each in judged],
         "judged": summary(judged),
+        "verdict": verdict(judged),
         "speedups": pairs,
         "speedup": spread([pair["error_pct"] for pair in pairs if pair["role"] == "judged"]),
         "notes": notes,
     }
 
 
-def _plain(each: JudgedCell, profile: Profile, setup: CellSetup) -> dict[str, Json]:
+def _plain(each: JudgedLoad, profile: Profile, setup: CellSetup) -> dict[str, Json]:
     cell = each.cell
     scenario = scenario_of(cell, profile, setup)
     return {
@@ -282,29 +314,3 @@ def _plain(each: JudgedCell, profile: Profile, setup: CellSetup) -> dict[str, Js
         "role": "fit" if each.is_fit else "judged",
         "metrics": dict(each.metrics),
     }
-
-
-def draw_cells(directory: Path, judged: Sequence[JudgedCell], title: str) -> None:
-    """validation-cells.png, the error by cell, one panel per metric, cells of the fit hollow. Raises ValueError without
-    the plotting libraries."""
-    from sim.report.pictures.panels import canvas, headline, panel, save_and_close, set_theme
-
-    set_theme()
-    metrics = [name for name in MEASURED if any(name in each.metrics for each in judged)]
-    width = max(6.0, min(MAX_INCHES, 3.0 + CELL_INCHES * len(judged)))
-    figure, axes = canvas(len(metrics), 1, width=width, height=2.0, shared="x")
-    for (axis,), metric in zip(axes, metrics, strict=True):
-        for is_fit, face in ((False, "#4c72b0"), (True, "white")):
-            points = [
-                (index, each.metrics[metric]["error_pct"] or 0.0)
-                for index, each in enumerate(judged)
-                if each.is_fit is is_fit and metric in each.metrics
-            ]
-            label = "fitted on" if is_fit else "judged"
-            axis.bar([x for x, _ in points], [y for _, y in points], 0.8, color=face, edgecolor="#4c72b0", label=label)
-        axis.axhline(0.0, color="black", linewidth=0.8)
-        panel(axis, y=f"{metric}\nerror, % of real")
-    axes[0][0].legend(frameon=False, ncols=2)
-    axes[-1][0].set_xticks(range(len(judged)), [each.cell.name for each in judged], rotation=90, fontsize=6)
-    headline(figure, title)
-    write_figure(directory / FIGURE, partial(save_and_close, figure))

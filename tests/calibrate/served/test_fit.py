@@ -11,12 +11,11 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
-from calibrate.cli.probe import probe_command
 from calibrate.cli.production import production_command
-from calibrate.judge.cells import CellSetup, simulate_cell
-from calibrate.production.engine_fit import Form, fit_served, tellable
-from calibrate.production.level_files import NEEDED, write_measured
-from calibrate.production.levels import Accepted, ServedLevel, cell_of
+from calibrate.served.fit import Form, fit_served, tellable
+from calibrate.served.judge import CellSetup, simulate_cell
+from calibrate.served.load import Accepted, ServedLoad, mean_load
+from calibrate.served.reports import NEEDED
 from sim.cli.main import run
 from sim.costs.engine_costs import load_engine, own_engine, with_engine, without_engine
 from sim.costs.profile import Profile
@@ -42,10 +41,8 @@ def results_of(folder: Path, levels: tuple[int, ...], *, drafts: bool) -> list[s
     flags = []
     for level in levels:
         accepted = Accepted(drafts=1.0, draft_tokens=3, rates=RATES) if drafts else None
-        asked = ServedLevel(
-            source="x", concurrency=level, prompt_tokens=200, output_tokens=40, tpot_s=1.0, accepted=accepted
-        )
-        found: dict[str, Any] = simulate_cell(cell_of(asked, 1), real(), CellSetup(engine={}))
+        asked = mean_load("x", level, 200, 40, tpot_s=1.0, accepted=accepted)
+        found: dict[str, Any] = simulate_cell(asked, real(), CellSetup(engine={}))
         result = {key: found[key] for key in NEEDED} | {"max_concurrency": level}
         if drafts:
             result["spec_decode_per_position_acceptance_rates"] = list(RATES)
@@ -83,15 +80,19 @@ def test_constants_of_a_server_come_back_from_its_benchmarks(tmp_path: Path, dra
     assert "fitted by lanesim on 3 levels of a running server" in mine.host.source
 
 
-def seen(concurrency: float, **shift_s: float) -> ServedLevel:
-    """The server at a level; `ttft_s` and `tpot_s` are added to its times."""
-    asked = ServedLevel(source="x", concurrency=concurrency, prompt_tokens=200, output_tokens=40, tpot_s=1.0)
-    found: dict[str, Any] = simulate_cell(cell_of(asked, 1), real(), CellSetup(engine={}))
-    return msgspec.structs.replace(
-        asked,
-        ttft_s=found["mean_ttft_ms"] / 1e3 + shift_s.get("ttft_s", 0.0),
-        tpot_s=found["mean_tpot_ms"] / 1e3 + shift_s.get("tpot_s", 0.0),
-    )
+def seen(concurrency: float, ttft_s: float = 0.0) -> ServedLoad:
+    """The server at a load, its first tokens later by `ttft_s`."""
+    asked = mean_load("x", concurrency, 200, 40, tpot_s=1.0)
+    found: dict[str, Any] = simulate_cell(asked, real(), CellSetup(engine={}))
+    ttft_ms = found["mean_ttft_ms"] + 1e3 * ttft_s
+    return msgspec.structs.replace(asked, measured={"ttft_ms": ttft_ms, "tpot_ms": found["mean_tpot_ms"]})
+
+
+def test_a_fit_simulates_nothing_twice_and_says_how_far_it_is() -> None:
+    heard: list[int] = []
+    fit_served(bare(), [seen(1), seen(4)], CellSetup(engine={}), lambda stage, done, total: heard.append(done))
+    assert heard == list(range(len(heard)))
+    assert len(heard) > 2
 
 
 def test_whatever_a_first_token_waits_for_bends_no_step() -> None:
@@ -123,15 +124,15 @@ def test_a_wait_too_long_for_a_frontend_is_left_out_and_said() -> None:
     assert found.profile.host.frontend_s == 0.0
 
 
-def forms_server(levels: tuple[int, ...], **host: Any) -> list[ServedLevel]:
+def forms_server(levels: tuple[int, ...], **host: Any) -> list[ServedLoad]:
     """A server on vLLM 0.24, which plans ahead, with these constants of the host in place of its own."""
     profile = with_engine(load(PAIR), load_engine("vllm-0.24", "h100-sxm"))
     profile = msgspec.structs.replace(profile, host=msgspec.structs.replace(profile.host, **host))
     found = []
     for level in levels:
-        asked = ServedLevel(source=f"c{level}", concurrency=level, prompt_tokens=50, output_tokens=20, tpot_s=1.0)
-        tpot_s = simulate_cell(cell_of(asked, 1), profile, CellSetup(engine={}))["mean_tpot_ms"] / 1e3
-        found.append(msgspec.structs.replace(asked, tpot_s=tpot_s))
+        asked = mean_load(f"c{level}", level, 50, 20, tpot_s=1.0)
+        tpot_ms = simulate_cell(asked, profile, CellSetup(engine={}))["mean_tpot_ms"]
+        found.append(msgspec.structs.replace(asked, measured={"tpot_ms": tpot_ms}))
     return found
 
 
@@ -172,9 +173,9 @@ def benchmarks(folder: Path, tpot_ms: dict[int, float]) -> list[str]:
 SHIPPED = ["--profile", "h100-sxm/llama-3.1-8b"]
 
 
-def told(flags: list[str], command: Any = production_command) -> list[str]:
+def told(flags: list[str]) -> list[str]:
     """Lines of stdout."""
-    done = CliRunner().invoke(command, [*flags, *SHIPPED])
+    done = CliRunner().invoke(production_command, [*flags, *SHIPPED])
     assert done.exit_code == 0, done.output
     return [line for line in done.stdout.splitlines() if line.strip()]
 
@@ -192,24 +193,12 @@ def test_a_server_of_no_form_is_said_first(tmp_path: Path) -> None:
 def test_the_command_that_a_fit_ends_with_simulates_the_server(tmp_path: Path) -> None:
     flags = benchmarks(tmp_path, {rows: 20.0 + 0.5 * rows for rows in (1, 4, 8)})
     lines = told([*flags, "--out", str(tmp_path / "mine.json")])
-    assert lines[0].startswith("levels of load")
+    assert lines[0].startswith("This server is ")
+    assert lines[0].endswith(" is 0 % off.")
     _, _, command = lines[-1].partition("to simulate its largest load: lanesim ")
     assert run([*shlex.split(command), "--num-prompts", "32", "--json", str(tmp_path / "r.json")]) == 0
     (simulated,) = json.loads((tmp_path / "r.json").read_text())["runs"]
     assert simulated["mean_tpot_ms"] == pytest.approx(24.0, rel=0.05)
-
-
-def test_a_level_held_back_that_is_far_off_is_said_first_and_the_probe_ends_with_a_command(tmp_path: Path) -> None:
-    served = [
-        ServedLevel(
-            source=f"{rows} at once", concurrency=float(rows), prompt_tokens=50, output_tokens=20, tpot_s=tpot_s
-        )
-        for rows, tpot_s in {1: 0.0205, 2: 0.021, 4: 0.044, 8: 0.024}.items()
-    ]
-    write_measured(tmp_path / "m.measured.json", "http://localhost:1", served)
-    lines = told([str(tmp_path / "m.measured.json")], probe_command)
-    assert "are left at the level held back" in lines[0]
-    assert lines[-1].endswith("lanesim profiles show h100-sxm/llama-3.1-8b")
 
 
 def test_one_load_is_said_to_prove_nothing_and_two_far_apart_are_not(tmp_path: Path) -> None:
@@ -255,17 +244,9 @@ def test_json_on_stdout_is_alone_there_where_a_profile_is_written(tmp_path: Path
     assert result_of(flags)["next"].startswith(str(tmp_path / "mine.json"))
 
 
-def level(concurrency: float, *, drafts: bool, ttft_s: float | None = None) -> ServedLevel:
+def level(concurrency: float, *, drafts: bool, ttft_s: float | None = None) -> ServedLoad:
     accepted = Accepted(drafts=1.0, draft_tokens=3, rates=RATES) if drafts else None
-    return ServedLevel(
-        source="x",
-        concurrency=concurrency,
-        prompt_tokens=10,
-        output_tokens=10,
-        ttft_s=ttft_s,
-        tpot_s=0.01,
-        accepted=accepted,
-    )
+    return mean_load("x", concurrency, 10, 10, ttft_s=ttft_s, tpot_s=0.01, accepted=accepted)
 
 
 @pytest.mark.parametrize(

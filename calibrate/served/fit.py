@@ -9,12 +9,12 @@ what a step takes on the host; where that hardly moves a level, the time between
 
 Which law a step follows is not taken on trust: with levels at three loads or more, the engine's scheduling and the
 other one, each with and without a time per row, are fitted without the largest load, which then judges them.
-Not here: what the server said (calibrate.production.levels), least squares (calibrate.judge.fit_cells).
+Not here: what the server said (calibrate.served.load), least squares (calibrate.served.constants).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
@@ -23,16 +23,16 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from calibrate.judge.cell import MEASURED, Cell
-from calibrate.judge.cells import CellSetup, scenario_of, simulate_cell
-from calibrate.judge.fit_cells import (
+from calibrate.served.constants import (
     NORMAL_95,
     Fitted,
     Undetermined,
     fit_constants,
     with_constants,
 )
-from calibrate.production.levels import Accepted, ServedLevel, cell_of, pooled
+from calibrate.served.judge import CellSetup, scenario_of, simulate_cell
+from calibrate.served.load import MEASURED, Accepted, ServedLoad, middling, pooled
+from sim.compare.pool import OnDone
 from sim.costs.engine_costs import engine_of, with_engine
 from sim.costs.profile import Profile
 from sim.metrics.compared import THROUGHPUT
@@ -40,7 +40,7 @@ from sim.run.limits import limits_of
 
 FAR_APART = 2.0
 """Requests in flight of two levels that tell a constant per row from one per step."""
-FITTED = ("tpot_ms", THROUGHPUT)
+FITTED = ("tpot_ms", "tpot_p50_ms", THROUGHPUT)
 """Metrics that a step's constants are fitted on: the first that a level has."""
 STEP, ROW, GAP = "step_s", "row_s", "gap_s"
 """The constants of every step: on the host, on the host per row, on the device."""
@@ -56,6 +56,9 @@ as levels repeat."""
 MAX_TURNS = 3
 MAX_LEFT_PCT = 10.0
 """Error of a level beyond which the constants do not describe the server."""
+MOST_RUNS = 100
+"""Simulations of each load that a fit takes at most, or about so."""
+ONE_LOAD = "One load fits almost any profile, so small errors prove nothing"
 TIED_PCT = 1.0
 """Points by which a form must predict the largest load better than a simpler one."""
 
@@ -64,7 +67,7 @@ TIED_PCT = 1.0
 class FittedLevel:
     """A level of load: what was seen, and what the fitted profile gives there."""
 
-    served: ServedLevel
+    served: ServedLoad
     errors_pct: dict[str, float]
     """Errors by metric: simulated over measured, less 1."""
     predicted_pct: dict[str, float]
@@ -107,8 +110,43 @@ class Production:
     accepted: Accepted | None
     unfitted: Mapping[str, str]
     """Constants that the levels might have determined and do not, and why."""
-    tried: Sequence[Tried] = ()
+    tried: Sequence[Tried]
     """Forms of a step, the chosen one first; none where the loads are too few to choose."""
+    faster_pct: float
+    """By how much the profile's time per token was above the server's, in the mean over loads."""
+
+    @property
+    def held_back(self) -> FittedLevel | None:
+        """The largest load, where all others predict it."""
+        largest = max(self.levels, key=lambda level: level.served.concurrency)
+        return largest if largest.predicted_pct else None
+
+    @property
+    def doubt(self) -> str:
+        """A warning where the constants do not describe the server; else empty."""
+        error_pct, where = self.left
+        if abs(error_pct) <= MAX_LEFT_PCT:
+            return ""
+        forms = "of no form tried" if len(self.tried) > 1 else "not of this form"
+        return f"This server is {forms}: {error_pct:+.0f} % are left at {where}. Do not use this profile."
+
+    @property
+    def caution(self) -> str:
+        """A warning where errors cannot show whether the profile is the server's; else empty."""
+        loads = [each.served.concurrency for each in self.levels]
+        return "" if max(loads) >= FAR_APART * min(loads) else f"{ONE_LOAD}. Add a load of twice as many in flight."
+
+    @property
+    def verdict(self) -> str:
+        """What came of it, in a sentence or two."""
+        if self.doubt:
+            return self.doubt
+        side = "faster" if self.faster_pct > 0.0 else "slower"
+        told = f"This server is {abs(self.faster_pct):.0f} % {side} than the profile"
+        if self.held_back is None or self.caution:
+            return f"{told}. {self.caution or 'No load was held back: give loads at three numbers in flight.'}"
+        off_pct = self.held_back.predicted_pct[self.held_back.fitted_metric]
+        return f"{told}. After the fit, the largest load, held back, is {abs(off_pct):.0f} % off."
 
     @property
     def left(self) -> tuple[float, str]:
@@ -122,15 +160,17 @@ class Production:
 class Seen(NamedTuple):
     """Levels as closed loops, how they are simulated, and the noise of what each stage is fitted on."""
 
-    cells: Sequence[Cell]
+    cells: Sequence[ServedLoad]
     setup: CellSetup
     noises: tuple[float, float]
-    simulate: Callable[[Cell, Profile], Mapping[str, float]] | None = None
-    """Metrics of a level, as `simulate_cell` has them; None: that of a closed loop."""
+    on_step: OnDone
+    """Hears each simulation before it is made."""
+    runs: dict[tuple[int, bytes], Mapping[str, float]]
+    """Metrics of a load by the host's constants: fits that leave a load out begin where the others did."""
 
     @property
     def sources(self) -> str:
-        return ", ".join(dict.fromkeys(cell.label for cell in self.cells))
+        return ", ".join(dict.fromkeys(cell.source for cell in self.cells))
 
     def ratios(self, profile: Profile, metric: str | None = None) -> list[float]:
         """Simulated over measured `metric` of each cell, by default time per token."""
@@ -141,16 +181,20 @@ class Seen(NamedTuple):
             ratios.append(1.0 / ratio if name == THROUGHPUT else ratio)
         return ratios
 
-    def errors_pct(self, cell: Cell, profile: Profile) -> dict[str, float]:
+    def errors_pct(self, cell: ServedLoad, profile: Profile) -> dict[str, float]:
         simulated = self.simulated(cell, profile)
         return {metric: 100.0 * (simulated[MEASURED[metric]] / real - 1.0) for metric, real in cell.measured.items()}
 
-    def simulated(self, cell: Cell, profile: Profile) -> Mapping[str, float]:
+    def simulated(self, cell: ServedLoad, profile: Profile) -> Mapping[str, float]:
         """Metrics of a level. Raises ValueError that names its source where it cannot be simulated."""
         try:
-            return simulate_cell(cell, profile, self.setup) if self.simulate is None else self.simulate(cell, profile)
+            key = id(cell), msgspec.json.encode(profile.host)
+            if key not in self.runs:
+                self.on_step("simulations of the fit", len(self.runs), MOST_RUNS * len(self.cells))
+                self.runs[key] = simulate_cell(cell, profile, self.setup)
+            return self.runs[key]
         except ValueError as error:
-            raise ValueError(f"{cell.label}: {error}") from None
+            raise ValueError(f"{cell.source}: {error}") from None
 
     def is_async(self, profile: Profile) -> bool:
         """Scheduling of the largest load by the engine itself."""
@@ -160,18 +204,26 @@ class Seen(NamedTuple):
 
 def fit_served(
     profile: Profile,
-    served: Sequence[ServedLevel],
+    served: Sequence[ServedLoad],
     setup: CellSetup,
-    simulate: Callable[[Cell, Profile], Mapping[str, float]] | None = None,
+    on_step: OnDone = lambda stage, done, total: None,
 ) -> Production:
-    """The profile with those of the engine's constants that the levels of the server can tell, and what is left of each
-    level's error. A level is simulated by `simulate`, by default as a closed loop. Raises ValueError."""
+    """The profile with those of the engine's constants that the loads of the server can tell, and what is left of each
+    load's error. Rounds of one load are one. Loads may be of two servers that differ in drafting alone: what they have
+    in common is fitted to both. Raises ValueError."""
     if not served:
         raise ValueError("nothing was seen of the server")
+    for each in served:
+        if each.concurrency < 1.0 or not set(FITTED) & set(each.measured):
+            raise ValueError(
+                f"{each.source}: a fit needs requests in flight and a time per output token or tokens per second; "
+                "`lanesim validate FILE` compares what has none"
+            )
+    served = _of_rounds(served)
     profile = with_engine(profile, engine_of(setup.engine_name, profile))
-    cells = [cell_of(each, line) for line, each in enumerate(served, start=1)]
-    seen = Seen(cells, setup, (_noise(served, FITTED), _noise(served, (FIRST_TOKEN,))), simulate)
+    seen = Seen(served, setup, (_noise(served, FITTED), _noise(served, (FIRST_TOKEN,))), on_step, {})
     names = tellable(served)
+    faster_pct = 100.0 * float(np.expm1(np.log(seen.ratios(profile)).mean()))
     tried = _tried(profile, seen, names)
     form = tried[0].form if tried else None
     if form is not None:
@@ -179,17 +231,17 @@ def fit_served(
     fits, unfitted = _tellable_fits(profile, seen, names, form)
     told = ", ".join(map(str, fits))
     best = fits[-1].profile
-    source = f"{best.host.source}; {told} fitted by lanesim on {len(cells)} levels of a running server"
+    source = f"{best.host.source}; {told} fitted by lanesim on {len(served)} levels of a running server"
     if tried:
         source += f", {tried[0].form}"
     fitted = msgspec.structs.replace(best, host=msgspec.structs.replace(best.host, source=source))
     levels = [
         FittedLevel(
             served=each,
-            errors_pct=seen.errors_pct(cell, fitted),
-            predicted_pct=_left_out(profile, seen, cell, fits),
+            errors_pct=seen.errors_pct(each, fitted),
+            predicted_pct=_left_out(profile, seen, each, fits),
         )
-        for each, cell in zip(served, cells, strict=True)
+        for each in served
     ]
     return Production(
         profile=fitted,
@@ -198,7 +250,18 @@ def fit_served(
         accepted=pooled([each.accepted for each in served if each.accepted is not None], seen.sources),
         unfitted=unfitted,
         tried=tried,
+        faster_pct=faster_pct,
     )
+
+
+def _of_rounds(served: Sequence[ServedLoad]) -> list[ServedLoad]:
+    """One of the rounds of each load that was sent; all others as they are."""
+    by_load: dict[tuple[float, bool, int], list[ServedLoad]] = {}
+    for place, each in enumerate(served):
+        by_load.setdefault((each.concurrency, each.accepted is None, 0 if each.requests else 1 + place), []).append(
+            each
+        )
+    return [middling(rounds) for rounds in by_load.values()]
 
 
 def _tried(profile: Profile, seen: Seen, names: Sequence[str]) -> list[Tried]:
@@ -246,7 +309,7 @@ def _of_form(profile: Profile, form: Form, seen: Seen) -> Profile:
     return msgspec.structs.replace(profile, host=host)
 
 
-def tellable(served: Sequence[ServedLevel]) -> list[str]:
+def tellable(served: Sequence[ServedLoad]) -> list[str]:
     """The constants that levels of these loads can tell: of a step always, of a row where loads differ, of a draft pass
     where some drafted and others did not, of what stands before the engine where first tokens were timed."""
     loads = [each.concurrency for each in served]
@@ -255,7 +318,7 @@ def tellable(served: Sequence[ServedLevel]) -> list[str]:
         names.append("row_s")
     if len({each.accepted is None for each in served}) > 1 and len(served) > len(names):
         names.append("draft_pass_s")
-    if any(each.ttft_s is not None for each in served):
+    if any(FIRST_TOKEN in each.measured for each in served):
         names.append(FRONTEND)
     return names
 
@@ -319,7 +382,7 @@ def _fits(profile: Profile, seen: Seen, names: Sequence[str], near: Mapping[str,
     return [steps, frontend]
 
 
-def _noise(served: Sequence[ServedLevel], metrics: Sequence[str]) -> float:
+def _noise(served: Sequence[ServedLoad], metrics: Sequence[str]) -> float:
     """Relative standard error of levels in the first of `metrics` that each has repeats of; 0 where none has."""
     noises = [
         next((each.repeats_pct[name] / 100.0 for name in metrics if name in each.repeats_pct), 0.0) for each in served
@@ -345,13 +408,7 @@ def _frontend(profile: Profile, timed: Seen, near: Mapping[str, float]) -> Fitte
     return fit
 
 
-def predicted(production: Production, held_back: ServedLevel, setup: CellSetup) -> dict[str, float]:
-    """Errors, percent by metric, at a level that no constant is of."""
-    cell = cell_of(held_back, 1)
-    return Seen([cell], setup, (0.0, 0.0)).errors_pct(cell, production.profile)
-
-
-def _left_out(profile: Profile, seen: Seen, cell: Cell, near: Sequence[Fitted]) -> dict[str, float]:
+def _left_out(profile: Profile, seen: Seen, cell: ServedLoad, near: Sequence[Fitted]) -> dict[str, float]:
     """Errors at one level of constants, those of `near`, that are of the others; none where those cannot tell them."""
     others = seen._replace(cells=[other for other in seen.cells if other is not cell])
     known = {name: value_s for fit in near for name, value_s in fit.values_s.items()}
@@ -362,7 +419,7 @@ def _left_out(profile: Profile, seen: Seen, cell: Cell, near: Sequence[Fitted]) 
     return seen.errors_pct(cell, fits[-1].profile)
 
 
-def _token_s(cell: Cell) -> float:
+def _token_s(cell: ServedLoad) -> float:
     """Time per output token, that of a loop that does nothing else where only tokens per second are known."""
     metric = _metric(cell.measured)
     value = cell.measured[metric]

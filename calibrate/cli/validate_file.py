@@ -1,0 +1,178 @@
+"""`lanesim validate FILE`: loads that a file holds, each simulated and compared. No torch.
+
+The words `cells TABLE.csv` and `vllm --requests FILE` ask the same. Not here: which file is what
+(calibrate.served.readers), simulating (calibrate.served.judge, calibrate.served.as_recorded).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from msgspec import Meta
+
+from calibrate.cli.engine_flags import (
+    Budget,
+    JudgingFlags,
+    Requests,
+    Seats,
+    cells_of,
+    check_outputs,
+    set_up,
+    write_result,
+)
+from calibrate.cli.profile_output import print_compared
+from sim.cli.console import progress
+from sim.cli.flags import ARGUMENT, command
+
+if TYPE_CHECKING:
+    from calibrate.served.load import JudgedLoad
+    from sim.metrics.compared import Compared
+
+EXAMPLE = (
+    "lanesim validate silicon.csv --profile h100-sxm/llama-3.1-8b \\\n"
+    "    --columns isl=input_len,osl=output_len,batch_size=concurrency,silicon_tpot_ms=tpot_ms"
+)
+ARRIVAL = "ttft_arrival"
+TITLES = {ARRIVAL: "TTFT from arrival"}
+
+
+class FileFlags(JudgingFlags, frozen=True, kw_only=True):
+    """Flags of a file."""
+
+    path: Annotated[Path, ARGUMENT, Meta(title="FILE")]
+    columns: Annotated[str | None, Meta(title="THEIRS=OURS,..."), "Read a foreign table's columns as ours."] = None
+    requests: Requests | None = None
+    prompts: Annotated[
+        Path | None,
+        Meta(title="PROMPTS.jsonl"),
+        "What prompts have in common, one line per request in the same order: prefix_blocks (chained ids of 16-token "
+        "blocks) or input_tok_ids.",
+    ] = None
+    max_num_seqs: Seats | None = None
+    max_num_batched_tokens: Budget | None = None
+    num_speculative_tokens: Annotated[int, Meta(le=126), "Draft length; a server with /metrics says its own."] = 0
+
+
+@command("file", FileFlags, example=EXAMPLE)
+def file_command(flags: FileFlags) -> None:
+    """Simulate the loads of FILE and say how far off the simulator was at each.
+
+    A table has columns concurrency, input_len, output_len; optional num_prompts, num_speculative_tokens,
+    acceptance_length (bonus included) or acceptance, output_len_std and output_len_max (outputs vary) or
+    random_range_ratio (both lengths vary, as in a scenario), max_num_seqs, max_num_batched_tokens, num_gpu_blocks,
+    label, arm, role; and what was measured: means ttft_ms, tpot_ms, itl_ms, e2el_ms, output_throughput
+    (tokens/s), percentiles such as ttft_p95_ms and tpot_p50_ms. Loads without speculation run `autoregressive`, others
+    `continuous`; those whose role is `fitted` judge nothing. Where loads with and without speculation pair up (same
+    label, or the same up to its last "/" without an arm; same concurrency and lengths), the speed-up is compared, too.
+
+    Requests of a vLLM run are simulated at their recorded arrivals. TTFT and E2EL count from queued_ts, when the engine
+    took a request in; ttft_arrival from arrival_time. The offset of the two clocks is the least queued_ts -
+    arrival_time. TPOT leaves out requests of one output token.
+    """
+    from calibrate.served.judge import judge_cells, result_of
+    from calibrate.served.load_table import CellTable, parse_columns, read_cells, read_request_list
+    from calibrate.served.readers import loads_of, told_by
+    from calibrate.served.stamped_requests import STAMPS
+    from sim.costs.profile_files import load
+
+    limits = {"max_num_seqs": flags.max_num_seqs, "max_num_batched_tokens": flags.max_num_batched_tokens}
+    raw = set_up(flags.engine, flags.set, **limits)
+    tape = str(raw.get("speculation", {}).get("acceptance")).removeprefix("tape:")
+    inputs = [flags.path, flags.requests, flags.prompts, flags.profile, flags.engine, tape, tape.rpartition("#")[0]]
+    check_outputs(flags, inputs)
+    ending, names = told_by(flags.path)
+    if ending == ".jsonl" and (flags.prompts is not None or {*STAMPS, "request_id"} & names):
+        _recorded(flags, raw)
+        return
+    profile = load(flags.profile)
+    if ending == ".csv":
+        table = read_cells(flags.path, parse_columns(flags.columns), has_requests=flags.requests is not None)
+    else:
+        table = CellTable(
+            str(flags.path), loads_of(flags.path, flags.num_speculative_tokens or None, raw.get("workload")), []
+        )
+    setup = cells_of(raw, read_request_list(flags.requests) if flags.requests is not None else ())
+    with progress() as on_step:
+        judged = judge_cells(table, profile, setup, partial(on_step, "simulating"))
+    result = result_of(table, judged, profile, setup)
+    write_result(result, flags)
+    if flags.json != "-":
+        _tell(result, judged)
+
+
+def _tell(result: dict[str, Any], judged: Sequence[JudgedLoad]) -> None:
+    """A row per load and metric, and the errors over all of them."""
+    rows: list[tuple[Sequence[str], Compared]] = []
+    for each in judged:
+        name = each.cell.name, "fit" if each.is_fit else "judged"
+        for index, (metric, values) in enumerate(each.metrics.items()):
+            rows.append(((*(name if index == 0 else ("", "")), metric), values))
+    rows += [((pair["name"], pair["role"], "speed-up"), pair) for pair in result["speedups"]]
+    lines = [
+        f"{metric}: mean absolute error {errors['mean_absolute_error_pct']:.2f} %, mean "
+        f"{errors['mean_error_pct']:+.2f} %, largest {errors['max_absolute_error_pct']:.2f} % over "
+        f"{errors['cells']} judged"
+        for metric, errors in [*result["judged"].items(), ("speed-up", result["speedup"])]
+        if errors["cells"]
+    ]
+    if result["verdict"]:
+        print(result["verdict"])
+    title = f"{result['profile']['name']}: closed-loop cells"
+    print_compared(title, ("cell", "", "metric"), rows, [*lines, *result["notes"]])
+
+
+def _recorded(flags: FileFlags, raw: dict[str, Any]) -> None:
+    """Requests of a vLLM run, at their recorded arrivals."""
+    from calibrate.served.as_recorded import judge_run, scenario_of
+    from calibrate.served.stamped_requests import read_requests
+    from sim.costs.profile_files import load
+    from sim.run.scenario_file import set_dotted
+
+    tokens, acceptance = flags.num_speculative_tokens, raw.get("speculation", {}).get("acceptance")
+    for name in ("max_num_seqs", "max_num_batched_tokens"):
+        if getattr(flags, name) is None:
+            flag = f"--{name.replace('_', '-')}"
+            raise ValueError(f"{str(flags.path)!r}: its requests do not say the server's limits: add {flag} N")
+    if tokens > 0 and raw.get("policy") == "autoregressive":
+        raise ValueError(f"--num-speculative-tokens {tokens}: autoregressive drafts nothing; use continuous")
+    if tokens > 0 and acceptance is None:
+        raise ValueError(f"--num-speculative-tokens {tokens}: none is assumed; --set speculation.acceptance=iid:.7")
+    set_dotted(raw, "speculation.num_speculative_tokens", tokens)
+    loaded = load(flags.profile)
+    scenario = scenario_of(flags.path, loaded.name, raw)
+    real = read_requests(flags.path, flags.prompts, scenario.engine.block_size)
+    ranks = scenario.devices.count
+    if loaded.target.experts is not None and loaded.data_parallel != ranks:
+        raise ValueError(
+            f"devices.count={ranks}: ranks share the experts of {loaded.target.name!r}, and profile "
+            f"{loaded.name!r} is of {loaded.data_parallel}: import it with --dp {ranks}"
+        )
+    result = judge_run(real, scenario, loaded)
+    write_result(result, flags)
+    if flags.json == "-":
+        return
+    hit_rate = result["prefix_cache_hit_rate"] or 0.0
+    print_compared(
+        f"{result['profile']['name']}, {result['policy']}: {result['num_requests']} requests",
+        ("metric", ""),
+        list(metric_rows(result["metrics"], ARRIVAL)),
+        [
+            f"{result['preemptions']} preemptions simulated; {hit_rate:.1%} of the prompts' tokens found in the prefix "
+            "cache",
+            *result["notes"],
+        ],
+    )
+
+
+def metric_rows(errors: Mapping[str, Any], *more: str) -> Iterator[tuple[Sequence[str], Compared]]:
+    """Rows of the latencies, of `more` of them, and of the throughput."""
+    from sim.metrics.compared import LATENCIES, STATISTICS, THROUGHPUT
+
+    for name in (*LATENCIES, *more):
+        for statistic in STATISTICS:
+            title = f"{TITLES.get(name, name.upper())} (ms)" if statistic == "mean" else ""
+            yield (title, statistic), errors[name][statistic]
+    yield ("output (tok/s)", ""), errors[THROUGHPUT]

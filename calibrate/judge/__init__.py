@@ -1,2 +1,0 @@
-"""Judged: the simulator on real runs of others (tables of cells, vLLM's per-request timestamps), and a profile on
-measurements. No torch."""
