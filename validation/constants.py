@@ -1,13 +1,13 @@
 """Constants of engines and of the importer, judged by models that gave none of their engine's, and fitted anew.
 
-`python -m validation constants judge DATA [--every N]` writes docs/validation/constants.csv: the error of cells with a
-constant, with half of it and without it. A cell judges where its model gave no constant of its engine. A pooled constant
-is the mean of its sources, and each source judges the mean of the others. The digest of a row covers every constant of
-its engine: a changed constant without a new run fails tests/validation/test_constants.py.
+`python -m validation constants judge DATA [--every N]` writes docs/validation/constants.csv: the error of cells with
+a constant, with half of it and without it. A cell judges where its model gave no constant of its engine. A pooled
+constant is the mean of its sources, and each source judges the mean of the others. The digest of a row covers every
+constant of its engine: a changed constant without a new run fails tests/validation/test_constants.py.
 
-`python -m validation constants refit DATA [--write]` fits the constants of each source together, then what is pooled
-over them. It prints old and new values with standard errors, and changes files with --write alone. validation/constants.yaml
-says who gave and who judges each constant. Not here: the page (validation.pages.leaderboard).
+`python -m validation constants refit DATA [--write]` fits the constants of each source together, then pools anew. It
+prints old and new values with standard errors, and changes files with --write alone. constants.yaml says who gave and
+who judges each constant. Not here: the page (validation.pages.leaderboard).
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from functools import cache
 from hashlib import sha256
+from itertools import compress
 from math import log
 from pathlib import Path
 from statistics import fmean
@@ -155,7 +156,8 @@ def digest(constant: Constant, family: str) -> str:
     """Of what a row was computed with: all constants of its engine and of the importer, what marks cells as fitted on,
     and who judges."""
     seen = [[*key, value] for key, value in values().items() if key[0].startswith((family, IMPORTER))]
-    runs = {name: judge_of(name) for name in constant.judges.keys() & read_specs().judges.keys()}
+    judges = sorted({*constant.judges, *constant.fitted_on} & read_specs().judges.keys())
+    runs = [(run.file, run.rows, run.cells) for run in map(judge_of, judges)]
     data = msgspec.json.encode([seen, lookups.SUSTAINED_TOKENS, recipes()["is_fitted"], constant, runs], order="sorted")
     return sha256(data).hexdigest()[:DIGITS]
 
@@ -296,9 +298,11 @@ def lines_of(constant: Constant, served: Served) -> Iterator[tuple[Any, ...]]:
         if judge != SERVED_CELLS:
             engine = "trtllm" if judge == MTP_PAIRS else str(judge_of(judge).set["engine"])
             lines.append((engine.partition("-")[0], judge, metric, errors))
-        for family, of in sorted(grouped(range(len(cells)), lambda index: cells[index].engine).items()):
-            models = " ".join(sorted({model_of(cells[index].target)[0] for index in of}))
-            lines.append((family, models, metric, [[each[index] for index in of] for each in errors]))
+        engines = [cell.engine for cell in cells]
+        for family in sorted(set(engines)):
+            is_its = [engine == family for engine in engines]
+            models = " ".join(sorted({model_of(cell.target)[0] for cell in compress(cells, is_its)}))
+            lines.append((family, models, metric, [list(compress(each, is_its)) for each in errors]))
     for family, by, metric, errors in lines:
         sizes = (round(mean_size(of) or 0.0, 2) for of in errors)
         yield *head, family, by, metric, len(errors[0]), *sizes, digest(constant, family)
@@ -324,89 +328,97 @@ class Refit(msgspec.Struct, frozen=True):
     old: float
     new: float
     error: float
-    """Standard error; 0 of a mean."""
+    """Standard error; nan where cells are as many as constants, and of a mean."""
 
     def __str__(self) -> str:
         where = ", ".join(self.constant.where)
         return f"{self.name} of {where}: {self.old:.4g} -> {self.new:.4g} +- {self.error:.2g}"
 
 
-def fit(names: Sequence[str], old: Sequence[float], logs: Callable[[Mapping[str, float]], Sequence[float]]) -> Any:
+def fit(names: Sequence[str], old: Sequence[float], logs: Callable[[Mapping[str, float]], list[float]]) -> Any:
     """(values, standard errors) with which the squares of `logs` are least, each value counted in its old one."""
     from scipy.optimize import least_squares
 
     def of(parts: Any) -> Any:
         return np.asarray(logs({name: float(part) * one for name, part, one in zip(names, parts, old, strict=True)}))
 
-    found = least_squares(of, np.ones(len(names)), bounds=(0.0, np.inf), diff_step=0.05, xtol=1e-3, ftol=1e-4, max_nfev=12)
-    free = max(1, len(found.fun) - len(names))
+    found = least_squares(
+        of, np.ones(len(names)), bounds=(0.0, np.inf), diff_step=0.05, xtol=1e-3, ftol=1e-4, max_nfev=12
+    )
+    free = (len(found.fun) - len(names)) or np.nan
     spread = np.sqrt(np.diag(np.linalg.pinv(found.jac.T @ found.jac)) * float(found.fun @ found.fun) / free)
     return (found.x * old).tolist(), (spread * old).tolist()
 
 
-def marked(name: str, constants: Sequence[Constant], data: Path, served: Served) -> list[float]:
+def marked(source: str, constants: Sequence[Constant], served: Served) -> list[float]:
     """Logarithms of simulated over measured on the cells that a source's constants are fitted on."""
-    logs = []
-    for metric in dict.fromkeys(constant.fitted_on[name] for constant in constants):
-        if name == SERVED_CELLS:
-            of = values()
-            cells = [
-                cell
-                for cell, _ in served.cells
-                if model_of(cell.target)[0] in constants[0].given_by
-                and any(each.has(one, scope_of(cell, of)) or IMPORTER in each.where for each in constants for one in each.names)
-            ]
-            logs += [log(predicted(cell)[metric] / cell.measured[metric]) for cell in cells]
+    of, found = values(), {}
+    for constant in constants:
+        metric = constant.fitted_on[source]
+        if source == SERVED_CELLS:
+            for cell, _ in served.cells:
+                scopes = scope_of(cell, of), IMPORTER
+                is_seen = any(constant.has(name, scope) for name in constant.names for scope in scopes)
+                if is_seen and model_of(cell.target)[0] in constant.given_by and (cell.id, metric) not in found:
+                    found[cell.id, metric] = log(predicted(cell)[metric] / cell.measured[metric])
             continue
-        wheres = [spec.where for spec in judge_of(name).fits if {*spec.constants} & {*constants[0].names}]
-        for each in judged_by(name, data):
-            if any(holds(where, each.cell) for where in wheres) or (not wheres and each.is_fit):
+        fits = [each.where for each in judge_of(source).fits if {*each.constants} & {*constant.names}]
+        for each in judged_by(source, served.data):
+            if any(holds(where, each.cell) for where in fits) or (not fits and each.is_fit):
                 sides = each.metrics[metric]
-                logs.append(log((sides["simulated"] or 0.0) / (sides["real"] or 1.0)))
-    return logs
+                found[str(each.cell.line), metric] = log((sides["simulated"] or 0.0) / (sides["real"] or 1.0))
+    return list(found.values())
+
+
+def refit(source: str, constants: Sequence[Constant], served: Served) -> Iterator[Refit]:
+    """What one source gave, fitted together."""
+    of = values()
+    owners = {name: constant for constant in constants for name in constant.names}
+    old = [
+        next(of[scope, each] for scope, each in of if each == name and owners[name].has(name, scope)) for name in owners
+    ]
+
+    def logs(tried: Mapping[str, float]) -> list[float]:
+        def change(scope: str, name: str, value: float) -> float:
+            return tried[name] if value and name in owners and owners[name].has(name, scope) else value
+
+        with changed(change):
+            return marked(source, constants, served)
+
+    for name, before, after, error in zip(owners, old, *fit(list(owners), old, logs), strict=True):
+        yield Refit(owners[name], name, before, after, error)
 
 
 def refits(data: Path) -> Iterator[Refit]:
     """Of constants that have a fit, those of one source together; then of what is pooled over them."""
-    served, of = Served(data, FITTED), values()
-    fitted: dict[tuple[str, str], float] = {}
-    every = [constant for constant in read_specs().constants if constant.fitted_on]
-    for (source, _), constants in grouped(every, lambda each: (next(iter(each.fitted_on)), tuple(each.given_by))).items():
-        owners = {name: each for each in constants for name in each.names}
-        keys = {name: [key for key in of if key[1] == name and (each.has(*key[::-1]) or key[0] in each.where)] for name, each in owners.items()}
-        old = [of[keys[name][0]] for name in owners]
-
-        def logs(tried: Mapping[str, float], source: str = source, constants: Sequence[Constant] = constants, keys: Mapping[str, Any] = keys) -> list[float]:
-            with changed(lambda scope, name, value: tried[name] if (scope, name) in keys.get(name, ()) else value):
-                return marked(source, constants, data, served)
-
-        for name, before, after, error in zip(owners, old, *fit(list(owners), old, logs), strict=True):
-            fitted |= dict.fromkeys(keys[name], after)
-            yield Refit(owners[name], name, before, after, error)
-    for constant in read_specs().constants:
+    served, of, every = Served(data, FITTED), values(), read_specs().constants
+    of_source = grouped((each for each in every if each.fitted_on), lambda each: (*each.fitted_on, *each.given_by))
+    for (source, *_), constants in of_source.items():
+        for found in refit(source, constants, served):
+            held = {key: found.new for key in of if key[1] == found.name and found.constant.has(*reversed(key))}
+            of |= held
+            yield found
+    for constant in every:
         if constant.pooled:
-            name = constant.names[0]
-            sources = [
-                fitted.get((value, name), of.get((value, name), 0.0)) if isinstance(value, str) else value
-                for value in constant.pooled.values()
-            ]
-            old_s = next(value for (scope, one), value in of.items() if one == name and constant.has(name, scope))
-            yield Refit(constant, name, old_s, fmean(sources), 0.0)
+            (name,) = constant.names
+            old_s = next(value for (scope, each), value in of.items() if each == name and constant.has(name, scope))
+            new_s = [of.get((at, name), 0.0) if isinstance(at, str) else at for at in constant.pooled.values()]
+            yield Refit(constant, name, old_s, fmean(new_s), np.nan)
 
 
 def write_values(found: Sequence[Refit]) -> None:
     """The new values, in the files that have the old ones."""
-    for refit in found:
-        text = f"{refit.new:.{WRITTEN}g}"
-        if IMPORTER in refit.constant.where:
-            SOURCE.write_text(re.sub(rf"(?m)^{refit.name} = .*$", f"{refit.name} = {text}", SOURCE.read_text()))
+    for each in found:
+        name, text = each.name, f"{each.new:.{WRITTEN}g}"
+        if IMPORTER in each.constant.where:
+            SOURCE.write_text(re.sub(rf"(?m)^{name} = .*$", f"{name} = {text}", SOURCE.read_text()))
         for path in ENGINES.glob("*.json"):
             lines = path.read_text().splitlines(keepends=True)
             for index, line in enumerate(lines):
                 if line.lstrip().startswith('{"gpus"'):
                     scopes = scopes_of(path.stem, json.loads(line.strip().rstrip(",")))
-                    if any(refit.constant.has(refit.name, scope) for scope in scopes):
-                        lines[index] = re.sub(rf'"{refit.name}": (?!0\.0[,}}])[^,}}]+', f'"{refit.name}": {text}', line)
+                    if any(each.constant.has(name, scope) for scope in scopes):
+                        lines[index] = re.sub(rf'"{name}": (?!0\.0[,}}])[^,}}]+', f'"{name}": {text}', line)
             path.write_text("".join(lines))
 
 
@@ -416,8 +428,8 @@ def main(what: Literal["judge", "refit"], data: Path, every: int = 1, write: boo
         judge_all(data, every, out)
         return
     found = []
-    for refit in refits(data):
-        found.append(refit)
-        print(refit, flush=True)
+    for each in refits(data):
+        found.append(each)
+        print(each, flush=True)
     if write:
         write_values(found)
