@@ -21,19 +21,18 @@ from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from functools import cache
 from hashlib import sha256
-from itertools import compress
-from math import log
+from math import log1p
 from pathlib import Path
 from statistics import fmean
 from tempfile import TemporaryDirectory
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 from unittest.mock import patch
 
 import msgspec
 import numpy as np
 
 from calibrate.importers.aiconfigurator import lookups
-from calibrate.judge.cell import FITTED, JUDGED, Cell, JudgedCell
+from calibrate.judge.cell import FITTED, JUDGED, Cell
 from calibrate.judge.cells import speedups
 from sim.costs import engine_costs
 from sim.costs.engine_costs import CONSTANTS, ENGINES, load_engine, with_engine
@@ -59,19 +58,13 @@ CELLS = "aiconfigurator/silicon_visible.csv"
 SERVED_CELLS, MTP_PAIRS, IMPORTER, ELSEWHERE = "served cells", "MTP pairs", "importer", "elsewhere"
 SHARES = (1.0, 0.5, 0.0)
 """Parts of a constant that are tried. One that is far too large may beat none of it, but not half of it."""
-DIGITS = 12
-WRITTEN = 4
-"""Significant digits of a fitted value."""
+DIGITS, WRITTEN = 12, 4
+"""Of a digest; significant ones of a fitted value."""
 
-Change = Callable[[str, str, float], float]
-"""(`ENGINE GPU` or the importer, name, value) -> the value to simulate with."""
-
-
-class Judge(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Measured cells that are no served ones: a run of a section of sections.yaml, or one of its own."""
-
-    section: str = ""
-    run: int | RunSpec = 0
+Known = dict[str, dict[str, float]]
+"""Metrics of simulated cells by their ids."""
+Key = tuple[str, str]
+"""`ENGINE GPU` or the importer, and a name."""
 
 
 class Constant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -96,16 +89,22 @@ class Constant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     def name(self) -> str:
         return " and ".join(self.names)
 
-    def has(self, name: str, scope: str) -> bool:
-        """It is the first that names the constant there."""
-        return owner(name, scope) is self
-
     def is_of(self, family: str) -> bool:
         return IMPORTER in self.where or any(pattern.startswith(family) for pattern in self.where)
 
+    def held(self) -> dict[Key, float]:
+        """Its values."""
+        return {key: value for key, value in values().items() if owner(*key) is self}
+
+    def sources_s(self, of: Mapping[Key, float]) -> dict[str, float]:
+        """Seconds by source of a mean."""
+        (name,) = self.names
+        return {each: of.get((at, name), 0.0) if isinstance(at, str) else at for each, at in self.pooled.items()}
+
 
 class _File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    judges: dict[str, Judge]
+    judges: dict[str, str | RunSpec]
+    """Name -> cells of its own, or the title of a section of sections.yaml and the run there: `TITLE, run 1`."""
     constants: list[Constant]
 
 
@@ -114,7 +113,7 @@ def read_specs() -> _File:
     return convert(read_yaml(SPECS, "constants"), _File, str(SPECS))
 
 
-def owner(name: str, scope: str) -> Constant | None:
+def owner(scope: str, name: str) -> Constant | None:
     """The first that has the constant of that name there; None: no row says who judges it."""
     for constant in read_specs().constants:
         if name in constant.names and any(fnmatchcase(scope, pattern) for pattern in constant.where):
@@ -129,42 +128,24 @@ def scopes_of(engine: str, entry: Mapping[str, Any]) -> list[str]:
     return [f"{engine} {gpu}" for gpu in entry["gpus"] or [ELSEWHERE]]
 
 
-def values() -> dict[tuple[str, str], float]:
-    """(`ENGINE GPU`, name) -> seconds, where they are not 0; and the importer's numbers."""
-    found: dict[tuple[str, str], float] = {}
+def values() -> dict[Key, float]:
+    """Times of engines that are not 0, and the importer's numbers."""
+    found = {(IMPORTER, name): of for name, of in vars(lookups).items() if name.isupper() and type(of) in (int, float)}
     for path in sorted(ENGINES.glob("*.json")):
         for entry in json.loads(path.read_text())["constants"]:
             for scope in scopes_of(path.stem, entry):
                 found |= {(scope, name): entry[name] for name in CONSTANTS if entry.get(name)}
-    return found | {
-        (IMPORTER, name): value
-        for name, value in vars(lookups).items()
-        if name.isupper() and isinstance(value, int | float)
-    }
-
-
-def pooled_s(constant: Constant) -> dict[str, float]:
-    """Seconds by source of the mean."""
-    of = values()
-    return {
-        source: of.get((value, constant.names[0]), 0.0) if isinstance(value, str) else value
-        for source, value in constant.pooled.items()
-    }
+    return found
 
 
 def digest(constant: Constant, family: str) -> str:
     """Of what a row was computed with: all constants of its engine and of the importer, what marks cells as fitted on,
     and who judges."""
-    seen = [[*key, value] for key, value in values().items() if key[0].startswith((family, IMPORTER))]
+    of = {" ".join(key): value for key, value in values().items() if key[0].startswith((family, IMPORTER))}
     judges = sorted({*constant.judges, *constant.fitted_on} & read_specs().judges.keys())
-    runs = [(run.file, run.rows, run.cells) for run in map(judge_of, judges)]
-    data = msgspec.json.encode([seen, lookups.SUSTAINED_TOKENS, recipes()["is_fitted"], constant, runs], order="sorted")
+    runs = [(run.file, run.rows, run.cells) for run in map(run_of, judges)]
+    data = msgspec.json.encode([of, lookups.SUSTAINED_TOKENS, recipes()["is_fitted"], constant, runs], order="sorted")
     return sha256(data).hexdigest()[:DIGITS]
-
-
-def families(constant: Constant) -> list[str]:
-    names = {path.stem.partition("-")[0] for path in ENGINES.glob("*-*.json")}
-    return sorted(name for name in names if constant.is_of(name))
 
 
 def givers(family: str) -> set[str]:
@@ -173,147 +154,120 @@ def givers(family: str) -> set[str]:
 
 
 @contextmanager
-def changed(change: Change) -> Iterator[None]:
-    """Other constants while it lasts, in files of engines and in the importer."""
-    numbers = {name: change(IMPORTER, name, value) for (scope, name), value in values().items() if scope == IMPORTER}
+def changed(new: Mapping[Key, float]) -> Iterator[None]:
+    """Other values while it lasts, in files of engines and in the importer."""
     with TemporaryDirectory() as folder:
         for path in ENGINES.glob("*.json"):
             held = json.loads(path.read_text())
             for entry in held["constants"]:
                 scope = scopes_of(path.stem, entry)[0]
-                entry |= {name: change(scope, name, entry.get(name, 0.0)) for name in CONSTANTS}
+                entry |= {name: new[scope, name] for name in CONSTANTS if (scope, name) in new and entry.get(name)}
             (Path(folder) / path.name).write_text(json.dumps(held))
+        numbers = {name: value for (scope, name), value in new.items() if scope == IMPORTER}
         forget_profiles()
         with patch.object(engine_costs, "ENGINES", Path(folder)), patch.dict(vars(lookups), numbers):
             yield
         forget_profiles()
 
 
-def none_of(name: str) -> float:
-    """The value that leaves a constant out."""
-    return float(name.endswith("_RATIO"))
-
-
-def part_of(constant: Constant, share: float, own_s: float | None = None) -> Change:
-    """A part of what it adds; of `own_s` instead, wherever its name stands."""
-
-    def change(scope: str, name: str, value: float) -> float:
-        if own_s is not None:
-            return share * own_s if name in constant.names else value
-        return none_of(name) + share * (value - none_of(name)) if constant.has(name, scope) else value
-
-    return change
+def part_of(constant: Constant, share: float, judge: str = "") -> dict[Key, float]:
+    """Values with a part of what it adds. Where the `judge` is a source, it is the others' mean wherever it stands."""
+    if judge in constant.pooled:
+        others_s = [value_s for other, value_s in constant.sources_s(values()).items() if other != judge]
+        return {key: share * fmean(others_s) for key in values() if key[1] in constant.names}
+    none = float(constant.names[0].endswith("_RATIO"))
+    held = constant.held().items()
+    return {key: share * value + (1.0 - share) * (none if key[1].endswith("_RATIO") else 0.0) for key, value in held}
 
 
 # -- judges
 
 
-def judge_of(name: str) -> RunSpec:
-    judge = read_specs().judges[name]
-    if isinstance(judge.run, RunSpec):
-        return judge.run
-    return next(spec for spec in specs() if spec.title == judge.section).runs[judge.run]
+def run_of(judge: str) -> RunSpec:
+    run = read_specs().judges[judge]
+    if isinstance(run, RunSpec):
+        return run
+    title, _, index = run.rpartition(", run ")
+    return next(spec for spec in specs() if spec.title == title).runs[int(index)]
 
 
-def judged_by(name: str, data: Path) -> list[JudgedCell]:
-    """Its cells with the engine's constants as they are now, those of the profile dropped."""
-    run = judge_of(name)
+class Judges:
+    """Cells that judge, every so manieth of the served ones; or those that constants were fitted on."""
 
-    def with_files(profile: Profile) -> Profile:
-        return with_engine(profile, load_engine(run.set["engine"], profile.gpu.name, profile.tensor_parallel))
+    def __init__(self, data: Path, *, is_fitted: bool = False, every: int = 1) -> None:
+        self.data, self.is_fitted = data, is_fitted
+        self.rows = {row["id"]: row for row in read_cells(data / CELLS)}
+        role = FITTED if is_fitted else JUDGED
+        lines = [line for line in csv_rows(SERVED) if line["role"] == role and line["id"] in self.rows][::every]
+        self.cells = [(cell_of(self.rows[line["id"]]), line["is_starved"] == "1") for line in lines]
 
-    judged, _ = judge_run(run, data, with_files)
-    return [
-        msgspec.structs.replace(each, cell=msgspec.structs.replace(each.cell, line=line))
-        for line, each in enumerate(judged)
-    ]
+    def served(self, constant: Constant, metric: str) -> list[Cell]:
+        """Those whose engine has the constant and whose model gave none, or gave it; of a TTFT none that waits for
+        admission."""
+        known = {scope for scope, _ in values()}
+        scopes = {scope for scope, _ in constant.held()}
 
+        def is_seen(cell: Cell) -> bool:
+            scope = f"{engine_name(cell)} {cell.gpu}"
+            scope = scope if scope in known else f"{engine_name(cell)} {ELSEWHERE}"
+            model = model_of(cell.target)[0]
+            is_one = model in constant.given_by if self.is_fitted else model not in givers(cell.engine)
+            return is_one and not scopes.isdisjoint({scope, IMPORTER})
 
-class Served:
-    """Served cells of a role, every so manieth; `drafts` are the rows that pairs of drafting and plain cells are of."""
+        return [cell for cell, is_late in self.cells if not (is_late and metric == "ttft_ms") and is_seen(cell)]
 
-    def __init__(self, data: Path, role: str = JUDGED, every: int = 1) -> None:
-        rows = read_cells(data / CELLS)
-        by_id = {row["id"]: row for row in rows}
-        lines = [line for line in csv_rows(SERVED) if line["role"] == role and line["id"] in by_id][::every]
-        self.cells = [(cell_of(by_id[line["id"]]), line["is_starved"] == "1") for line in lines]
-        self.data, self.rows = data, rows
-        self._whole: dict[str, dict[str, float]] = {}
-
-    def seen(self, constant: Constant, metric: str) -> list[Cell]:
-        """Those whose engine has the constant and whose model gave none; of a TTFT none that waits for admission."""
-        of = values()
-        held = {scope for scope, name in of if constant.has(name, scope)}
-        return [
-            cell
-            for cell, is_starved in self.cells
-            if not (is_starved and metric == "ttft_ms")
-            and (IMPORTER in held or scope_of(cell, of) in held)
-            and model_of(cell.target)[0] not in givers(cell.engine)
-        ]
-
-    def errors(self, cells: Sequence[Cell], metric: str, *, is_whole: bool) -> list[float]:
-        """In percent; what is simulated with every constant as it is, is kept."""
-        known = self._whole if is_whole else {}
-        known |= {cell.id: predicted(cell) for cell in cells if cell.id not in known}
-        return [off_pct(known[cell.id][metric], cell.measured[metric]) for cell in cells]
-
-    def errors_of(self, judge: str, metric: str, constant: Constant) -> list[float]:
-        """Of a judge that is no served cells."""
+    def errors(self, judge: str, metric: str, constant: Constant, known: Known) -> list[tuple[str, str, float]]:
+        """(engine, who, error in percent) of each cell; `known` are served ones as simulated with these values."""
+        if judge == SERVED_CELLS:
+            cells = self.served(constant, metric)
+            known |= {cell.id: predicted(cell) for cell in cells if cell.id not in known}
+            return [
+                (cell.engine, model_of(cell.target)[0], off_pct(known[cell.id][metric], cell.measured[metric]))
+                for cell in cells
+            ]
         if judge == MTP_PAIRS:
-            pairs = drafted.pairs([cell_of(row) for row in self.rows])
-            groups = [group for group in grouped(pairs, lambda pair: pair.group).values() if len(group) > 1]
-            return [line["error_pct"] for group in groups for line in drafted.judge(group)]
-        judged = judged_by(judge, self.data)
+            pairs = grouped(drafted.pairs([*map(cell_of, self.rows.values())]), lambda pair: pair.group).values()
+            lines = [line for group in pairs if len(group) > 1 for line in drafted.judge(group)]
+            return [("trtllm", judge, line["error_pct"]) for line in lines]
+        run = run_of(judge)
+
+        def with_files(profile: Profile) -> Profile:
+            return with_engine(profile, load_engine(run.set["engine"], profile.gpu.name, profile.tensor_parallel))
+
+        judged, _ = judge_run(run, self.data, with_files)
+        wheres = [fit.where for fit in run.fits if {*fit.constants} & {*constant.names}]
+        if self.is_fitted:
+            judged = [each for each in judged if any(holds(where, each.cell) for where in wheres) or each.is_fit]
         if metric == SPEEDUP:
-            return [pair["error_pct"] for pair in speedups(judged)]
-        drafts_alone = constant.names[0].startswith("draft")
-        seen = [each for each in judged if each.cell.num_speculative_tokens or not drafts_alone]
-        return [each.error_pct(metric) or 0.0 for each in seen]
-
-
-def scope_of(cell: Cell, of: Mapping[tuple[str, str], float]) -> str:
-    scope = f"{engine_name(cell)} {cell.gpu}"
-    return scope if any(scope == known for known, _ in of) else f"{engine_name(cell)} {ELSEWHERE}"
+            errors = [pair["error_pct"] for pair in speedups(judged)]
+        else:
+            errors = [each.error_pct(metric) or 0.0 for each in judged]
+        return [(run.set["engine"].partition("-")[0], judge, error) for error in errors]
 
 
 # -- the table
 
 
-def lines_of(constant: Constant, served: Served) -> Iterator[tuple[Any, ...]]:
-    """COLUMNS by engine and judge."""
+def lines_of(constant: Constant, judges: Judges, known: Known) -> Iterator[tuple[Any, ...]]:
+    """COLUMNS by judge and engine; `known` are served cells with every constant as it is."""
     head = constant.name, ", ".join(constant.where), " ".join(constant.given_by)
-    lines: list[tuple[str, str, str, list[list[float]]]] = []
     for judge, metric in constant.judges.items():
-        others = [value_s for other, value_s in pooled_s(constant).items() if other != judge]
-        own_s = fmean(others) if judge in constant.pooled else None
-        cells = served.seen(constant, metric) if judge == SERVED_CELLS else []
         errors = []
         for share in SHARES:
-            with changed(part_of(constant, share, own_s)):
-                if judge == SERVED_CELLS:
-                    errors.append(served.errors(cells, metric, is_whole=share == 1.0))
-                else:
-                    errors.append(served.errors_of(judge, metric, constant))
-        if judge != SERVED_CELLS:
-            engine = "trtllm" if judge == MTP_PAIRS else str(judge_of(judge).set["engine"])
-            lines.append((engine.partition("-")[0], judge, metric, errors))
-        engines = [cell.engine for cell in cells]
-        for family in sorted(set(engines)):
-            is_its = [engine == family for engine in engines]
-            models = " ".join(sorted({model_of(cell.target)[0] for cell in compress(cells, is_its)}))
-            lines.append((family, models, metric, [list(compress(each, is_its)) for each in errors]))
-    for family, by, metric, errors in lines:
-        sizes = (round(mean_size(of) or 0.0, 2) for of in errors)
-        yield *head, family, by, metric, len(errors[0]), *sizes, digest(constant, family)
-    for family in [] if lines else families(constant):
+            with changed(part_of(constant, share, judge)):
+                errors.append(judges.errors(judge, metric, constant, known if share == 1.0 else {}))
+        for family, of in sorted(grouped(zip(*errors, strict=True), lambda cell: cell[0][0]).items()):
+            by = " ".join(sorted({cell[0][1] for cell in of}))
+            sizes = (round(mean_size(cell[part][2] for cell in of) or 0.0, 2) for part in range(len(SHARES)))
+            yield *head, family, by, metric, len(of), *sizes, digest(constant, family)
+    for family in () if constant.judges else sorted({scope.partition("-")[0] for scope, _ in constant.held()}):
         yield *head, family, constant.why, "", 0, "", "", "", digest(constant, family)
 
 
 def judge_all(data: Path, every: int, out: Path) -> None:
-    served, found = Served(data, every=every), []
+    judges, known, found = Judges(data, every=every), Known(), []
     for constant in read_specs().constants:
-        for line in lines_of(constant, served):
+        for line in lines_of(constant, judges, known):
             found.append(line)
             print(*line, sep=", ", file=sys.stderr)
     write_csv(out, COLUMNS, found)
@@ -322,88 +276,61 @@ def judge_all(data: Path, every: int, out: Path) -> None:
 # -- values anew
 
 
-class Refit(msgspec.Struct, frozen=True):
+class Refit(NamedTuple):
     constant: Constant
     name: str
     old: float
     new: float
     error: float
-    """Standard error; nan where cells are as many as constants, and of a mean."""
+    """Standard error; nan of a mean, and where cells are as many as constants."""
+
+    @property
+    def keys(self) -> list[Key]:
+        return [key for key in self.constant.held() if key[1] == self.name]
 
     def __str__(self) -> str:
         where = ", ".join(self.constant.where)
         return f"{self.name} of {where}: {self.old:.4g} -> {self.new:.4g} +- {self.error:.2g}"
 
 
-def fit(names: Sequence[str], old: Sequence[float], logs: Callable[[Mapping[str, float]], list[float]]) -> Any:
-    """(values, standard errors) with which the squares of `logs` are least, each value counted in its old one."""
+def fit(old: Mapping[str, float], logs: Callable[[dict[str, float]], list[float]]) -> tuple[list[float], list[float]]:
+    """Values with which the squares of `logs` are least, each counted in its old one, and their standard errors."""
     from scipy.optimize import least_squares
 
-    def of(parts: Any) -> Any:
-        return np.asarray(logs({name: float(part) * one for name, part, one in zip(names, parts, old, strict=True)}))
-
+    start = np.array([*old.values()])
     found = least_squares(
-        of, np.ones(len(names)), bounds=(0.0, np.inf), diff_step=0.05, xtol=1e-3, ftol=1e-4, max_nfev=12
-    )
-    free = (len(found.fun) - len(names)) or np.nan
+        lambda parts: np.asarray(logs(dict(zip(old, (parts * start).tolist(), strict=True)))),
+        np.ones(len(old)), bounds=(0.0, np.inf), diff_step=0.05, xtol=1e-3, ftol=1e-4, max_nfev=12,
+    )  # fmt: skip
+    free = (len(found.fun) - len(old)) or np.nan
     spread = np.sqrt(np.diag(np.linalg.pinv(found.jac.T @ found.jac)) * float(found.fun @ found.fun) / free)
-    return (found.x * old).tolist(), (spread * old).tolist()
-
-
-def marked(source: str, constants: Sequence[Constant], served: Served) -> list[float]:
-    """Logarithms of simulated over measured on the cells that a source's constants are fitted on."""
-    of, found = values(), {}
-    for constant in constants:
-        metric = constant.fitted_on[source]
-        if source == SERVED_CELLS:
-            for cell, _ in served.cells:
-                scopes = scope_of(cell, of), IMPORTER
-                is_seen = any(constant.has(name, scope) for name in constant.names for scope in scopes)
-                if is_seen and model_of(cell.target)[0] in constant.given_by and (cell.id, metric) not in found:
-                    found[cell.id, metric] = log(predicted(cell)[metric] / cell.measured[metric])
-            continue
-        fits = [each.where for each in judge_of(source).fits if {*each.constants} & {*constant.names}]
-        for each in judged_by(source, served.data):
-            if any(holds(where, each.cell) for where in fits) or (not fits and each.is_fit):
-                sides = each.metrics[metric]
-                found[str(each.cell.line), metric] = log((sides["simulated"] or 0.0) / (sides["real"] or 1.0))
-    return list(found.values())
-
-
-def refit(source: str, constants: Sequence[Constant], served: Served) -> Iterator[Refit]:
-    """What one source gave, fitted together."""
-    of = values()
-    owners = {name: constant for constant in constants for name in constant.names}
-    old = [
-        next(of[scope, each] for scope, each in of if each == name and owners[name].has(name, scope)) for name in owners
-    ]
-
-    def logs(tried: Mapping[str, float]) -> list[float]:
-        def change(scope: str, name: str, value: float) -> float:
-            return tried[name] if value and name in owners and owners[name].has(name, scope) else value
-
-        with changed(change):
-            return marked(source, constants, served)
-
-    for name, before, after, error in zip(owners, old, *fit(list(owners), old, logs), strict=True):
-        yield Refit(owners[name], name, before, after, error)
+    return (found.x * start).tolist(), (spread * start).tolist()
 
 
 def refits(data: Path) -> Iterator[Refit]:
     """Of constants that have a fit, those of one source together; then of what is pooled over them."""
-    served, of, every = Served(data, FITTED), values(), read_specs().constants
-    of_source = grouped((each for each in every if each.fitted_on), lambda each: (*each.fitted_on, *each.given_by))
-    for (source, *_), constants in of_source.items():
-        for found in refit(source, constants, served):
-            held = {key: found.new for key in of if key[1] == found.name and found.constant.has(*reversed(key))}
-            of |= held
+    judges, of, every = Judges(data, is_fitted=True), values(), read_specs().constants
+    together = grouped((each for each in every if each.fitted_on), lambda each: (*each.fitted_on, *each.given_by))
+    for (source, *_), constants in together.items():
+        old = {name: value for each in constants for (_, name), value in each.held().items()}
+
+        def logs(
+            tried: Mapping[str, float], source: str = source, group: Sequence[Constant] = constants
+        ) -> list[float]:
+            known: Known = {}
+            with changed({key: tried[key[1]] for each in group for key in each.held()}):
+                lists = [judges.errors(source, each.fitted_on[source], each, known) for each in group]
+            # Constants that the same cells see count these once.
+            return [log1p(error / 100.0) for cells in dict.fromkeys(map(tuple, lists)) for *_, error in cells]
+
+        for name, after, error in zip(old, *fit(old, logs), strict=True):
+            found = Refit(next(each for each in constants if name in each.names), name, old[name], after, error)
+            of |= dict.fromkeys(found.keys, after)
             yield found
     for constant in every:
         if constant.pooled:
-            (name,) = constant.names
-            old_s = next(value for (scope, each), value in of.items() if each == name and constant.has(name, scope))
-            new_s = [of.get((at, name), 0.0) if isinstance(at, str) else at for at in constant.pooled.values()]
-            yield Refit(constant, name, old_s, fmean(new_s), np.nan)
+            old_s, new_s = fmean(constant.held().values()), fmean(constant.sources_s(of).values())
+            yield Refit(constant, constant.names[0], old_s, new_s, np.nan)
 
 
 def write_values(found: Sequence[Refit]) -> None:
@@ -417,7 +344,7 @@ def write_values(found: Sequence[Refit]) -> None:
             for index, line in enumerate(lines):
                 if line.lstrip().startswith('{"gpus"'):
                     scopes = scopes_of(path.stem, json.loads(line.strip().rstrip(",")))
-                    if any(each.constant.has(name, scope) for scope in scopes):
+                    if any((scope, name) in each.keys for scope in scopes):
                         lines[index] = re.sub(rf'"{name}": (?!0\.0[,}}])[^,}}]+', f'"{name}": {text}', line)
             path.write_text("".join(lines))
 
