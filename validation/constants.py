@@ -96,10 +96,13 @@ class Constant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         """Its values."""
         return {key: value for key, value in values().items() if owner(*key) is self}
 
-    def sources_s(self, of: Mapping[Key, float]) -> dict[str, float]:
-        """Seconds by source of a mean."""
-        (name,) = self.names
-        return {each: of.get((at, name), 0.0) if isinstance(at, str) else at for each, at in self.pooled.items()}
+    def sources_s(self, of: Mapping[Key, float], name: str) -> dict[str, float]:
+        """Seconds by source of a mean; a number in `pooled` is of the first name."""
+        return {
+            source: of.get((at, name), 0.0) if isinstance(at, str) else at
+            for source, at in self.pooled.items()
+            if isinstance(at, str) or name == self.names[0]
+        }
 
 
 class _File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -173,11 +176,11 @@ def changed(new: Mapping[Key, float]) -> Iterator[None]:
 def part_of(constant: Constant, share: float, judge: str = "") -> dict[Key, float]:
     """Values with a part of what it adds. Where the `judge` is a source, it is the others' mean wherever it stands."""
     if judge in constant.pooled:
-        others_s = [value_s for other, value_s in constant.sources_s(values()).items() if other != judge]
-        return {key: share * fmean(others_s) for key in values() if key[1] in constant.names}
-    none = float(constant.names[0].endswith("_RATIO"))
+        sources_s = {name: constant.sources_s(values(), name) for name in constant.names}
+        others_s = {name: [of[each] for each in of if each != judge or len(of) == 1] for name, of in sources_s.items()}
+        return {key: share * fmean(others_s[key[1]]) for key in values() if key[1] in constant.names}
     held = constant.held().items()
-    return {key: share * value + (1.0 - share) * (none if key[1].endswith("_RATIO") else 0.0) for key, value in held}
+    return {key: share * value + (1.0 - share) * key[1].endswith("_RATIO") for key, value in held}
 
 
 # -- judges
@@ -328,9 +331,9 @@ def refits(data: Path) -> Iterator[Refit]:
             of |= dict.fromkeys(found.keys, after)
             yield found
     for constant in every:
-        if constant.pooled:
-            old_s, new_s = fmean(constant.held().values()), fmean(constant.sources_s(of).values())
-            yield Refit(constant, constant.names[0], old_s, new_s, np.nan)
+        for name in constant.names if constant.pooled else ():
+            old_s = fmean(value for key, value in constant.held().items() if key[1] == name)
+            yield Refit(constant, name, old_s, fmean(constant.sources_s(of, name).values()), np.nan)
 
 
 def write_values(found: Sequence[Refit]) -> None:
