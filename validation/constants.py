@@ -14,9 +14,8 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from functools import cache
@@ -238,13 +237,11 @@ class Judges:
             return with_engine(profile, load_engine(run.set["engine"], profile.gpu.name, profile.tensor_parallel))
 
         judged, _ = judge_run(run, self.data, with_files)
-        wheres = [fit.where for fit in run.fits if {*fit.constants} & {*constant.names}]
         if self.is_fitted:
+            wheres = [fit.where for fit in run.fits if {*fit.constants} & {*constant.names}]
             judged = [each for each in judged if any(holds(where, each.cell) for where in wheres) or each.is_fit]
-        if metric == SPEEDUP:
-            errors = [pair["error_pct"] for pair in speedups(judged)]
-        else:
-            errors = [each.error_pct(metric) or 0.0 for each in judged]
+        gains = [pair["error_pct"] for pair in speedups(judged)] if metric == SPEEDUP else []
+        errors = gains or [each.error_pct(metric) or 0.0 for each in judged]
         return [(run.set["engine"].partition("-")[0], judge, error) for error in errors]
 
 
@@ -265,15 +262,6 @@ def lines_of(constant: Constant, judges: Judges, known: Known) -> Iterator[tuple
             yield *head, family, by, metric, len(of), *sizes, digest(constant, family)
     for family in () if constant.judges else sorted({scope.partition("-")[0] for scope, _ in constant.held()}):
         yield *head, family, constant.why, "", 0, "", "", "", digest(constant, family)
-
-
-def judge_all(data: Path, every: int, out: Path) -> None:
-    judges, known, found = Judges(data, every=every), Known(), []
-    for constant in read_specs().constants:
-        for line in lines_of(constant, judges, known):
-            found.append(line)
-            print(*line, sep=", ", file=sys.stderr)
-    write_csv(out, COLUMNS, found)
 
 
 # -- values anew
@@ -352,14 +340,20 @@ def write_values(found: Sequence[Refit]) -> None:
             path.write_text("".join(lines))
 
 
+def shown(lines: Iterable[Any]) -> Iterator[Any]:
+    """The lines, each printed when it is there."""
+    for line in lines:
+        print(line, flush=True)
+        yield line
+
+
 def main(what: Literal["judge", "refit"], data: Path, every: int = 1, write: bool = False, out: Path = TABLE) -> None:
     warnings.simplefilter("ignore")
     if what == "judge":
-        judge_all(data, every, out)
+        judges, known = Judges(data, every=every), Known()
+        found = (line for constant in read_specs().constants for line in lines_of(constant, judges, known))
+        write_csv(out, COLUMNS, [*shown(found)])
         return
-    found = []
-    for each in refits(data):
-        found.append(each)
-        print(each, flush=True)
+    found_values = [*shown(refits(data))]
     if write:
-        write_values(found)
+        write_values(found_values)
