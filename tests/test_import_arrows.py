@@ -60,7 +60,7 @@ FLOORS = {
     "validation": (
         ("tables",),
         ("claims", "judge", "replays", "speed", "conformance"),
-        ("constants", "coverage", "left_out"),
+        ("constants", "coverage"),
         ("pages",),
         ("__main__",),
     ),

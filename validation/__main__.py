@@ -29,7 +29,10 @@ PROGRAMS = {
         "validation.conformance.replayed",
         "steps of real schedulers beside those of continuous",
     ),
-    "constants": ("validation.constants", "constants with and without, on models that had no part in them"),
+    "constants": (
+        "validation.constants",
+        "constants of engines: judged by models that gave none of them, or fitted anew",
+    ),
     "drafted": ("validation.judge.drafted", "served cells that draft with MTP, beside plain ones of the same set-up"),
     "evidence": ("validation.judge.evidence", "sim/evidence: means of judged served cells, which answers quote"),
     "figures": (
@@ -37,7 +40,6 @@ PROGRAMS = {
         "figures that README states, and what each comes from; 1 where one is not so",
     ),
     "leaderboard": ("validation.pages.leaderboard", "docs/leaderboard.md: lanesim beside every other simulator"),
-    "left_out": ("validation.left_out", "pooled constants of engines without each of their sources"),
     "notebooks": ("validation.pages.notebooks", "executes the notebooks on small settings"),
     "step_records": (
         "validation.replays.step_records",

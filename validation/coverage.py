@@ -8,7 +8,7 @@ capacity on two GPUs, a closed loop and a trace; a p99 in runs so long that MIN_
 `accuracy_intervals`: 90 % intervals of `tune` beside measured speed-ups that no fit saw, its acceptance quoted once, at
 the longest draft that was logged. DATA as in `make accuracy-public`.
 Not here: load verdicts (tests.sim.compare.test_verdicts), intervals of tune in fresh draws
-(tests.sim.studies.test_cost_draws), constants without one of their sources (validation.left_out).
+(tests.sim.studies.test_cost_draws), constants without their sources (validation.constants).
 """
 
 from __future__ import annotations

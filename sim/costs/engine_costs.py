@@ -281,8 +281,8 @@ def load_engine(name: str, gpu: str, tensor_parallel: int = 1) -> EngineCosts:
 
     Raises ValueError with the nearest name, or with what is wrong in the file.
 
-    >>> load_engine("vllm-0.12", "h100-sxm").step_s
-    0.00219
+    >>> load_engine("vllm-0.12", "h100-sxm", 2).step_s
+    0.0016
     """
     is_path = name.endswith(".json")
     if not is_path and name not in engine_names():

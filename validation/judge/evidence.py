@@ -24,8 +24,7 @@ import msgspec
 import numpy as np
 
 from calibrate.catalogue.model_configs import source_of
-from calibrate.served.load import JUDGED
-from calibrate.served.load import ServedLoad as Cell
+from calibrate.served.load import JUDGED, ServedLoad
 from sim.costs.engine_costs import ENGINES
 from sim.costs.profile_files import load
 from sim.draws import Floats
@@ -83,10 +82,10 @@ class MeasuredSetUp(NamedTuple):
         return float(np.mean(self.errors))
 
 
-def set_ups_of(cells: Iterable[tuple[Cell, str, float]]) -> list[MeasuredSetUp]:
+def set_ups_of(cells: Iterable[tuple[ServedLoad, str, float]]) -> list[MeasuredSetUp]:
     """Set-ups of cells, which come with the name of the model and the error of TPOT, percent."""
 
-    def labels(row: tuple[Cell, str, float]) -> tuple[Any, ...]:
+    def labels(row: tuple[ServedLoad, str, float]) -> tuple[Any, ...]:
         cell, model, _ = row
         group = engine_name(cell).partition("-")[0], cell.gpu, model
         return group, cell.tp, cell.label.partition(" ")[2], cell.dp, cell.ep or 1, cell.weights or ""

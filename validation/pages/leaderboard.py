@@ -2,8 +2,7 @@
 leaderboard`.
 
 Nothing is simulated here: figures are means over cells that other commands wrote (in docs/validation: served-cells.csv
-by silicon_page, accuracy-cells.csv by accuracy, left-out.csv by left_out, constants.csv by constants,
-mtp-pairs.csv by drafted), and errors that
+by silicon_page, accuracy-cells.csv by accuracy, constants.csv by constants, mtp-pairs.csv by drafted), and errors that
 are reported of other simulators (peers.csv beside this file: quoted, each with its source and date). A cell is judged
 where no constant was fitted on it and its labels hold. The page's prose is templates/leaderboard.md. Not here: single
 cells, classes of served cells (docs/silicon.md).
@@ -19,8 +18,7 @@ from typing import Any
 import pandas as pd
 
 from calibrate.served.load import FITTED, JUDGED
-from validation.constants import FITTED as CONSTANTS
-from validation.judge.evidence import LOADS
+from validation.constants import givers
 from validation.judge.specs import specs
 from validation.tables import MISSING, page
 
@@ -33,13 +31,8 @@ SHARED_RUN = "codegen"
 METRICS, RUN_METRICS = ("tpot", "ttft"), ("tpot", "ttft", "e2el")
 LEVEL = 0.05
 """Points between two means that are the same in print."""
-LEFT_OUT = {
-    "engines": "engine", "source": "left out", "own_ms": "its own", "pooled_ms": "pooled", "without_ms": "without it",
-    "metric": "judged by", "pooled_error_pct": "error, pooled", "without_error_pct": "error, without it",
-}  # fmt: skip
-"""Columns of left-out.csv -> the page's."""
-OF_STEPS = {"vllm": ("qwen3-32b",), "trtllm": ("llama-3.1-8b",)}
-"""Models by engine whose measurements gave `step_s` and `row_s` (left-out.csv); other constants are CONSTANTS."""
+LOADS = {8: "1 to 8 in flight", 32: "9 to 32 in flight", 128: "33 to 128 in flight", 10**9: "129 and more in flight"}
+"""Most requests in flight of one rank -> its name."""
 IN_IDS = str.maketrans("-.", "__")
 """As names of models are in ids of cells."""
 ENGINES = {"vllm": "vLLM", "sglang": "SGLang", "trtllm": "TensorRT-LLM"}
@@ -73,9 +66,7 @@ def left_out(cells: pd.DataFrame) -> pd.DataFrame:
     """Those of models that had no part in a constant of their engine."""
 
     def has_part(cell: pd.Series) -> bool:
-        engine = cell["class"].split()[0]
-        seen = [model for each in CONSTANTS if engine in each.engines for model in each.models]
-        return any(model.translate(IN_IDS) in cell["id"] for model in (*seen, *OF_STEPS.get(engine, ())))
+        return any(model.translate(IN_IDS) in cell["id"] for model in givers(cell["class"].split()[0]))
 
     return cells[~cells.apply(has_part, axis=1)]
 
@@ -218,7 +209,7 @@ def main(out: Path = PAGE, folder: Path = FOLDER) -> None:
     served, every, pairs = (
         pd.read_csv(folder / f"{name}.csv") for name in ("served-cells", "accuracy-cells", "mtp-pairs")
     )
-    pooled, peers = pd.read_csv(folder / "left-out.csv", dtype=str), pd.read_csv(PEERS, dtype=str)
+    peers = pd.read_csv(PEERS, dtype=str)
     judged, apart = served[served["role"] == JUDGED], served[served["role"] != JUDGED]
     runs = pd.DataFrame(run_lines(every, peers))
     page(
@@ -236,6 +227,5 @@ def main(out: Path = PAGE, folder: Path = FOLDER) -> None:
         large=by_lengths(every, "llama-3.3-70b-instruct-tp4"),
         mtp=pd.DataFrame(mtp_lines(pairs)),
         published=published(peers),
-        left_out=pooled.rename(columns=LEFT_OUT),
-        constants=pd.read_csv(folder / "constants.csv", dtype=str),
+        constants=pd.read_csv(folder / "constants.csv", dtype=str).drop(columns=["digest"]),
     )

@@ -58,17 +58,6 @@ def set_theme(font_scale: float = 0.8) -> None:
     )
 
 
-def canvas(
-    num_rows: int, num_columns: int, *, width: float = 5.2, height: float = 3.6
-) -> tuple[Figure, list[list[Axes]]]:
-    """A figure and its axes [rows, columns], each `width` by `height` inches with its labels."""
-    import matplotlib.pyplot as plt
-
-    size = width * num_columns, height * num_rows
-    figure, axes = plt.subplots(num_rows, num_columns, figsize=size, squeeze=False, layout="constrained")
-    return figure, axes.tolist()
-
-
 def panel(axis: Axes, title: str = "", x: str = "", y: str = "") -> None:
     """Title and labels, with their units, of one panel."""
     axis.set_title("")

@@ -213,14 +213,15 @@ def alone_tpot_s(engine: str, **changes: Any) -> float:
 
 
 def test_asynchronous_scheduling_hides_the_step_and_a_zero_constant_does_not() -> None:
-    """One row on H100 decodes longer than vLLM 0.24 prepares a step (1.6985 ms + 42.5 us), so all of it is hidden;
-    planned synchronously it is paid in full, and a lane pays it for its draft."""
+    """One row on H100 decodes longer than vLLM 0.24 prepares a step, so all of it is hidden. Planned synchronously
+    it is paid in full, and a lane pays it for its draft."""
+    costs = load_engine("vllm-0.24", "h100-sxm")
     ideal, hidden = alone_tpot_s("ideal"), alone_tpot_s("vllm-0.24")
     paid = alone_tpot_s("vllm-0.24", **{"engine.async_scheduling": False})
     assert hidden == pytest.approx(ideal, abs=1e-6)
-    assert paid == pytest.approx(ideal + 1.6985e-3 + 42.5e-6, abs=1e-6)
+    assert paid == pytest.approx(ideal + costs.step_s + costs.row_s, abs=1e-6)
     lane = [served("pd", engine=name, num_prompts=1).requests[0].last_token_s for name in ("ideal", "vllm-0.24")]
-    assert lane[1] > lane[0] + 8 * 1.6985e-3
+    assert lane[1] > lane[0] + 8 * costs.step_s
 
 
 # -- the reports' own numbers

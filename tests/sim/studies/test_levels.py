@@ -90,7 +90,7 @@ def test_an_answer_on_a_replayed_set_up_quotes_the_replay_first() -> None:
 
 
 def test_pooled_constants_of_an_engine_show_in_a_level_and_those_of_measured_cells_do_not() -> None:
-    """46 % of SGLang's step on an H100, where it was never measured, and with drafts nothing hides it."""
+    """56 % of SGLang's step on an H100, where it was never measured, and with drafts nothing hides it."""
     _, (pooled,) = compared(EAGLE, policy="continuous", engine="sglang-0.5")
     _, (own,) = compared("gh200/apertus-8b+eagle3", policy="continuous", engine="vllm-0.23")
     assert pooled.engine_pct is not None
