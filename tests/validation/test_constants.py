@@ -123,8 +123,9 @@ def test_cells_of_givers_and_those_that_wait_for_admission_are_left_out(monkeypa
     monkeypatch.setattr(program, "model_of", lambda target: (target, False))
     judges = program.Judges.__new__(program.Judges)
     judges.is_fitted = False
+    of_engine = {"engine": "vllm", "engine_version": "0.19", "label": "vllm dense fp8"}
     judges.cells = [
-        (ServedLoad(id=name, engine="vllm", engine_version="0.19", target=target, gpu=gpu, label="vllm dense fp8"), is_late)
+        (ServedLoad(id=name, target=target, gpu=gpu, **of_engine), is_late)
         for name, target, gpu, is_late in (
             ("1", "gpt-oss-120b", "h200-sxm", False), ("2", "b", "h200-sxm", False), ("3", "b", "l40s", False),
             ("4", "b", "h200-sxm", True), ("5", "qwen3-32b", "h200-sxm", False),
