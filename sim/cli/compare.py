@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from msgspec import Meta
 
@@ -50,6 +50,11 @@ class CompareFlags(CompareScenario, frozen=True, kw_only=True):
         Draws | None,
         "Draws within the errors of costs and acceptance, which orders must hold in; 0 = none. [default: 10 where "
         "policies are ordered, so short that they take no longer than the runs]",
+    ] = None
+    in_: Annotated[
+        Literal["simpy", "python", "core"] | None,
+        "Form of the simulator: SimPy explains, Python extends, the C core is fast. [default: core where it can, else "
+        "python]",
     ] = None
     verbose: Verbose = False
     emit_vllm: Annotated[bool, "Run nothing: print the vLLM command lines that would check it."] = False
@@ -103,12 +108,12 @@ def compare_command(flags: CompareFlags) -> None:
 
         from sim.report.tables import comparison_tables
 
+        if flags.verbose:
+            say_core()
         if flags.out is not None:
             print(f"results in {flags.out}")
         asked = percentiles if flags.metric_percentiles else []
         comparison_tables(Console(), result, asked, is_verbose=flags.verbose)
-        if flags.verbose:
-            say_core()
 
 
 def _varied_keys(flags: CompareFlags, lists: Collection[str]) -> dict[str, list[Json]]:
@@ -145,6 +150,8 @@ def _compare_values(
 
         from sim.report.varied_tables import print_varied
 
+        if flags.verbose:
+            say_core()
         print_varied(Console(), result, is_verbose=flags.verbose)
 
 
@@ -219,6 +226,7 @@ def _run(
     with progress() as on_step:
         return compared(
             policies,
+            form=flags.in_,
             draws=flags.draws,
             workers=flags.workers,
             on_done=on_step,

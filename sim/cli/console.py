@@ -182,16 +182,16 @@ def show(path: str | None, answer: Stated, *, is_verbose: bool = False) -> None:
 
         from sim.report.say import print_answer
 
-        print_answer(Console(), answer, is_verbose=is_verbose)
         if is_verbose:
             say_core()
+        print_answer(Console(), answer, is_verbose=is_verbose)
 
 
 def say_core() -> None:
-    """Who served the runs of this process."""
+    """The first line of --verbose."""
     from sim.run.compiled import said
 
-    print(said() or "no run of this process: its workers served them, or a store had them")
+    print(said())
 
 
 def write_json(path: str | None, result: Mapping[str, Json]) -> bool:

@@ -70,8 +70,7 @@ def _say_version(context: click.Context, _: click.Parameter, is_asked: bool) -> 
 
         from sim.run import compiled
 
-        build = "compiled core" if compiled.is_on() else "pure Python"
-        click.echo(f"lanesim, version {version('lanesim')} ({build})")
+        click.echo(f"lanesim, version {version('lanesim')} ({compiled.build()})")
         context.exit()
 
 

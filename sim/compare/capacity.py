@@ -7,6 +7,7 @@ Not here: what a saturated run says of a load (sim.metrics.load).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cached_property
 from itertools import accumulate, chain
 from math import inf
@@ -61,7 +62,8 @@ class Saturation:
 
     def __init__(self, resolved: Resolved, seed: int = LOAD_SEED) -> None:
         self._seed, self._count = seed, resolved.scenario.devices.count
-        self._given = resolved.changed(seed=seed)
+        # All forms of the simulator serve as many.
+        self._given = replace(resolved.changed(seed=seed), form=None)
         self._loops: dict[int, Capacity] = {}
         self._at_phi: dict[float, Saturation] = {}
 

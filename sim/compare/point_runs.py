@@ -17,6 +17,7 @@ from sim.files.arrow_tables import writing_parquet
 from sim.metrics.load import needs_capacity
 from sim.metrics.records import RunRecord, request_parts
 from sim.metrics.summary import PERCENTILES, Run, detailed, measured_requests, slo_shares, summarise
+from sim.run.compiled import SIMPY
 from sim.run.resolve import Resolved
 from sim.run.simulate import simulate
 from sim.workload.generate import is_trace, num_requests
@@ -24,6 +25,8 @@ from sim.workload.generate import is_trace, num_requests
 Result = TypeVar("Result")
 WORTH_A_POOL = 4_000
 """Requests in all from which several processes pay."""
+UNKNOWN_IN_SIMPY = ("poll_cpu_share", "mean_kv_usage", "max_kv_usage", "max_kv_gb")
+"""Metrics that sim.reference keeps no account of."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,8 +40,6 @@ class Point:
     percentiles: tuple[float, ...] = PERCENTILES
     is_detailed: bool = False
     record_works: bool = False
-    keeps_works: bool = True
-    """True where recorded works come back with the record; False: only what was read from them."""
     keeps_record: bool = False
     rows_path: str | None = None
     """Parquet file to write the requests to, where they are wanted without the record."""
@@ -55,6 +56,8 @@ class PointRun:
     arrivals_s: list[float]
     """Arrivals of a trace's requests; empty for drawn ones, whose rate is known."""
     record: RunRecord | None
+    form: str
+    """Form of the simulator that it ran in."""
 
 
 def run_point(point: Point) -> PointRun:
@@ -68,19 +71,21 @@ def run_point(point: Point) -> PointRun:
         num_warmups=scenario.workload.num_warmups,
         num_cooldowns=scenario.workload.num_cooldowns,
     )
+    if record.form == SIMPY:
+        run |= dict.fromkeys(UNKNOWN_IN_SIMPY)
     if point.is_detailed:
         run |= detailed(record)
     if point.rows_path is not None:
         with writing_parquet(Path(point.rows_path)) as write:
             for columns in request_parts(record):
                 write(columns)
-    kept = record if point.keeps_works else replace(record, works=[], kv_series=[])
     return PointRun(
         run=run,
         num_streams=_num_streams(record),
         needs_capacity=needs_capacity(record),
         arrivals_s=[request.arrival_s for request in record.requests] if is_trace(scenario.workload) else [],
-        record=kept if point.keeps_record else None,
+        record=record if point.keeps_record else None,
+        form=record.form,
     )
 
 

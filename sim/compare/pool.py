@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 import warnings
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ from sim.costs.extrapolation import Extrapolation, collecting, pass_on
 from sim.plugins import checked_count
 from sim.policies import registry
 from sim.policies.policy import Build
+from sim.run import compiled
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor, Future, ProcessPoolExecutor
@@ -198,6 +200,8 @@ class Pool:
                 for category, text in heard.warnings:
                     warnings.warn(text, category, stacklevel=2)
                 pass_on(heard.extrapolation)
+                compiled.told.update(heard.told)
+                compiled.told_ns.update(heard.told_ns)
                 yield under_way.pop(future), heard.result
 
 
@@ -234,14 +238,18 @@ class Heard(Generic[Result]):
     result: Result
     warnings: list[tuple[type[Warning], str]]
     extrapolation: Extrapolation
+    told: Counter[str]
+    told_ns: Counter[str]
 
 
 def _listen(function: Callable[[Task], Result], task: Task) -> Heard[Result]:
+    compiled.told.clear()
+    compiled.told_ns.clear()
     with warnings.catch_warnings(record=True) as heard, collecting() as extrapolation:
         warnings.simplefilter("default")
         result = function(task)
     said = dict.fromkeys((warning.category, str(warning.message)) for warning in heard)
-    return Heard(result, list(said), extrapolation)
+    return Heard(result, list(said), extrapolation, compiled.told.copy(), compiled.told_ns.copy())
 
 
 Call = Callable[[], object]

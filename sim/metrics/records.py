@@ -138,6 +138,8 @@ class RunRecord:
     """Arrivals at a rate, so that the run can be overloaded."""
     weight_bytes: int = 0
     kv_bytes_per_token: int = 0
+    form: str = ""
+    """Form of the simulator that it ran in (sim.run.compiled); empty of a real run."""
     engine: str = ""
     """Name of the engine whose costs were added to the GPU's time (sim.costs.engine_costs)."""
     is_async: bool | None = None

@@ -36,6 +36,7 @@ from sim.report.shown import (
 )
 from sim.report.store_frame import frame_of, store_frame
 from sim.report.store_points import Setting, read_points
+from sim.run.compiled import FORMS
 from sim.run.resolve import resolve, resolve_all
 from sim.run.scenario import Scenario, parse_scenario, raw_scenario, to_plain
 from sim.run.simulate import simulate_in_simpy as in_simpy
@@ -69,6 +70,7 @@ def compare(
     percentiles: Sequence[float] = PERCENTILES,
     draws: int | None = None,
     workers: int | None = None,
+    form: str | None = None,
     **changes: Any,
 ) -> ShownComparison: ...
 
@@ -82,6 +84,7 @@ def compare(
     percentiles: Sequence[float] = PERCENTILES,
     draws: int | None = None,
     workers: int | None = None,
+    form: str | None = None,
     **changes: Any,
 ) -> ShownVaried: ...
 
@@ -94,6 +97,7 @@ def compare(
     percentiles: Sequence[float] = PERCENTILES,
     draws: int | None = None,
     workers: int | None = None,
+    form: str | None = None,
     **changes: Any,
 ) -> ShownComparison | ShownVaried:
     """Run every policy of a scenario with every seed, on the same draws: `lanesim compare`.
@@ -102,7 +106,7 @@ def compare(
     loaded one, too. Several policies run four times each unless `replications` are given. With `vary` the values of
     each of its keys take the place of the policies: short keys such as `speculation`, `prefix_cache`, `context` and
     `gpu`, flat names or dotted ones. Orders must hold in `draws` of costs and acceptance: ten unless given, 0 for none.
-    Raises ValueError for input that cannot run.
+    `form` is simpy, python or core: `--in` of the command. Raises ValueError for input that cannot run.
 
     >>> import lanesim
     >>> result = lanesim.compare(profile="cpu/tiny", policy=("continuous", "pd"), num_prompts=20, request_rate=10)
@@ -116,7 +120,10 @@ def compare(
         "percentiles": checked_reals("percentiles", percentiles, 0.0, 100.0),
         "draws": draws and checked_count("draws", draws, 2),
         "workers": None if workers is None else checked_count("workers", workers, 1),
+        "form": form,
     }
+    if form not in (None, *FORMS):
+        raise ValueError(unknown("form of the simulator", str(form), FORMS))
     if vary is not None:
         raw, profile = _raw(source, changes)
         if not isinstance(vary, Mapping):

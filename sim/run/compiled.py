@@ -70,15 +70,27 @@ LANE_TOTALS = struct.Struct("=2d q")
 """now_s, busy_s and polls; then works, tokens and device seconds of 3 streams by kind."""
 USAGE = np.dtype([("num_works", "i8"), ("tokens", "i8"), ("device_s", "f8")])
 MOST_STREAMS, MOST_WORKERS = 3, 64
+FORMS = SIMPY, PYTHON, CORE = "simpy", "python", "core"
+"""Forms of the simulator that a run can be in."""
 told: Counter[str] = Counter()
-"""Runs of this process by who served them: "core", or the reason why Python did."""
+"""Runs of this command by who served them: "core", "simpy", or the reason why Python did."""
+told_ns: Counter[str] = Counter()
+"""CPU time of these runs, likewise."""
 
 
 def said() -> str:
-    """Runs of this process, those that Python served with the reasons; empty where there were none."""
-    in_python = [f"{count} in Python ({reason})" for reason, count in sorted(told.items()) if reason != "core"]
-    runs = [f"{told['core']} runs in the compiled core"] if told["core"] else []
-    return ", ".join(runs + in_python)
+    """The build, runs of this command and their CPU seconds, those in Python by reason."""
+    names = {CORE: "in the compiled core", SIMPY: "in SimPy"}
+    runs = [
+        f"{told[who]} runs {names.get(who, f'in Python ({who})')} took {told_ns[who] / 1e9:.2f} CPU-s"
+        for who in sorted(told, key=lambda who: (who not in names, -told_ns[who]))
+    ]
+    return f"build: {build()}. {', '.join(runs) or 'No run: a store had them'}"
+
+
+def build() -> str:
+    """The build of this installation, in words."""
+    return "compiled core" if is_on() else "pure Python, 3 to 6 times slower than with the compiled core"
 
 
 def is_on() -> bool:
@@ -86,11 +98,13 @@ def is_on() -> bool:
     return core is not None and os.environ.get(SWITCH) != "off"
 
 
-def serve(resolved: Resolved, serving: Serving | Fleet, host: SimHost, draws: AcceptanceDraws) -> bool:
-    """Serve all requests in the core; False, and nothing has changed, where Python must."""
+def serve(resolved: Resolved, serving: Serving | Fleet, host: SimHost, draws: AcceptanceDraws) -> str:
+    """Serve all requests in the core; the reason, and nothing has changed, where Python must. Raises ValueError where
+    only the core may."""
     members = serving.servings if isinstance(serving, Fleet) else [serving]
     has_lanes = resolved.policy.is_built_in and resolved.policy.name in LANE_POLICIES
-    reason = _reason(resolved, serving, members[0], host, has_lanes=has_lanes) if is_on() else "no core"
+    reason = f"--in {PYTHON}" if resolved.form == PYTHON else "" if is_on() else "no compiled core"
+    reason = reason or _reason(resolved, serving, members[0], host, has_lanes=has_lanes)
     if not reason:
         try:
             if has_lanes:
@@ -100,8 +114,10 @@ def serve(resolved: Resolved, serving: Serving | Fleet, host: SimHost, draws: Ac
         except BaseException:
             host.close()
             raise
-    told[reason or "core"] += 1
-    return not reason
+    if reason and resolved.form == CORE:
+        host.close()
+        raise ValueError(f"--in {CORE}: the compiled core does not serve this run ({reason}); --in {PYTHON} does")
+    return reason
 
 
 def _reason(resolved: Resolved, whole: Serving | Fleet, serving: Serving, host: SimHost, *, has_lanes: bool) -> str:
@@ -114,7 +130,7 @@ def _reason(resolved: Resolved, whole: Serving | Fleet, serving: Serving, host: 
     if costs.host.idle_ramp is not None:
         return "costs or memory that remember"
     if resolved.scenario.window.stop_s is not None or host.is_heard:
-        return "somebody looks"
+        return "works that are recorded, or a window that closes"
     reason = _lane_reason(resolved, whole, serving) if has_lanes else _continuous_reason(resolved, whole, serving)
     if reason:
         return reason
