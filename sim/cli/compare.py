@@ -42,9 +42,7 @@ class CompareFlags(CompareScenario, frozen=True, kw_only=True):
     json: JsonFile = None
     save_detailed: Annotated[bool, "Add per-request lists to every run of the JSON."] = False
     out: Annotated[Path | None, "Results directory."] = None
-    plots: Annotated[
-        bool, "Record the works of the first replication and draw latencies and lanes into --out; slower."
-    ] = False
+    plots: Annotated[bool, "Draw latencies, and lanes while the first 100 requests are served, into --out."] = False
     workers: Workers = None
     draws: Annotated[
         Draws | None,

@@ -210,7 +210,8 @@ def compare(
     Each run writes its requests into the directory `rows_in`, as Parquet files in the order of the runs.
 
     `on_run` gets each record, `on_done` hears how far it is. With `record_works` the first replication of each policy
-    carries its works and says where its time went; with `is_detailed` every run carries per-request lists.
+    carries works of its first requests and says where their time went; with `is_detailed` every run carries per-request
+    lists.
     Raises ValueError for input that cannot run.
     """
     saturations, scenario_hash = [Saturation(one) for one in policies], policies[0].scenario.digest

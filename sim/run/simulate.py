@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from heapq import nlargest
 from time import process_time_ns
 
@@ -32,12 +33,17 @@ OnWork = Callable[[SimTicket], None]
 
 
 def simulate(
-    resolved: Resolved, seed: int, *, record_works: bool = False, requests: Sequence[Request] | None = None
+    resolved: Resolved,
+    seed: int,
+    *,
+    record_works: bool = False,
+    stop_s: float | None = None,
+    requests: Sequence[Request] | None = None,
 ) -> RunRecord:
     """Run one policy to the end of the scenario's window, or until everything has drained.
 
     `requests` are served instead of the workload's, which otherwise come from its generators: fresh ones in order of
-    arrival, index 0 first.
+    arrival, index 0 first. What is recorded may be cut at `stop_s`.
 
     Raises ValueError for requests that no KV memory of this profile can hold, PolicyStalled for a stuck policy.
     """
@@ -49,9 +55,8 @@ def simulate(
     hear = None if meter is None else meter.hear
     if record_works:
         who = "works that are recorded"
-        if resolved.form not in (None, compiled.PYTHON):
-            raise ValueError(f"--in {resolved.form}: {who} are in Python alone; leave out --plots")
-        record = run_recorded(experiment, requests, lambda on_work: _host(experiment, draws, _both(on_work, hear)))
+        build = partial(_host, experiment, draws)
+        record = run_recorded(experiment, requests, lambda heard: build(_both(heard, hear)), stop_s=stop_s)
     else:
         host = _host(experiment, draws, hear)
         serving = experiment.start(host, requests)

@@ -37,7 +37,8 @@ MARKERS = "os^DvP"
 
 
 def draw_comparison(directory: Path, result: Comparison, records: Sequence[RunRecord]) -> None:
-    """latency_cdf.png and breakdown.png over all replications; timeline.png and occupancy.png of each policy's first.
+    """latency_cdf.png over all replications; breakdown.png, timeline.png and occupancy.png of the first
+    requests of each policy's first.
 
     Raises ValueError without the plotting libraries.
     """
@@ -52,15 +53,13 @@ def draw_comparison(directory: Path, result: Comparison, records: Sequence[RunRe
 
 
 def _phases_s(result: Comparison) -> dict[str, dict[str, float]]:
-    """Mean seconds per request by policy and phase, over the runs that the table is of."""
-    means_s: dict[str, dict[str, float]] = {}
-    for row in result.policies:
-        phases_ms = [run["phases_ms"] for run in result.runs if run["policy"] == row.policy]
-        known = [phases for phases in phases_ms if isinstance(phases, dict)]
-        means_s[row.policy] = {
-            phase: sum(phases[phase] or 0.0 for phases in known) / len(known) / 1e3 for phase in PHASES
-        }
-    return means_s
+    """Mean seconds per request by policy and phase, of requests whose works are recorded."""
+    phases_ms = {run["policy"]: run["phases_ms"] for run in reversed(result.runs)}
+    return {
+        row.policy: {phase: (phases[phase] or 0.0) / 1e3 for phase in PHASES}
+        for row in result.policies
+        if isinstance(phases := phases_ms[row.policy], dict)
+    }
 
 
 def _title(result: Comparison) -> str:
