@@ -103,14 +103,8 @@ def _serve_in_simpy(experiment: Experiment, serving: Serving | Fleet, host: SimH
     return compiled.SIMPY
 
 
-def simulate_in_simpy(resolved: Resolved, seed: int, requests: Sequence[Request] | None = None) -> list[Request]:
-    """The requests of `simulate` as sim.reference serves them. Raises ValueError for what it does not know."""
-    served = list(requests) if requests is not None else Experiment(resolved, seed).requests()
-    _in_simpy(resolved, seed, served)
-    return served
-
-
 def _in_simpy(resolved: Resolved, seed: int, served: Sequence[Request]) -> reference.Server:
+    """The server of sim.reference, after it has served. Raises ValueError for what it does not know."""
     scenario, limits, controller = resolved.scenario, resolved.limits, resolved.lengths
     policy, host, engine = resolved.policy.name, getattr(resolved.host_costs, "host", None), resolved.engine
     experiment, pool = Experiment(resolved, seed), resolved.new_pool()

@@ -10,7 +10,7 @@ import struct
 import subprocess
 import sys
 import tracemalloc
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import cache
 from itertools import product
 from math import inf
@@ -37,7 +37,7 @@ from sim.run import compiled
 from sim.run.resolve import resolve
 from sim.run.scenario import Scenario
 from sim.run.simulate import simulate
-from tests.properties import examples
+from tests.properties import assert_refused, examples
 from tests.sim.support import request, serve
 
 pytestmark = pytest.mark.skipif(not compiled.is_on(), reason="the core is not built, or switched off")
@@ -234,6 +234,8 @@ def test_the_rest_goes_to_python_which_says_why(reason: str, settings: dict[str,
     num_before = compiled.told[reason]
     served(scenario, 0)
     assert compiled.told[reason] == num_before + 1
+    in_core = replace(resolve(scenario, load(scenario.profile), "continuous"), form=compiled.CORE)
+    assert_refused(lambda: simulate(in_core, 0), f"({reason})", f"--in {compiled.PYTHON} does")
 
 
 @pytest.mark.filterwarnings("ignore")
