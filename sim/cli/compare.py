@@ -25,9 +25,6 @@ EXAMPLE = (
     "    --profile h100-sxm/llama-2-7b+tinyllama-1.1b --request-rate 4"
 )
 
-MAX_CPU_S = 60.0
-"""Budget of `num_prompts: auto`."""
-
 
 class CompareFlags(CompareScenario, frozen=True, kw_only=True):
     """Flags of `lanesim compare`; those that take a number take several with commas between, a small grid."""
@@ -232,6 +229,5 @@ def _run(
             on_run=on_run,
             record_works=flags.plots,
             is_detailed=flags.save_detailed,
-            max_cpu_s=MAX_CPU_S,
             rows_in=rows_in,
         )

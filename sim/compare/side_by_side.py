@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from itertools import combinations, pairwise
-from math import inf, isclose
+from math import isclose
 from pathlib import Path
 from typing import Any
 
@@ -202,7 +202,6 @@ def compare(
     record_works: bool = False,
     is_detailed: bool = False,
     workers: int | None = None,
-    max_cpu_s: float = inf,
     rows_in: Path | None = None,
 ) -> Comparison:
     """Run all of a scenario's resolved `policies` with every replication.
@@ -216,7 +215,7 @@ def compare(
     """
     saturations, scenario_hash = [Saturation(one) for one in policies], policies[0].scenario.digest
     on_done("settling the length", 0, 1)
-    length = choose_run_length(policies, saturations, max_cpu_s=max_cpu_s, workers=workers)
+    length = choose_run_length(policies, saturations, workers)
     policies = [settled(one, length) for one in policies]
     scenario, profile = policies[0].scenario, policies[0].profile
     points = [
@@ -274,7 +273,6 @@ def compare(
         verdict=verdict(summaries, paired, drafting(policies)),
         notes=[
             *_rank_notes(policies[0]),
-            *length.notes,
             *_transients(policies, length, summaries),
             *_acceptance_notes(policies[0]),
         ],

@@ -53,9 +53,9 @@ def saturation(scenario: Scenario, policy: str = "autoregressive") -> Saturation
     return Saturation(resolve(scenario, load(scenario.profile), policy))
 
 
-def length_of(scenario: Scenario, max_cpu_s: float = inf) -> Length:
+def length_of(scenario: Scenario) -> Length:
     policies = resolve_all(scenario, load(scenario.profile))
-    return choose_run_length(policies, [Saturation(one) for one in policies], max_cpu_s=max_cpu_s)
+    return choose_run_length(policies, [Saturation(one) for one in policies])
 
 
 def framed(runs: Mapping[str, Sequence[Mapping[PhiLevel, float] | float]]) -> Frame:
@@ -216,14 +216,6 @@ def test_a_part_of_a_deployments_ranks_is_said_to_be_one() -> None:
         scenario = Scenario.of(**asked, num_prompts=4, output_len=4, **{"devices.count": count})
         found = compare(resolve_all(scenario, load(scenario.profile)), workers=1)
         assert any("2 data-parallel ranks" in note for note in found.notes) is is_part
-
-
-def test_a_cpu_budget_cuts_the_length_and_says_so() -> None:
-    scenario = Scenario.of(profile=LARGE, policy="continuous", input_len=64, output_len=600, request_rate=16)
-    free = length_of(scenario)
-    cut = length_of(scenario, max_cpu_s=1e-6)
-    assert free.num_prompts > cut.num_prompts == 1000
-    assert any("fit into the CPU budget" in note for note in cut.notes)
 
 
 def test_lanes_are_shown_over_phi_and_single_streams_are_not() -> None:
