@@ -116,6 +116,17 @@ class AcceptanceDraws:
         ]
         return _last[0]
 
+    def by_position(self, indexes: Integers, outputs: Integers, draft_tokens: int) -> tuple[Accepted, Integers]:
+        """`run_length` of all these requests at each position, one request after the other, and where each begins."""
+        widths = outputs + draft_tokens + 1
+        windows = [
+            Positions(self._seed, indexes[at], 0, widths[at] + (widths[at] & 1))
+            for at in (slice(at, at + _BLOCK_REQUESTS) for at in range(0, len(indexes), _BLOCK_REQUESTS))
+        ]
+        lengths = [self._acceptance.run_lengths(each, draft_tokens).view(np.int8) for each in windows]
+        ends = np.cumsum(np.concatenate([each.widths for each in windows]))
+        return np.concatenate(lengths), ends - widths - (widths & 1)
+
     def prepare(
         self, indexes: Sequence[int] | Integers, output_tokens: Sequence[int] | Integers, draft_tokens: int
     ) -> None:

@@ -23,6 +23,7 @@ from sim.costs.forms.slots import slots_of
 from sim.costs.forms.table import TableCosts
 from sim.devices.contention import Regime
 from sim.drafters.drafter import reads_all, reads_two
+from sim.engine.draft_length import ByBatch
 from sim.engine.fleet import Fleet, Routing
 from sim.engine.kv import KvPool
 from sim.engine.paged import PagedPool
@@ -134,8 +135,8 @@ def _reason(resolved: Resolved, whole: Serving | Fleet, serving: Serving, host: 
     reason = _lane_reason(resolved, whole, serving) if has_lanes else _continuous_reason(resolved, whole, serving)
     if reason:
         return reason
-    length = controller.constant_length
-    if length != controller.draft_tokens_max:
+    length = controller.draft_tokens_max
+    if controller.constant_length != length and (has_lanes or type(controller) is not ByBatch):
         return "draft lengths that change"
     method = limits.method
     priced = reads_all if method.reads_features else reads_two
@@ -186,7 +187,7 @@ def _serve(
     """Replicas to which requests go in turn are runs of their own, whose accounts are added up in order of time."""
     requests, first, count = whole.requests, members[0], len(members)
     draft_tokens = first.controller.draft_tokens_max
-    table, accepted = _table(requests, first, draws)
+    table, accepted, lengths = _table(requests, first, draws)
     settings, (models, functions) = _settings(resolved, first), _models(resolved)
     runs: list[_Run] = []
     for index in range(min(count, len(requests))):
@@ -196,7 +197,7 @@ def _serve(
             request = served[place]
             return draws.rounds(request.index, emitted_tokens, request.output_tokens, draft_tokens).tobytes()
 
-        given = core.serve(*functions, redraw, (settings, part, accepted, *models))
+        given = core.serve(*functions, redraw, (settings, part, accepted, lengths, *models))
         if given is None:
             return False
         table[index::count] = part
@@ -225,9 +226,11 @@ def _serve(
 def _serve_in_lanes(resolved: Resolved, serving: Serving, host: SimHost, draws: AcceptanceDraws) -> bool:
     """Requests of one replica, by a policy with lanes."""
     requests, draft_tokens = serving.requests, serving.controller.draft_tokens_max
-    table, accepted = _table(requests, serving, draws)
+    table, accepted, lengths = _table(requests, serving, draws)
     models, functions = _models(resolved)
-    given = core.serve_in_lanes(*functions, None, (_lane_settings(resolved, serving), table, accepted, *models))
+    given = core.serve_in_lanes(
+        *functions, None, (_lane_settings(resolved, serving), table, accepted, lengths, *models)
+    )
     if given is None:
         return False
     marks, gaps = (np.frombuffer(each, kind) for each, kind in zip(given, (MARKS, GAPS), strict=False))
@@ -294,9 +297,14 @@ class _Run(NamedTuple):
 
 def _table(
     requests: Sequence[Request], serving: Serving, draws: AcceptanceDraws
-) -> tuple[NDArray[np.void], NDArray[np.int8]]:
-    """[requests] of REQUESTS, and [rounds] accepted tokens; no loop of the core goes beyond them, or on for ever."""
-    table, draft_tokens = np.zeros(len(requests), dtype=REQUESTS), serving.controller.draft_tokens_max
+) -> tuple[NDArray[np.void], NDArray[np.int8], NDArray[np.int8]]:
+    """[requests] of REQUESTS, [rounds] accepted tokens, and draft lengths by the requests of a step, one if they are
+    all the same. No loop of the core goes beyond them, or on for ever."""
+    controller, table = serving.controller, np.zeros(len(requests), dtype=REQUESTS)
+    draft_tokens = controller.draft_tokens_max
+    is_constant = controller.constant_length == draft_tokens
+    most = 1 if is_constant else 2 * (serving.max_num_seqs or len(requests)) + 2
+    lengths = [controller.length_for(num_requests) for num_requests in range(most)]
     for name in TIMES:
         table[name] = np.nan
     table["arrival_s"] = [request.arrival_s for request in requests]
@@ -306,14 +314,16 @@ def _table(
     table["blocks"] = -(-(prompts + outputs + serving.kv.draft_slots) // serving.kv.block_size) + serving.kv.kept_blocks
     table["is_measured"] = [request.index in serving.measured for request in requests]
     accepted = np.zeros(1, dtype=np.int8)
-    if draft_tokens:
-        indexes = np.array([request.index for request in requests], dtype=np.int64)
+    indexes = np.array([request.index for request in requests], dtype=np.int64)
+    if not is_constant:
+        accepted, table["first_round"] = draws.by_position(indexes, outputs, draft_tokens)
+    elif draft_tokens:
         _, _, accepted, rounds = draws.all_rounds(indexes, outputs, draft_tokens)
         table["first_round"] = np.cumsum(rounds) - rounds
         assert rounds.sum() == len(accepted)
     assert not np.isnan(table["arrival_s"] + table["delay_s"]).any()
     assert min(prompts.min(), outputs.min()) > 0 == min(accepted.min(initial=0), table["blocks"].min(initial=0))
-    return table, accepted
+    return table, accepted, np.array(lengths, dtype=np.int8)
 
 
 def _costs(resolved: Resolved) -> CompactCosts | TableCosts:

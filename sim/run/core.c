@@ -100,6 +100,8 @@ typedef struct { Count from, to; } Hole;
 typedef struct {
     Settings set;
     Costs costs;
+    const int8_t *lengths;     /* of drafts, by the requests of a step; one alone: all drafts are as long */
+    Count num_lengths, draft_tokens; /* and of the step under way */
     PyObject *redraw;          /* rounds of a request from a token on, where drafts were cut or tokens came without */
     Request *requests;         /* in order of arrival */
     Row *rows;
@@ -163,7 +165,7 @@ static Count tokens_so_far(const Run *run, Count i) { return run->requests[i].pr
 
 /* Tokens of its next round; behind a step under way as long as any. */
 static Count round_of(const Run *run, Count i, int is_ahead) {
-    return 1 + (is_ahead && run->rows[i].in_flight ? run->set.draft_tokens : run->rows[i].drafted);
+    return 1 + (is_ahead && run->rows[i].in_flight ? run->draft_tokens : run->rows[i].drafted);
 }
 
 /* -- memory (sim.engine.paged, where no request has what another one computed) */
@@ -326,9 +328,10 @@ static int redraw_rounds(Run *run, Count i) {
     return !run->costs.has_failed;
 }
 
-/* How many tokens of the draft in flight are accepted. */
+/* How many tokens of the draft in flight are accepted. Where lengths differ, `rounds` has the most by position. */
 static Count accepted_of(Run *run, Count i) {
     Row *row = &run->rows[i];
+    if (run->num_lengths > 1) return row->drafted ? fewer(row->rounds[row->emitted], row->drafted) : 0;
     if (!row->drafted || (row->round_at != row->emitted && !redraw_rounds(run, i))) return 0;
     Count accepted = row->rounds[row->next];
     if (accepted > row->drafted) { row->round_at = -1; return row->drafted; }
@@ -627,11 +630,12 @@ static void begin_step(Run *run, Plan *plan) {
     plan->num_rows = count;
     for (Count j = 0; j < plan->chunks.count; j++)
         run->rows[plan->chunks.at[j].request].in_flight = plan->chunks.at[j].new_tokens;
+    run->draft_tokens = run->lengths[fewer(plan->num_rows + plan->chunks.count, run->num_lengths - 1)];
 }
 
 /* The target pass of a step and a model's drafts behind it; when the last of them ends. */
 static double submit_step(Run *run, const Plan *plan, double ahead_s) {
-    Count num_completed = 0, draft_tokens = run->set.draft_tokens;
+    Count num_completed = 0, draft_tokens = run->draft_tokens;
     Pass target = {.rows = plan->num_rows, .chunks = &plan->chunks}, draft = {.chunks = &plan->chunks};
     for (Count j = 0; j < plan->num_rows; j++) {
         target.row_tokens += run->rows[plan->rows[j]].in_flight;
@@ -643,17 +647,18 @@ static double submit_step(Run *run, const Plan *plan, double ahead_s) {
         num_completed++, draft.context += run->requests[plan->chunks.at[j].request].goal;
     }
     target.head_rows = target.row_tokens + num_completed;
-    if (run->set.drafts_before_verify && draft_tokens) {
+    if (run->set.drafts_before_verify && run->set.draft_tokens) {
         Count longest = 0;
         for (Count j = 0; j < plan->num_rows; j++) longest = more(longest, run->rows[plan->rows[j]].drafted);
         Pass later = {.rows = target.rows, .row_tokens = target.rows, .context = target.context, .head_rows = target.rows,
                       .passes = longest - 1, .chunks = &NO_CHUNKS, .goes_on = 1};
         if (longest > 1) submit(run, 1, &later, ahead_s), ahead_s = INFINITY;
-        draft_tokens = 1;
+        draft_tokens = fewer(1, draft_tokens);
     }
     double end_s = submit(run, 0, &target, ahead_s);
-    if (!draft_tokens || run->set.looks_up) return end_s;
-    draft.rows = draft.head_rows = plan->num_rows + num_completed, draft.passes = draft.rows ? draft_tokens : 0;
+    if (!run->set.draft_tokens || run->set.looks_up) return end_s;
+    draft.rows = plan->num_rows + num_completed, draft.passes = draft.rows ? draft_tokens : 0;
+    draft.head_rows = draft_tokens ? draft.rows : 0;
     draft.row_tokens = run->set.reads_features ? target.row_tokens : 2 * draft.rows;
     return submit(run, 1, &draft, 0.0);
 }
@@ -662,7 +667,7 @@ static double submit_step(Run *run, const Plan *plan, double ahead_s) {
 static void look_up(Run *run, const Plan *plan) {
     Count rows = plan->num_rows;
     for (Count j = 0; j < plan->chunks.count; j++) rows += is_last(run, &plan->chunks.at[j]);
-    if (!rows) return;
+    if (!rows || !run->draft_tokens) return;
     run->now_s = run->issuer_free_s = larger(run->issuer_free_s, run->now_s) + run->set.host.lookup_row_s * rows;
     run->totals.usage[1].num_works++;
 }
@@ -680,7 +685,7 @@ static void emit(Run *run, Count i, Count count) {
 static void open_round(Run *run, Count i) {
     Row *row = &run->rows[i];
     if (is_finished(run, i) || row->is_preempted) return;
-    row->drafted = run->set.draft_tokens;
+    row->drafted = run->draft_tokens;
     hold(run, row, row->drafted + 1);
 }
 
@@ -804,7 +809,7 @@ static void end(Run *run) {
 /* -- the door */
 
 /* Buffers that Python gives: of each model its constants, and its slots by kind. */
-enum { SETTINGS, REQUESTS, ACCEPTED, MODELS, NUM_BUFFERS = MODELS + 2 * (1 + NUM_KINDS) };
+enum { SETTINGS, REQUESTS, ACCEPTED, LENGTHS, MODELS, NUM_BUFFERS = MODELS + 2 * (1 + NUM_KINDS) };
 
 typedef struct { PyObject *redraw; Py_buffer view[NUM_BUFFERS]; int num_open; } Input;
 
@@ -845,6 +850,7 @@ static PyObject *serve(PyObject *Py_UNUSED(module), PyObject *args) {
     PyObject *result = NULL;
     if (open_input(&in, args, &run.set, sizeof run.set, &run.costs)) {
         run.redraw = in.redraw, run.requests = in.view[REQUESTS].buf, run.num_requests = num_requests(&in);
+        run.lengths = in.view[LENGTHS].buf, run.num_lengths = in.view[LENGTHS].len;
         int is_served = begin(&run, in.view[ACCEPTED].buf) && serve_all(&run);
         advance(&run, run.now_s);
         run.totals.now_s = run.now_s;

@@ -142,7 +142,8 @@ static void check_range(Costs *costs, Model *m, const Pass *p, double most_conte
 
 /* A work of rows alone, with all its passes (WorkCosts.cost). */
 static Cost rows_cost(Costs *costs, Model *m, enum Kind kind, const Pass *p) {
-    const double *part = slot(costs, m, kind, p->rows, kind == ROWS ? p->row_tokens : 0);
+    Count row_tokens = p->head_rows ? p->row_tokens : -p->row_tokens; /* no LM head: a key of its own */
+    const double *part = slot(costs, m, kind, p->rows, kind == ROWS ? row_tokens : 0);
     if (p->context > part[MOST_CONTEXT]) check_range(costs, m, p, part[MOST_CONTEXT] / p->rows);
     Count num_later = p->passes - 1;
     double kv = (double)kv_tokens(m, p);

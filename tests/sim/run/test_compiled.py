@@ -100,6 +100,10 @@ def scenarios(draw: st.DrawFn) -> Scenario:
         }
     else:
         settings["dataset_name"] = "azure-conv"
+    if settings["num_speculative_tokens"] and draw(st.booleans()):
+        first, then = (draw(st.integers(0, settings["num_speculative_tokens"])) for _ in range(2))
+        key = "speculation.num_speculative_tokens_per_batch_size"
+        settings |= {"speculation.controller": "by_batch", key: [[1, 3, first], [4, 9, then], [30, 99, 1]]}
     return Scenario.of(profile=name, policy="continuous", **settings)
 
 
@@ -285,7 +289,14 @@ def buffers(num_requests: int = 1, output: int = 1, draft_tokens: int = 0, num_b
     limits = (draft_tokens, num_requests, budget, 0, 0, 0, num_blocks or budget * output, *[0] * 5, budget, 0)
     memory = (draft_tokens, 0, 999, 2, 0, 1, 0, 0, 1) if num_blocks else (0, 0, 999, 16, *[0] * 5)
     settings = bytearray(compiled.SETTINGS.pack(*limits, *memory, *[0] * 8, *[0.0] * 12, *[1.0] * 5))
-    return settings, requests, np.zeros(output * num_requests, dtype=np.int8), *model, *model
+    return (
+        settings,
+        requests,
+        np.zeros(output * num_requests, dtype=np.int8),
+        np.array([draft_tokens], np.int8),
+        *model,
+        *model,
+    )
 
 
 def served_by_hand(given: tuple[Any, ...], asked: list[tuple[int, ...]] | None = None) -> Any:
@@ -294,7 +305,7 @@ def served_by_hand(given: tuple[Any, ...], asked: list[tuple[int, ...]] | None =
 
     def ask(model: int, kind: int, place: int, *key: int) -> None:
         most_context = np.inf if kind == ROWS else 1.0
-        given[4 + 7 * model + kind][place] = (*key, 1.0, most_context, *[1.0] * 8)
+        given[5 + 7 * model + kind][place] = (*key, 1.0, most_context, *[1.0] * 8)
         if asked is not None:
             asked.append((kind, *key))
 
@@ -305,7 +316,7 @@ def test_structs_of_another_size_are_refused() -> None:
     """Settings and constants are read as they are."""
     given = buffers()
     assert served_by_hand(given) is not None
-    for place in (0, 3):
+    for place in (0, 4):
         short = bytearray(bytes(given[place])[:-8])
         with pytest.raises(ValueError, match="want a struct of"):
             served_by_hand((*given[:place], short, *given[place + 1 :]))
