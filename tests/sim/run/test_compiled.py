@@ -387,7 +387,7 @@ import pickle, struct, sys
 from sim.run import core
 given = tuple(map(bytearray, pickle.load(sys.stdin.buffer)))
 def ask(model, kind, place, *key):
-    struct.pack_into("12d", given[4 + 7 * model + kind], 96 * place, *key, *[1.0] * 10)
+    struct.pack_into("12d", given[5 + 7 * model + kind], 96 * place, *key, *[1.0] * 10)
 assert core.serve(ask, lambda *_: None, lambda place, emitted: bytes(90 - emitted), given)
 print(struct.unpack_from("8d9q", given[1], len(given[1]) // 2)[-1] > 3)
 """
