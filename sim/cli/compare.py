@@ -101,14 +101,14 @@ def compare_command(flags: CompareFlags) -> None:
     if write_json(flags.json, result.plain):
         from rich.console import Console
 
-        from sim.report.tables import comparison_tables
+        from sim.report.say import print_answer
 
         if flags.verbose:
             say_core()
         if flags.out is not None:
             print(f"results in {flags.out}")
         asked = percentiles if flags.metric_percentiles else []
-        comparison_tables(Console(), result, asked, is_verbose=flags.verbose)
+        print_answer(Console(), result, is_verbose=flags.verbose, percentiles=asked)
 
 
 def _varied_keys(flags: CompareFlags, lists: Collection[str]) -> dict[str, list[Json]]:
@@ -143,11 +143,11 @@ def _compare_values(
     if write_json(flags.json, result.plain):
         from rich.console import Console
 
-        from sim.report.varied_tables import print_varied
+        from sim.report.say import print_answer
 
         if flags.verbose:
             say_core()
-        print_varied(Console(), result, is_verbose=flags.verbose)
+        print_answer(Console(), result, is_verbose=flags.verbose)
 
 
 def _check(flags: CompareFlags, *, is_grid: bool) -> None:
