@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from array import array
 
+import numpy as np
+from numpy.typing import NDArray
+
 
 class Gauge:
     """A step function of time, integrated as it changes. `peak` counts values that lasted, not those of an instant."""
@@ -57,7 +60,7 @@ class GapSamples:
 
     def __init__(self) -> None:
         self.gaps_s = array("d")
-        self.counts = array("l")
+        self.counts = array("I")
 
     def add(self, gap_s: float, count: int = 1) -> None:
         if self.gaps_s and self.gaps_s[-1] == gap_s:
@@ -65,3 +68,17 @@ class GapSamples:
         else:
             self.gaps_s.append(gap_s)
             self.counts.append(count)
+
+    def extend(self, gaps_s: NDArray[np.float64], counts: NDArray[np.int64]) -> None:
+        """Add all of these."""
+        starts = np.flatnonzero(np.diff(gaps_s, prepend=np.nan))
+        if not len(starts):
+            return
+        sums = np.add.reduceat(counts, starts)
+        self.add(float(gaps_s[0]), int(sums[0]))
+        self.gaps_s.frombytes(gaps_s[starts[1:]].tobytes())
+        self.counts.frombytes(sums[1:].astype(self.counts.typecode).tobytes())
+
+    def clear(self) -> None:
+        """Take them all back."""
+        del self.gaps_s[:], self.counts[:]

@@ -112,7 +112,7 @@ class RunRecord:
 
     policy: str
     seed: int
-    requests: list[Request]
+    requests: Requests
     """Ordered by arrival index. Unfinished ones are censored."""
     slo_classes: Sequence[SloClass] = ()
     """Classes of the requests, if they are of several."""

@@ -15,11 +15,14 @@ Not here: what a run that is taken must be like (sim.run.compiled), what is in a
 #include "core_costs.h"
 
 typedef struct {
-    double arrival_s, entered_s, known_s, queued_s, scheduled_s, first_s, last_s;
-    double delay_s;            /* in the frontend */
-    Count prompt, output, blocks, is_measured, first_round, num_rounds, num_accepted;
-    Count num_drafted, num_preemptions, prefilled, goal, needs_catch_up;
+    double arrival_s, known_s, queued_s, scheduled_s, first_s, last_s;
+    Count first_round;
+    int32_t prompt, output, blocks, prefilled, goal, num_preemptions, num_rounds, num_accepted, num_drafted;
+    int8_t needs_catch_up, is_measured;
 } Request;
+
+/* Its seconds in the frontend. */
+static double delay_of(const Host *host, const Request *one) { return host->frontend_s + host->frontend_token_s * one->prompt; }
 
 /* A list that grows. */
 typedef struct { void *at; Count count, most; } List;
@@ -38,16 +41,51 @@ static void *add(Costs *costs, List *list, size_t size) {
     return (char *)list->at + size * list->count++;
 }
 
-static PyObject *bytes_of(const List *list, size_t size) {
-    return PyBytes_FromStringAndSize(list->at ? list->at : "", list->count * size);
+/* A quantity over time (sim.engine.time_series.Gauge), and what it changed by, where that is kept. */
+typedef struct { double at_s; Count by; } Change;
+typedef struct { double integral, since_s; Count value, peak; List *changes; } Gauge;
+enum { QUEUE, HELD, NUM_GAUGES };
+
+static void change(Costs *costs, Gauge *gauge, Count by, double now_s) {
+    if (now_s > gauge->since_s) {
+        gauge->integral += gauge->value * (now_s - gauge->since_s);
+        gauge->since_s = now_s, gauge->peak = more(gauge->peak, gauge->value);
+    }
+    gauge->value += by;
+    List *kept = gauge->changes;
+    if (kept == NULL) return;
+    Change *last = kept->count ? (Change *)kept->at + kept->count - 1 : NULL;
+    if (last == NULL || last->at_s != now_s) {
+        if ((last = add(costs, kept, sizeof(Change))) == NULL) return;
+        *last = (Change){now_s, 0};
+    }
+    last->by += by;
 }
 
-/* Tokens in memory from a time on. */
-typedef struct { double at_s; Count held; } Mark;
+static PyObject *bytes_of(const List *changes) {
+    return PyBytes_FromStringAndSize(changes->at ? changes->at : "", changes->count * sizeof(Change));
+}
+
+/* What the gauges show. */
+static PyObject *values_of(const Gauge *gauges) {
+    const Gauge *q = &gauges[QUEUE], *h = &gauges[HELD];
+    return Py_BuildValue("(ddLL)(ddLL)", q->integral, q->since_s, (long long)q->value, (long long)q->peak, h->integral,
+                         h->since_s, (long long)h->value, (long long)h->peak);
+}
+
 /* Gaps of requests whose tokens came together. */
 typedef struct { double at_s, gap_s; Count count; } Gap;
+enum { GAPS_AT_ONCE = 1 << 15 };
+
+static void tell_gaps(Costs *costs, List *gaps) {
+    if (costs->has_failed || !gaps->count) return;
+    PyObject *none = PyObject_CallFunction(costs->hear, "y#", gaps->at, (Py_ssize_t)(gaps->count * sizeof(Gap)));
+    costs->has_failed = none == NULL, gaps->count = 0;
+    Py_XDECREF(none);
+}
 
 static void add_gap(Costs *costs, List *gaps, double at_s, double gap_s, Count count) {
+    if (gaps->count == GAPS_AT_ONCE) tell_gaps(costs, gaps);
     Gap *gap = add(costs, gaps, sizeof(Gap));
     if (gap != NULL) *gap = (Gap){at_s, gap_s, count};
 }
@@ -77,6 +115,7 @@ typedef struct {
     Count is_caching, drops_cached_block, seats_first_chunk, caches_results, reuses_blank_first;
     Count receive_interval, batch_wait_steps, balance_steps;
     Count retracts, drafts_before_verify, max_batched_tokens, max_answer_tokens;   /* SGLang */
+    Count is_part;             /* of several replicas, whose changes are added up */
     double batch_wait_tokens, balance_queue, initial_ratio, min_ratio, decay_steps, retract_steps;
     Host host;
 } Settings;
@@ -93,7 +132,6 @@ typedef struct {
 
 /* A step: its rows, with tokens of each, and the chunks of prompts. */
 typedef struct { Count *rows, *row_tokens, num_rows; Chunks chunks; double at_s; } Plan;
-typedef struct { double at_s; Count change; } Wait; /* of the queue: who is preempted waits once more */
 typedef struct { double now_s, busy_s; Usage usage[2]; } Totals;
 typedef struct { Count from, to; } Hole;
 
@@ -102,19 +140,22 @@ typedef struct {
     Costs costs;
     PyObject *redraw;          /* rounds of a request from a token on, where drafts were cut or tokens came without */
     Request *requests;         /* in order of arrival */
-    Row *rows;
+    const int8_t *accepted;
+    Row *rows;                 /* of those who were seen and have not finished, and some between, in a ring */
+    Count row_mask, first_row;
     Count num_requests, num_come, num_queued, num_seen, num_finished;
+    double entered_s;          /* when the last of those who have come is in the queue */
     Count *running, num_running, running_blocks;   /* seated, oldest first; blocks for their whole lives */
     Count *queue, first_waiting, num_waiting, queue_mask; /* who waits and was seen, in a ring */
     /* Free blocks: those without a key that are taken first, then a line, from head to tail, with holes. */
     Count num_free, num_blank, line_head, line_tail;
     List holes;                /* in order */
-    Count held;
-    int is_touched;            /* somebody has changed what is held, since time went on */
+    Gauge gauges[NUM_GAUGES];
+    List changes[NUM_GAUGES];
     double now_s, issuer_free_s, device_free_s;
     Totals totals;
     Plan plans[2];
-    List marks, waits, gaps;
+    List gaps;
     int is_beyond;             /* something that only Python knows */
     Count steps_unseen, steps_held_back, steps_balanced;
     int holds_back;            /* prompts wait for others to come */
@@ -142,28 +183,30 @@ static double submit(Run *run, int model, const Pass *p, double ahead_s) {
 
 /* -- a request on its way */
 
-static int is_finished(const Run *run, Count i) { return run->rows[i].emitted >= run->requests[i].output; }
+static Row *row_of(const Run *run, Count i) { return &run->rows[i & run->row_mask]; }
+
+static int is_finished(const Run *run, Count i) { return row_of(run, i)->emitted >= run->requests[i].output; }
 
 /* It has its last token with the step under way, whatever that accepts. */
-static int must_end(const Run *run, Count i) { return run->rows[i].in_flight && run->rows[i].emitted + 1 >= run->requests[i].output; }
+static int must_end(const Run *run, Count i) { return row_of(run, i)->in_flight && row_of(run, i)->emitted + 1 >= run->requests[i].output; }
 
 /* Tokens of its prompt, and of what it had before it was preempted, that no chunk has yet. */
 static Count missing_of(const Run *run, Count i) {
-    return run->requests[i].goal - run->requests[i].prefilled - run->rows[i].in_flight;
+    return run->requests[i].goal - run->requests[i].prefilled - row_of(run, i)->in_flight;
 }
 
 /* Its tokens in the target's KV between rounds. */
 static Count context_of_row(const Run *run, Count i) {
     const Request *one = &run->requests[i];
-    return one->prefilled + more(0, run->rows[i].emitted - 1 - (one->goal - one->prompt));
+    return one->prefilled + more(0, row_of(run, i)->emitted - 1 - (one->goal - one->prompt));
 }
 
 /* Its tokens so far: what is to be computed, once more if it was preempted, before it goes on. */
-static Count tokens_so_far(const Run *run, Count i) { return run->requests[i].prompt + run->rows[i].emitted; }
+static Count tokens_so_far(const Run *run, Count i) { return run->requests[i].prompt + row_of(run, i)->emitted; }
 
 /* Tokens of its next round; behind a step under way as long as any. */
 static Count round_of(const Run *run, Count i, int is_ahead) {
-    return 1 + (is_ahead && run->rows[i].in_flight ? run->set.draft_tokens : run->rows[i].drafted);
+    return 1 + (is_ahead && row_of(run, i)->in_flight ? run->set.draft_tokens : row_of(run, i)->drafted);
 }
 
 /* -- memory (sim.engine.paged, where no request has what another one computed) */
@@ -201,12 +244,12 @@ static void free_blocks(Run *run, Row *row) {
 }
 
 static Count cached_tokens(const Run *run, Count i) {
-    return more(run->rows[i].cached, run->set.caches_results ? context_of_row(run, i) : 0);
+    return more(row_of(run, i)->cached, run->set.caches_results ? context_of_row(run, i) : 0);
 }
 
 /* Extend a table to `tokens` and the look-ahead behind them; 0 where memory is short. */
 static int grow(Run *run, Count i, Count tokens, Count lookahead) {
-    Row *row = &run->rows[i];
+    Row *row = row_of(run, i);
     Count slots = fewer(tokens + lookahead, run->set.max_len);
     Count missing = blocks_of(run, slots) - row->blocks;
     if (missing > 0) {
@@ -220,7 +263,7 @@ static int grow(Run *run, Count i, Count tokens, Count lookahead) {
 
 /* Blocks of its own that a request which waits finds again, if it was preempted; never that of its last token. */
 static Count found_blocks(const Run *run, Count i) {
-    const Row *row = &run->rows[i];
+    const Row *row = row_of(run, i);
     if (!row->is_preempted) return 0;
     Count found = row->num_freed - more(0, run->line_head - row->freed_at);
     return more(0, fewer(found, (tokens_so_far(run, i) - 1) / run->set.block_size) - run->set.drops_cached_block);
@@ -249,13 +292,11 @@ static void bring_in(Run *run) {
         if (places && run->num_come - run->num_finished >= places) break;
         if (places) one->arrival_s = larger(one->arrival_s, run->now_s);
         if (places && run->num_come) one->arrival_s = larger(one->arrival_s, one[-1].arrival_s);
-        one->entered_s = one->arrival_s + one->delay_s;
-        if (run->num_come) one->entered_s = larger(one->entered_s, one[-1].entered_s);
-        one->known_s = one->entered_s;
+        one->known_s = run->entered_s = larger(one->arrival_s + delay_of(&run->set.host, one), run->entered_s);
     }
 }
 
-static void hold(Run *run, Row *row, Count change) { row->kv += change, run->held += change, run->is_touched = 1; }
+static void hold(Run *run, Row *row, Count by) { row->kv += by, change(&run->costs, &run->gauges[HELD], by, run->now_s); }
 
 static Count waiting(const Run *run, Count place) { return run->queue[(run->first_waiting + place) & run->queue_mask]; }
 
@@ -263,14 +304,31 @@ static Count waiting(const Run *run, Count place) { return run->queue[(run->firs
 static void wait_first(Run *run, Count i) { run->num_waiting++, run->queue[--run->first_waiting & run->queue_mask] = i; }
 static void wait_last(Run *run, Count i) { run->queue[(run->first_waiting + run->num_waiting++) & run->queue_mask] = i; }
 
-static void note_wait(Run *run, Count change) {
-    Wait *wait = add(&run->costs, &run->waits, sizeof(Wait));
-    if (wait != NULL) *wait = (Wait){run->now_s, change};
+/* Who has come by now waits. */
+static void note_arrivals(Run *run) {
+    for (; run->num_queued < run->num_come && run->requests[run->num_queued].known_s <= run->now_s; run->num_queued++)
+        change(&run->costs, &run->gauges[QUEUE], 1, run->requests[run->num_queued].known_s);
+}
+
+static void note_wait(Run *run, Count by) { note_arrivals(run), change(&run->costs, &run->gauges[QUEUE], by, run->now_s); }
+
+/* A row for a request that is seen; 0 where memory is out. */
+static int open_row(Run *run, Count i) {
+    while (run->rows == NULL || i - run->first_row > run->row_mask) {
+        Count mask = run->row_mask << 1 | 1;
+        Row *rows = PyMem_Malloc((mask + 1) * sizeof(Row));
+        if (rows == NULL) { run_out(&run->costs); return 0; }
+        for (Count j = run->first_row; j < i; j++) rows[j & mask] = *row_of(run, j);
+        PyMem_Free(run->rows);
+        run->rows = rows, run->row_mask = mask;
+    }
+    *row_of(run, i) = (Row){.rounds = run->accepted + run->requests[i].first_round, .round_at = 1};
+    return 1;
 }
 
 /* `i` runs no longer and gives its memory back; whole blocks of its first `tokens` can be found again. */
 static void take_memory(Run *run, Count i, Count tokens) {
-    Row *row = &run->rows[i];
+    Row *row = row_of(run, i);
     Count num_named = run->set.is_caching ? tokens / run->set.block_size : 0;
     run->is_beyond |= run->set.is_caching && row->has_left_named;
     if (num_named > row->num_named) row->num_named = num_named;
@@ -291,9 +349,10 @@ static Count preempt(Run *run) {
 }
 
 static void release(Run *run, Count i) {
-    Row *row = &run->rows[i];
+    Row *row = row_of(run, i);
     hold(run, row, -row->kv);
     run->num_finished++;
+    PyMem_Free(row->own_rounds), row->own_rounds = NULL;
     if (row->is_preempted) {
         Count place = 0;
         while (waiting(run, place) != i) place++;
@@ -311,7 +370,7 @@ static void release(Run *run, Count i) {
 /* The rounds of `i` from its next token on; 0 with an exception set. Those that it has are of another token, since a draft
    was cut or a prompt that was computed again brought one. */
 static int redraw_rounds(Run *run, Count i) {
-    Row *row = &run->rows[i];
+    Row *row = row_of(run, i);
     Count most = run->requests[i].output - row->emitted; /* a round brings a token at least */
     if (row->own_rounds == NULL) row->own_rounds = PyMem_Malloc(most);
     if (row->own_rounds == NULL) run_out(&run->costs);
@@ -328,7 +387,7 @@ static int redraw_rounds(Run *run, Count i) {
 
 /* How many tokens of the draft in flight are accepted. */
 static Count accepted_of(Run *run, Count i) {
-    Row *row = &run->rows[i];
+    Row *row = row_of(run, i);
     if (!row->drafted || (row->round_at != row->emitted && !redraw_rounds(run, i))) return 0;
     Count accepted = row->rounds[row->next];
     if (accepted > row->drafted) { row->round_at = -1; return row->drafted; }
@@ -360,9 +419,9 @@ static Chunk seat(Run *run, Count room, Count padded, int is_beside_rows) {
     Chunk none = {0, 0, 0};
     if (!has_queued(run)) return none;
     Count i = waiting(run, 0);
-    int is_again = run->rows[i].is_preempted;
+    int is_again = row_of(run, i)->is_preempted;
     Request *one = &run->requests[i];
-    Row *row = &run->rows[i];
+    Row *row = row_of(run, i);
     Count goal = tokens_so_far(run, i), found = found_blocks(run, i);
     Count history = found * set->block_size, end = fewer(goal, history + room), needed;
     if (goal - history <= 1 && (is_beside_rows || history) && history + padded < set->max_len) {
@@ -373,7 +432,8 @@ static Chunk seat(Run *run, Count room, Count padded, int is_beside_rows) {
     if (!set->seats_first_chunk) needed = more(needed, goal);
     if (blocks_of(run, needed) + set->kept_blocks > run->num_free) return none;
     run->first_waiting++, run->num_waiting--;
-    if (is_again) note_wait(run, -1), take_found(run, row, found);
+    note_wait(run, -1);
+    if (is_again) take_found(run, row, found);
     take_blocks(run, set->kept_blocks);
     grow(run, i, end, set->seat_lookahead);
     if (one->scheduled_s != one->scheduled_s) one->scheduled_s = run->now_s;
@@ -387,10 +447,11 @@ static Chunk seat(Run *run, Count room, Count padded, int is_beside_rows) {
 static void take_in(Run *run, int after_rows) {
     const Settings *set = &run->set;
     Count tokens = run->num_running;
-    while (run->num_queued < run->num_come && run->requests[run->num_queued].entered_s <= run->now_s) run->num_queued++;
+    note_arrivals(run);
+    while (run->first_row < run->num_seen && is_finished(run, run->first_row)) run->first_row++;
     run->steps_unseen++;
     if (!after_rows || run->steps_unseen >= set->receive_interval)
-        for (run->steps_unseen = 0; run->num_seen < run->num_queued; run->num_seen++) {
+        for (run->steps_unseen = 0; run->num_seen < run->num_queued && open_row(run, run->num_seen); run->num_seen++) {
             run->requests[run->num_seen].queued_s = run->now_s;
             wait_last(run, run->num_seen);
         }
@@ -422,7 +483,7 @@ static Count answer_of(const Run *run, Count i) {
 }
 
 static Count lacking_of(const Run *run, Count i) {
-    return fewer(more(0, answer_of(run, i) - run->rows[i].emitted), run->set.max_answer_tokens);
+    return fewer(more(0, answer_of(run, i) - row_of(run, i)->emitted), run->set.max_answer_tokens);
 }
 
 /* The prompt that the last step of prompts did not finish, which is the newest that runs; -1: none. */
@@ -458,8 +519,8 @@ static void plan_prompts(Run *run, Plan *plan) {
     for (Count j = 0; j < run->num_batch; j++) lacking += lacking_of(run, run->batch[j]);
     double kept = run->ratio * lacking;
     if (cut >= 0) {
-        Count held = run->requests[cut].prefilled + run->rows[cut].in_flight, tokens = missing_of(run, cut);
-        Count spare = run->rows[cut].blocks * set->block_size - held, room = spare + (Count)(free_tokens(run) - kept);
+        Count held = run->requests[cut].prefilled + row_of(run, cut)->in_flight, tokens = missing_of(run, cut);
+        Count spare = row_of(run, cut)->blocks * set->block_size - held, room = spare + (Count)(free_tokens(run) - kept);
         tokens = fewer(fewer(tokens, more(room, spare)), fewer(longest, budget));
         if (!tokens || !grow(run, cut, held + tokens, 0)) { run->has_cut = 1; return; }
         add_chunk(&plan->chunks, (Chunk){tokens, held, cut});
@@ -482,7 +543,7 @@ static void plan_prompts(Run *run, Plan *plan) {
 
 /* A row waits behind all who were seen; what a step under way brings it counts for nothing. */
 static void give_up(Run *run, Count i) {
-    Row *row = &run->rows[i];
+    Row *row = row_of(run, i);
     row->is_lost = row->in_flight > 0, row->in_flight = 0;
     take_memory(run, i, fewer(run->requests[i].prefilled, run->requests[i].goal));
     wait_last(run, i);
@@ -493,7 +554,7 @@ static int lacks(const Run *run, Count tokens) {
     Count lacking = 0;
     for (Count j = 0; j < run->num_batch; j++) {
         Count i = run->batch[j];
-        lacking += blocks_of(run, context_of_row(run, i) + run->rows[i].in_flight + tokens) - run->rows[i].blocks;
+        lacking += blocks_of(run, context_of_row(run, i) + row_of(run, i)->in_flight + tokens) - row_of(run, i)->blocks;
     }
     return lacking > run->num_free;
 }
@@ -504,7 +565,7 @@ static void retract(Run *run) {
     for (Count j = 1; !run->set.lookahead && j < run->num_batch; j++) {
         Count i = batch[j], place = j;
         for (; place; place--) {
-            Count before = run->rows[batch[place - 1]].emitted, own = run->rows[i].emitted;
+            Count before = row_of(run, batch[place - 1])->emitted, own = row_of(run, i)->emitted;
             if (before > own || (before == own && run->requests[batch[place - 1]].prompt <= run->requests[i].prompt)) break;
             batch[place] = batch[place - 1];
         }
@@ -512,7 +573,7 @@ static void retract(Run *run) {
     }
     for (int is_first = 1; run->num_batch > 1 && (is_first || lacks(run, 1 + run->set.lookahead)); is_first = 0)
         give_up(run, batch[--run->num_batch]);
-    for (Count j = 0; j < run->num_batch; j++) emitted += run->rows[batch[j]].emitted, answers += answer_of(run, batch[j]);
+    for (Count j = 0; j < run->num_batch; j++) emitted += row_of(run, batch[j])->emitted, answers += answer_of(run, batch[j]);
     run->ratio = smaller(1.0, (emitted + run->set.retract_steps * run->num_batch) / (answers + 1));
 }
 
@@ -530,7 +591,7 @@ static void plan_rows(Run *run, Plan *plan, int is_ahead) {
     num_rows = 0;
     for (Count j = 0; j < run->num_batch; j++) {
         Count i = run->batch[j];
-        Count tokens = round_of(run, i, is_ahead), held = context_of_row(run, i) + run->rows[i].in_flight;
+        Count tokens = round_of(run, i, is_ahead), held = context_of_row(run, i) + row_of(run, i)->in_flight;
         if (!must_end(run, i) && !grow(run, i, held + tokens, 0)) { give_up(run, i); continue; }
         run->batch[num_rows++] = i;
         if (!must_end(run, i)) plan->rows[plan->num_rows] = i, plan->row_tokens[plan->num_rows++] = tokens;
@@ -543,7 +604,7 @@ static void plan_rows(Run *run, Plan *plan, int is_ahead) {
 
 /* Free what the table has beyond what is held (RadixPool.give_back). */
 static void give_back(Run *run, Count i) {
-    Row *row = &run->rows[i];
+    Row *row = row_of(run, i);
     Count spare = fewer(row->blocks - blocks_of(run, context_of_row(run, i)), row->blocks - row->num_named);
     if (spare > 0) row->blocks -= spare, run->num_free += spare, run->num_blank += spare;
 }
@@ -551,7 +612,7 @@ static void give_back(Run *run, Count i) {
 static void fill_apart(Run *run, Plan *plan, int is_ahead) {
     merge(run);
     for (Count j = 0; run->set.lookahead && j < run->num_running; j++)
-        if (!run->rows[run->running[j]].in_flight) give_back(run, run->running[j]);
+        if (!row_of(run, run->running[j])->in_flight) give_back(run, run->running[j]);
     plan_prompts(run, plan);
     if (!plan->chunks.count) plan_rows(run, plan, is_ahead);
     if (plan->num_rows || plan->chunks.count || is_ahead) return;
@@ -562,10 +623,10 @@ static void fill_apart(Run *run, Plan *plan, int is_ahead) {
 /* What a step that has ended brings to those who were retracted meanwhile counts for nothing. */
 static void leave_out_lost(Run *run, Plan *plan) {
     Count num_rows = 0, num_chunks = 0;
-    for (Count j = 0; j < plan->num_rows; j++) if (!run->rows[plan->rows[j]].is_lost) plan->rows[num_rows++] = plan->rows[j];
+    for (Count j = 0; j < plan->num_rows; j++) if (!row_of(run, plan->rows[j])->is_lost) plan->rows[num_rows++] = plan->rows[j];
     for (Count j = 0; j < plan->chunks.count; j++)
-        if (!run->rows[plan->chunks.at[j].request].is_lost) plan->chunks.at[num_chunks++] = plan->chunks.at[j];
-    for (Count j = 0; j < run->num_waiting; j++) run->rows[waiting(run, j)].is_lost = 0;
+        if (!row_of(run, plan->chunks.at[j].request)->is_lost) plan->chunks.at[num_chunks++] = plan->chunks.at[j];
+    for (Count j = 0; j < run->num_waiting; j++) row_of(run, waiting(run, j))->is_lost = 0;
     plan->num_rows = num_rows, plan->chunks.count = num_chunks;
 }
 
@@ -581,7 +642,7 @@ static void fill(Run *run, Plan *plan, int is_ahead, int after_rows) {
     if (set->spares_lone_prompt && run->num_running + run->num_waiting + run->num_queued - run->num_seen == 1) longest = set->max_tokens;
     for (Count index = 0; index < run->num_running && budget > slots;) {
         Count i = run->running[index++], missing = missing_of(run, i), held, tokens;
-        const Row *row = &run->rows[i];
+        const Row *row = row_of(run, i);
         if (missing <= 0 && must_end(run, i)) continue;
         held = (missing > 0 ? run->requests[i].prefilled : context_of_row(run, i)) + row->in_flight;
         tokens = fewer(missing > 0 ? missing : round_of(run, i, is_ahead), fewer(longest, budget - slots));
@@ -615,7 +676,7 @@ static int is_last(const Run *run, const Chunk *chunk) { return chunk->history +
 static void begin_step(Run *run, Plan *plan) {
     Count count = 0;
     for (Count j = 0; j < plan->num_rows; j++) {
-        Row *row = &run->rows[plan->rows[j]];
+        Row *row = row_of(run, plan->rows[j]);
         if (is_finished(run, plan->rows[j])) continue;
         if (row->drafted >= plan->row_tokens[j]) {
             hold(run, row, plan->row_tokens[j] - 1 - row->drafted);
@@ -626,7 +687,7 @@ static void begin_step(Run *run, Plan *plan) {
     }
     plan->num_rows = count;
     for (Count j = 0; j < plan->chunks.count; j++)
-        run->rows[plan->chunks.at[j].request].in_flight = plan->chunks.at[j].new_tokens;
+        row_of(run, plan->chunks.at[j].request)->in_flight = plan->chunks.at[j].new_tokens;
 }
 
 /* The target pass of a step and a model's drafts behind it; when the last of them ends. */
@@ -634,7 +695,7 @@ static double submit_step(Run *run, const Plan *plan, double ahead_s) {
     Count num_completed = 0, draft_tokens = run->set.draft_tokens;
     Pass target = {.rows = plan->num_rows, .chunks = &plan->chunks}, draft = {.chunks = &plan->chunks};
     for (Count j = 0; j < plan->num_rows; j++) {
-        target.row_tokens += run->rows[plan->rows[j]].in_flight;
+        target.row_tokens += row_of(run, plan->rows[j])->in_flight;
         target.context += context_of_row(run, plan->rows[j]);
     }
     draft.context = target.context;
@@ -645,7 +706,7 @@ static double submit_step(Run *run, const Plan *plan, double ahead_s) {
     target.head_rows = target.row_tokens + num_completed;
     if (run->set.drafts_before_verify && draft_tokens) {
         Count longest = 0;
-        for (Count j = 0; j < plan->num_rows; j++) longest = more(longest, run->rows[plan->rows[j]].drafted);
+        for (Count j = 0; j < plan->num_rows; j++) longest = more(longest, row_of(run, plan->rows[j])->drafted);
         Pass later = {.rows = target.rows, .row_tokens = target.rows, .context = target.context, .head_rows = target.rows,
                       .passes = longest - 1, .chunks = &NO_CHUNKS, .goes_on = 1};
         if (longest > 1) submit(run, 1, &later, ahead_s), ahead_s = INFINITY;
@@ -670,7 +731,7 @@ static void look_up(Run *run, const Plan *plan) {
 /* More tokens are out; the last one lets the request go. */
 static void emit(Run *run, Count i, Count count) {
     Request *one = &run->requests[i];
-    Row *row = &run->rows[i];
+    Row *row = row_of(run, i);
     if (row->emitted == 0) one->first_s = run->now_s;
     one->last_s = run->now_s;
     row->emitted = fewer(row->emitted + count, one->output);
@@ -678,7 +739,7 @@ static void emit(Run *run, Count i, Count count) {
 
 /* The next round of who goes on is open. */
 static void open_round(Run *run, Count i) {
-    Row *row = &run->rows[i];
+    Row *row = row_of(run, i);
     if (is_finished(run, i) || row->is_preempted) return;
     row->drafted = run->set.draft_tokens;
     hold(run, row, row->drafted + 1);
@@ -689,7 +750,7 @@ static void commit_rows(Run *run, const Plan *plan) {
     for (Count j = 0; j < plan->num_rows; j++) {
         Count i = plan->rows[j], accepted = accepted_of(run, i);
         Request *one = &run->requests[i];
-        Row *row = &run->rows[i];
+        Row *row = row_of(run, i);
         if (!row->is_preempted) hold(run, row, accepted - row->drafted);
         one->num_rounds += row->drafted > 0, one->num_drafted += row->drafted, one->num_accepted += accepted;
         one->needs_catch_up = row->drafted > 0 && row->drafted == accepted;
@@ -704,14 +765,14 @@ static void commit_rows(Run *run, const Plan *plan) {
 static void commit(Run *run, Plan *plan) {
     Count count = 0;
     if (run->set.retracts) leave_out_lost(run, plan);
-    for (Count j = 0; j < plan->chunks.count; j++) run->rows[plan->chunks.at[j].request].in_flight = 0;
+    for (Count j = 0; j < plan->chunks.count; j++) row_of(run, plan->chunks.at[j].request)->in_flight = 0;
     commit_rows(run, plan);
     for (Count j = 0; j < plan->num_rows; j++) open_round(run, plan->rows[j]);
     for (Count j = 0; j < plan->chunks.count; j++) {
         Chunk *chunk = &plan->chunks.at[j];
         Count i = chunk->request, was_last = is_last(run, chunk);
         Request *one = &run->requests[i];
-        Row *row = &run->rows[i];
+        Row *row = row_of(run, i);
         chunk->new_tokens = fewer(chunk->new_tokens, one->goal - one->prefilled); /* without padding */
         one->prefilled += chunk->new_tokens;
         if (!row->is_preempted) hold(run, row, chunk->new_tokens);
@@ -728,11 +789,8 @@ static void commit(Run *run, Plan *plan) {
     run->num_running = count;
 }
 
-/* Time goes on: what is in memory by now stays there until then. */
 static void advance(Run *run, double to_s) {
-    Mark *mark = run->is_touched ? add(&run->costs, &run->marks, sizeof(Mark)) : NULL;
-    if (mark != NULL) *mark = (Mark){run->now_s, run->held};
-    run->now_s = to_s, run->is_touched = 0;
+    run->now_s = to_s;
     if (!run->costs.has_failed) run->costs.has_failed = PyErr_CheckSignals() < 0;
 }
 
@@ -749,8 +807,8 @@ static int serve_all(Run *run) {
             bring_in(run);
             const Request *next_one = &run->requests[run->num_queued];
             if (run->num_queued == run->num_come) return 0;
-            advance(run, larger(run->now_s, next_one->entered_s));
-            if (!(next_one->entered_s <= run->now_s)) return 0; /* a cost was nan: nobody comes any more */
+            advance(run, larger(run->now_s, next_one->known_s));
+            if (!(next_one->known_s <= run->now_s)) return 0; /* a cost was nan: nobody comes any more */
             continue;
         }
         begin_step(run, plan);
@@ -773,12 +831,12 @@ static int serve_all(Run *run) {
    ended as a chunk while no seat was free. */
 static int begin(Run *run, const int8_t *accepted) {
     Count most = 2 * fewer(run->set.max_seqs, run->num_requests) + 2;
-    run->rows = PyMem_Calloc(run->num_requests + 1, sizeof(Row));
+    run->accepted = accepted;
     run->running = PyMem_Malloc(3 * most * sizeof(Count));
     if (run->running) run->batch = run->running + most, run->ended = run->batch + most;
     for (run->queue_mask = 1; run->queue_mask < run->num_requests; run->queue_mask = run->queue_mask << 1 | 1);
     run->queue = PyMem_Malloc((run->queue_mask + 1) * sizeof(Count));
-    int is_begun = run->rows && run->running && run->queue;
+    int is_begun = run->running && run->queue;
     for (Plan *plan = run->plans; plan < run->plans + 2; plan++) {
         plan->rows = PyMem_Malloc(2 * most * sizeof(Count));
         plan->chunks.at = PyMem_Malloc(most * sizeof(Chunk));
@@ -786,19 +844,17 @@ static int begin(Run *run, const int8_t *accepted) {
         is_begun = is_begun && plan->rows && plan->chunks.at;
     }
     run->num_free = run->num_blank = run->set.num_blocks;
-    for (Count i = 0; is_begun && i < run->num_requests; i++) {
-        run->requests[i].goal = run->requests[i].prompt;
-        run->rows[i].rounds = accepted + run->requests[i].first_round, run->rows[i].round_at = 1;
-    }
+    for (Count i = 0; i < run->num_requests; i++) run->requests[i].goal = run->requests[i].prompt;
+    for (int i = 0; run->set.is_part && i < NUM_GAUGES; i++) run->gauges[i].changes = &run->changes[i];
     if (!is_begun) run_out(&run->costs);
     return is_begun;
 }
 
 static void end(Run *run) {
-    for (Count i = 0; run->rows && i < run->num_requests; i++) PyMem_Free(run->rows[i].own_rounds);
+    for (Count i = run->first_row; i < run->num_seen; i++) PyMem_Free(row_of(run, i)->own_rounds);
     for (Plan *plan = run->plans; plan < run->plans + 2; plan++) PyMem_Free(plan->rows), PyMem_Free(plan->chunks.at);
     PyMem_Free(run->rows), PyMem_Free(run->running), PyMem_Free(run->queue);
-    PyMem_Free(run->holes.at), PyMem_Free(run->marks.at), PyMem_Free(run->waits.at), PyMem_Free(run->gaps.at);
+    PyMem_Free(run->holes.at), PyMem_Free(run->gaps.at), PyMem_Free(run->changes[QUEUE].at), PyMem_Free(run->changes[HELD].at);
 }
 
 /* -- the door */
@@ -818,7 +874,7 @@ static int copy(void *into, Py_ssize_t size, const Py_buffer *view) {
 /* Open the buffers, and read settings, which end with what is told of the host, and costs; 0 with an exception set. */
 static int open_input(Input *in, PyObject *args, void *set, Py_ssize_t size, Costs *costs) {
     PyObject *buffers;
-    if (!PyArg_ParseTuple(args, "OOOO!", &costs->ask, &costs->check, &in->redraw, &PyTuple_Type, &buffers)) return 0;
+    if (!PyArg_ParseTuple(args, "OOOOO!", &costs->ask, &costs->check, &costs->hear, &in->redraw, &PyTuple_Type, &buffers)) return 0;
     for (; in->num_open < NUM_BUFFERS; in->num_open++) {
         PyObject *buffer = PyTuple_GetItem(buffers, in->num_open);
         if (buffer == NULL || PyObject_GetBuffer(buffer, &in->view[in->num_open], PyBUF_WRITABLE) < 0) return 0;
@@ -846,12 +902,12 @@ static PyObject *serve(PyObject *Py_UNUSED(module), PyObject *args) {
     if (open_input(&in, args, &run.set, sizeof run.set, &run.costs)) {
         run.redraw = in.redraw, run.requests = in.view[REQUESTS].buf, run.num_requests = num_requests(&in);
         int is_served = begin(&run, in.view[ACCEPTED].buf) && serve_all(&run);
-        advance(&run, run.now_s);
         run.totals.now_s = run.now_s;
+        tell_gaps(&run.costs, &run.gaps);
         if (!run.costs.has_failed && !is_served) result = Py_BuildValue("");
         if (!run.costs.has_failed && is_served)
-            result = Py_BuildValue("NNNy#", bytes_of(&run.marks, sizeof(Mark)), bytes_of(&run.gaps, sizeof(Gap)),
-                                   bytes_of(&run.waits, sizeof(Wait)), (char *)&run.totals, (Py_ssize_t)sizeof run.totals);
+            result = Py_BuildValue("y#NNN", (char *)&run.totals, (Py_ssize_t)sizeof run.totals, values_of(run.gauges),
+                                   bytes_of(&run.changes[QUEUE]), bytes_of(&run.changes[HELD]));
     }
     close_input(&in);
     end(&run);
@@ -867,10 +923,10 @@ static PyObject *serve_in_lanes(PyObject *Py_UNUSED(module), PyObject *args) {
         l->requests = in.view[REQUESTS].buf, l->num_requests = num_requests(&in), l->accepted = in.view[ACCEPTED].buf;
         int is_served = begin_lanes(l) && serve_lanes(l);
         LaneTotals totals = totals_of(l);
+        tell_gaps(&l->costs, &l->gaps);
         if (!l->costs.has_failed && !is_served) result = Py_BuildValue("");
         if (!l->costs.has_failed && is_served)
-            result = Py_BuildValue("NNy#", bytes_of(&l->marks, sizeof(Mark)), bytes_of(&l->gaps, sizeof(Gap)),
-                                   (char *)&totals, (Py_ssize_t)sizeof totals);
+            result = Py_BuildValue("y#N", (char *)&totals, (Py_ssize_t)sizeof totals, values_of(l->gauges));
     }
     close_input(&in);
     end_lanes(l);

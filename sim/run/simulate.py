@@ -15,7 +15,7 @@ from sim.acceptance.draws import AcceptanceDraws
 from sim.costs.in_service import has_history
 from sim.devices.ticket import SimTicket
 from sim.hosts.simulated import SimHost
-from sim.interface.request import Request
+from sim.interface.request import Request, Requests
 from sim.metrics.energy import PowerMeter
 from sim.metrics.records import RunRecord, StreamUsage, WorkRecord, work_record
 from sim.policies.options import EngineLimits
@@ -38,7 +38,7 @@ def simulate(
     Raises ValueError for requests that no KV memory of this profile can hold, PolicyStalled for a stuck policy.
     """
     experiment = Experiment(resolved, seed)
-    served = experiment.served() if requests is None else ServedRequests(list(requests))
+    served = experiment.served() if requests is None else ServedRequests(Requests.of(requests))
     requests = served.requests
     draws = experiment.draws(requests)
     meter = _meter(resolved) if resolved.scenario.energy else None
