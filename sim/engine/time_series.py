@@ -79,6 +79,11 @@ class GapSamples:
         self.gaps_s.frombytes(gaps_s[starts[1:]].tobytes())
         self.counts.frombytes(sums[1:].astype(self.counts.typecode).tobytes())
 
+    @property
+    def columns(self) -> tuple[NDArray[np.float64], NDArray[np.uint32]]:
+        """[gaps] seconds, and their numbers."""
+        return np.asarray(self.gaps_s), np.asarray(self.counts)
+
     def clear(self) -> None:
         """Take them all back."""
         del self.gaps_s[:], self.counts[:]

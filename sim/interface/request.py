@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
+from itertools import compress
 from math import nan
 from operator import attrgetter
 from typing import Any, overload
@@ -116,9 +117,9 @@ class Requests(Sequence[Request]):
         contents: Sequence[tuple[int, ...]] = (),
         objects: Sequence[Request] = (),
     ) -> None:
-        """`columns` [requests] has arrivals and lengths at least, None where there are `objects`. Without `ids` requests
-        are numbered, `contents` is empty where nothing is known of any."""
-        self._columns, self._ids, self._contents, self._objects = columns, ids, contents, objects
+        """`columns` [requests] has arrivals and lengths at least; None where there are `objects`. Without `ids` requests
+        are numbered; `contents` is empty where nothing is known of any."""
+        self._columns, self._ids, self._contents, self._objects = columns, ids, contents, list(objects)
 
     @classmethod
     def of(cls, requests: Sequence[Request]) -> Requests:
@@ -133,12 +134,13 @@ class Requests(Sequence[Request]):
     def column(self, name: str) -> NDArray[Any]:
         """[requests] of a field."""
         if self._columns is None:
-            return np.array([*map(attrgetter(name), self._objects)])
+            of = np.float64 if name.endswith("_s") else None
+            return np.array([*map(attrgetter(name), self._objects)], of)
         if name in self._columns:
             return self._columns[name]
         return np.arange(len(self)) if name == "index" else np.full(len(self), _DEFAULTS[name])
 
-    def objects(self) -> Sequence[Request]:
+    def objects(self) -> list[Request]:
         """[requests] objects, the same ones each time."""
         if self._columns is not None:
             names = ("arrival_s", "prompt_tokens", "output_tokens")
@@ -160,12 +162,21 @@ class Requests(Sequence[Request]):
             for request, value in zip(self._objects, column.tolist(), strict=True):
                 setattr(request, name, value)
 
-    def kept(self, places: NDArray[np.int64]) -> Requests:
-        """New requests, numbered anew: those at `places`, of requests that are columns."""
+    def kept(self, is_kept: NDArray[np.bool_]) -> Requests:
+        """Those of the requests that are marked."""
+        if self._columns is None:
+            return Requests(None, objects=[*compress(self._objects, is_kept.tolist())])
+        if is_kept.all():
+            return self
+        columns = {name: column[is_kept] for name, column in {"index": self.column("index"), **self._columns}.items()}
+        ids = columns["index"] if self._ids is None else self._ids[is_kept]
+        return Requests(columns, ids, list(compress(self._contents, is_kept.tolist())))
+
+    def renumbered(self) -> Requests:
+        """The same requests, which are columns, as if no others had been sent."""
         assert self._columns is not None
-        columns = {name: column[places] for name, column in self._columns.items()}
-        ids = places if self._ids is None else self._ids[places]
-        return Requests(columns, ids, [self._contents[place] for place in places.tolist()] if self._contents else ())
+        columns = {name: column for name, column in self._columns.items() if name != "index"}
+        return Requests(columns, self._ids, self._contents)
 
     def __len__(self) -> int:
         return len(self._objects) if self._columns is None else len(self._columns["arrival_s"])
@@ -177,11 +188,9 @@ class Requests(Sequence[Request]):
     def __getitem__(self, place: int | slice) -> Request | Requests:
         if not isinstance(place, slice):
             return self.objects()[place]
-        if self._columns is None:
-            return Requests(None, objects=self._objects[place])
-        part = self.kept(np.arange(len(self))[place])
-        part.change({"index": self.column("index")[place]})
-        return part
+        is_kept = np.zeros(len(self), dtype=np.bool_)
+        is_kept[place] = True
+        return self.kept(is_kept)
 
     def __iter__(self) -> Iterator[Request]:
         return iter(self.objects())

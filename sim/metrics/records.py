@@ -14,7 +14,7 @@ import msgspec
 from sim.engine.time_series import GapSamples
 from sim.files.json_values import Json
 from sim.interface.host import Stream
-from sim.interface.request import Request
+from sim.interface.request import Requests
 from sim.interface.work import Kind, Model, Work
 from sim.metrics.energy import PowerTrace
 from sim.workload.classes import SloClass
@@ -164,7 +164,7 @@ def request_parts(record: RunRecord) -> Iterator[dict[str, list[Json]]]:
         yield request_columns(record, record.requests[first : first + PART_ROWS])
 
 
-def request_columns(record: RunRecord, requests: Sequence[Request] | None = None) -> dict[str, list[Json]]:
+def request_columns(record: RunRecord, requests: Requests | None = None) -> dict[str, list[Json]]:
     """The requests of a run, or some of them, as columns: one list [requests] per field, unfinished ones marked
     censored."""
     if requests is None:

@@ -396,7 +396,9 @@ def _add_up(fleet: Fleet, runs: Sequence[_Run]) -> None:
     gaps = np.frombuffer(b"".join([run.gaps for run in runs]), GAPS)
     gaps = gaps[np.argsort(gaps["at_s"], kind="stable")]
     fleet.gaps.extend(gaps["gap_s"], gaps["count"])
-    for gauge, parts in zip((fleet.queue, fleet.kv.held), zip(*[run.changes for run in runs], strict=True), strict=True):
+    for gauge, parts in zip(
+        (fleet.queue, fleet.kv.held), zip(*[run.changes for run in runs], strict=True), strict=True
+    ):
         changes = np.frombuffer(b"".join(parts), CHANGES)
         for at_s, change in changes[np.argsort(changes["at_s"], kind="stable")].tolist():
             gauge.add(change, at_s)

@@ -60,7 +60,7 @@ def simulate_in_simpy(resolved: Resolved, seed: int, requests: Sequence[Request]
     scenario, limits, controller = resolved.scenario, resolved.limits, resolved.lengths
     policy, host, engine = resolved.policy.name, getattr(resolved.host_costs, "host", None), resolved.engine
     experiment, pool = Experiment(resolved, seed), resolved.new_pool()
-    served = list(requests) if requests is not None else experiment.requests()
+    served = list(requests if requests is not None else experiment.requests())
     has_steps, most = resolved.policy.is_continuous, min(limits.max_num_seqs, len(served))
     unknown = {
         f"policy {policy!r}": policy not in reference.POLICIES,

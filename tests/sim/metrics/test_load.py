@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from sim.engine.time_series import GapSamples
-from sim.interface.request import Request
+from sim.interface.request import Request, Requests
 from sim.metrics.load import SHORT_RUN_ERROR, Load, Verdict, judge, needs_capacity, saturated_throughput, trace_rate
 from sim.metrics.records import RunRecord, StreamUsage
 
@@ -46,7 +46,7 @@ def record(requests: list[Request], *, busy_s: float, end_s: float) -> RunRecord
     return RunRecord(
         policy="pd",
         seed=0,
-        requests=requests,
+        requests=Requests.of(requests),
         gaps=GapSamples(),
         end_s=end_s,
         window_s=None,

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from sim.engine.time_series import GapSamples
-from sim.interface.request import Request
+from sim.interface.request import Request, Requests
 from sim.metrics.records import RunRecord, StreamUsage, WorkRecord
 from sim.metrics.summary import detailed, summarise
 
@@ -88,7 +88,7 @@ def record(**changes: Any) -> RunRecord:
     whole = RunRecord(
         policy="pdv",
         seed=7,
-        requests=requests(),
+        requests=Requests.of(changes.pop("requests") if "requests" in changes else requests()),
         gaps=gaps,
         end_s=50.0,
         window_s=25.0,
