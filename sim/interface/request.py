@@ -117,8 +117,8 @@ class Requests(Sequence[Request]):
         contents: Sequence[tuple[int, ...]] = (),
         objects: Sequence[Request] = (),
     ) -> None:
-        """`columns` [requests] has arrivals and lengths at least; None where there are `objects`. Without `ids` requests
-        are numbered; `contents` is empty where nothing is known of any."""
+        """`columns` [requests] has arrivals and lengths at least; None where there are `objects`. Without `ids`
+        requests are numbered; `contents` is empty where nothing is known of any."""
         self._columns, self._ids, self._contents, self._objects = columns, ids, contents, list(objects)
 
     @classmethod

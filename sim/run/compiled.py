@@ -191,7 +191,7 @@ def _serve(
             return False
         table[place::count] = part
         now_s, busy_s, *used = TOTALS.unpack(given[0])
-        runs.append(_Run(given[2:], b"".join(gaps), now_s, busy_s, (used[:3], used[3:])))
+        runs.append(_Run(*given[1:], b"".join(gaps), now_s, busy_s, (used[:3], used[3:])))
     for place, serving in enumerate(members):
         num_requests = len(range(place, len(requests), count))
         serving.num_finished = serving.num_admitted = serving.intake.num_arrived = num_requests
@@ -199,7 +199,7 @@ def _serve(
         whole.num_arrived = len(requests)
         _add_up(whole, runs)
     else:
-        _set(whole, given[1])
+        _set(whole, runs[0].gauges)
     kinds = (Kind.STEP, Kind.HOST if resolved.limits.method.looks_up else Kind.DRAFT)[: 1 + (draft_tokens > 0)]
     usage = _usage(host, kinds, [run.usage[: len(kinds)] for run in runs])
     host.conclude(max([run.now_s for run in runs]), sum([run.busy_s for run in runs]) / count, usage)
@@ -264,8 +264,11 @@ def _lane_settings(resolved: Resolved, serving: Serving) -> bytearray:
 class _Run(NamedTuple):
     """The run of one replica."""
 
-    changes: tuple[bytes, bytes]
-    """[changes] of the queue and of the tokens held, as CHANGES."""
+    gauges: Sequence[Any]
+    """Of the queue and of the tokens held: integral, time of the last change, value, peak."""
+    queued: bytes
+    held: bytes
+    """[changes] of both, as CHANGES, where there are several replicas."""
     gaps: bytes
     """[steps, about] of GAPS."""
     now_s: float
@@ -396,9 +399,7 @@ def _add_up(fleet: Fleet, runs: Sequence[_Run]) -> None:
     gaps = np.frombuffer(b"".join([run.gaps for run in runs]), GAPS)
     gaps = gaps[np.argsort(gaps["at_s"], kind="stable")]
     fleet.gaps.extend(gaps["gap_s"], gaps["count"])
-    for gauge, parts in zip(
-        (fleet.queue, fleet.kv.held), zip(*[run.changes for run in runs], strict=True), strict=True
-    ):
+    for gauge, parts in ((fleet.queue, [run.queued for run in runs]), (fleet.kv.held, [run.held for run in runs])):
         changes = np.frombuffer(b"".join(parts), CHANGES)
         for at_s, change in changes[np.argsort(changes["at_s"], kind="stable")].tolist():
             gauge.add(change, at_s)
