@@ -112,7 +112,7 @@ static void take(Lane *lane, Batch *batch, Count at_most) {
 /* A round of `batch` is over: its tokens are out, and who is through leaves; the others stay in `batch`, or go on to `lane`. */
 static void commit_round(Lanes *l, Batch *batch, Lane *lane) {
     Count draft_tokens = l->set.draft_tokens, held = 0, num_staying = 0;
-    add_gaps(&l->costs, &l->gaps, l->requests, batch->at, batch->count, l->device.now_s);
+    Alike alike = {0};
     for (Count j = 0; j < batch->count; j++) {
         Request *one = &l->requests[batch->at[j]];
         Progress *is = &l->progress[batch->at[j]];
@@ -121,9 +121,11 @@ static void commit_round(Lanes *l, Batch *batch, Lane *lane) {
         is->next_round++, one->num_accepted += accepted, one->num_drafted += draft_tokens;
         one->num_rounds += draft_tokens > 0;
         one->needs_catch_up = draft_tokens > 0 && accepted == draft_tokens;
+        if (one->is_measured) note_gap(&l->costs, &l->gaps, &alike, one->last_s, l->device.now_s);
         one->last_s = l->device.now_s;
         is->emitted += accepted + 1;
     }
+    add_alike(&l->costs, &l->gaps, &alike, l->device.now_s);
     hold_tokens(l, held);
     for (Count j = 0; j < batch->count; j++) {
         Count i = batch->at[j];
