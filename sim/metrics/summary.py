@@ -22,6 +22,8 @@ from sim.workload.classes import SloClass
 
 PERCENTILES = (50.0, 90.0, 95.0, 99.0)
 LATENCIES = ("ttft", "tpot", "itl", "e2el")
+DETAILS = ("start_times", "input_lens", "output_lens", "ttfts", "tpots", "e2els")
+"""Per-request lists."""
 ByName = dict[str, int | float | None]
 Value = bool | str | int | float | None | ByName | list[float | None]
 Run = dict[str, Value]
@@ -146,18 +148,20 @@ def detailed(record: RunRecord) -> Run:
     arrival_s, first_s, last_s, tokens = _columns(record.requests)
     is_finished = tokens >= record.requests.column("output_tokens")
     has_gaps = is_finished & (tokens > 1)
-    return {
-        "start_times": arrival_s.tolist(),
-        "input_lens": record.requests.column("prompt_tokens").tolist(),
-        "output_lens": tokens.tolist(),
-        "ttfts": _where(is_finished, first_s - arrival_s),
-        "tpots": _where(has_gaps, (last_s - first_s) / np.maximum(1, tokens - 1)),
-        "e2els": _where(is_finished, last_s - arrival_s),
-    }
+    lists = (
+        arrival_s.tolist(),
+        record.requests.column("prompt_tokens").tolist(),
+        tokens.tolist(),
+        _where(is_finished, first_s - arrival_s),
+        _where(has_gaps, (last_s - first_s) / np.maximum(1, tokens - 1)),
+        _where(is_finished, last_s - arrival_s),
+    )
+    return dict(zip(DETAILS, lists, strict=True))
 
 
 def _where(is_there: NDArray[np.bool_], values: Floats) -> list[float | None]:
     """`values`, None where they are not there."""
+    assert np.isfinite(values[is_there]).all()
     listed: list[float | None] = values.tolist()
     for place in np.flatnonzero(~is_there).tolist():
         listed[place] = None

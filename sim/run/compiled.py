@@ -191,7 +191,7 @@ def _serve(
             return False
         table[place::count] = part
         now_s, busy_s, *used = TOTALS.unpack(given[0])
-        runs.append(_Run(*given[1:], gaps=b"".join(gaps), now_s=now_s, busy_s=busy_s, usage=(used[:3], used[3:])))
+        runs.append(_Run(given[1], given[2], given[3], b"".join(gaps), now_s, busy_s, (used[:3], used[3:])))
     for place, serving in enumerate(members):
         num_requests = len(range(place, len(requests), count))
         serving.num_finished = serving.num_admitted = serving.intake.num_arrived = num_requests

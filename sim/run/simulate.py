@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from heapq import nlargest
 
-from sim import reference
 from sim.acceptance.draws import AcceptanceDraws
 from sim.costs.in_service import has_history
 from sim.devices.ticket import SimTicket
@@ -57,6 +56,8 @@ def simulate(
 
 def simulate_in_simpy(resolved: Resolved, seed: int, requests: Sequence[Request] | None = None) -> list[Request]:
     """The requests of `simulate` as sim.reference serves them. Raises ValueError for what it does not know."""
+    from sim import reference
+
     scenario, limits, controller = resolved.scenario, resolved.limits, resolved.lengths
     policy, host, engine = resolved.policy.name, getattr(resolved.host_costs, "host", None), resolved.engine
     experiment, pool = Experiment(resolved, seed), resolved.new_pool()
