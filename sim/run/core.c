@@ -132,7 +132,7 @@ typedef struct {
 } Row;
 
 /* A step: its rows, with tokens of each, and the chunks of prompts. */
-typedef struct { Count *rows, *row_tokens, num_rows, tokens, context; Chunks chunks; double at_s; } Plan;
+typedef struct { Count *rows, *row_tokens, num_rows, tokens, context; Chunks chunks; double at_s; int has_begun; } Plan;
 typedef struct { double now_s, busy_s; Usage usage[2]; } Totals;
 typedef struct { Count from, to; } Hole;
 
@@ -244,7 +244,7 @@ static Count cached_tokens(const Run *run, const Row *row) {
 }
 
 /* Extend a table to `tokens` and the look-ahead behind them; 0 where memory is short. */
-static int grow(Run *run, Row *row, Count tokens, Count lookahead) {
+static inline int grow(Run *run, Row *row, Count tokens, Count lookahead) {
     Count slots = fewer(tokens + lookahead, run->set.max_len);
     if (slots > row->blocks * run->set.block_size) {
         Count missing = blocks_of(run, slots) - row->blocks;
@@ -630,6 +630,29 @@ static void leave_out_lost(Run *run, Plan *plan) {
     plan->num_rows = num_rows, plan->chunks.count = num_chunks;
 }
 
+/* A row of a step that begins; its draft is cut to what had room. */
+static void begin_row(Run *run, Plan *plan, Row *row, Count i, Count tokens) {
+    if (row->drafted >= tokens) {
+        hold(run, row, tokens - 1 - row->drafted);
+        row->drafted = tokens - 1;
+    }
+    row->in_flight = row->drafted + 1;
+    plan->tokens += row->in_flight, plan->context += context_of_row(row);
+    plan->rows[plan->num_rows++] = i;
+}
+
+/* Who has finished meanwhile is left out (plan.begin_step). A step that was planned at its beginning has begun. */
+static void begin_step(Run *run, Plan *plan) {
+    Count count = plan->has_begun ? 0 : plan->num_rows;
+    if (count) plan->num_rows = 0;
+    for (Count j = 0; j < count; j++) {
+        Row *row = row_of(run, plan->rows[j]);
+        if (!is_finished(row)) begin_row(run, plan, row, plan->rows[j], plan->row_tokens[j]);
+    }
+    for (Count j = 0; j < plan->chunks.count; j++)
+        row_of(run, plan->chunks.at[j].request)->in_flight = plan->chunks.at[j].new_tokens;
+}
+
 /* Fill a step's budget, ahead of what the step under way brings or not. Each request fits when it is alone
    (sim.run.experiment), so that the oldest one is never preempted. */
 static void fill(Run *run, Plan *plan, int is_ahead, int after_rows) {
@@ -639,6 +662,7 @@ static void fill(Run *run, Plan *plan, int is_ahead, int after_rows) {
     take_in(run, after_rows);
     clear(run, plan);
     if (set->retracts) { fill_apart(run, plan, is_ahead); return; }
+    plan->has_begun = !is_ahead;
     if (set->spares_lone_prompt && run->num_running + run->num_waiting + run->num_queued - run->num_seen == 1) longest = set->max_tokens;
     for (Count index = 0; index < run->num_running && budget > slots;) {
         Count i = run->running[index++], missing, held, tokens;
@@ -655,6 +679,7 @@ static void fill(Run *run, Plan *plan, int is_ahead, int after_rows) {
         if (row->is_preempted) break;
         budget -= tokens + slots;
         if (missing > 0) add_chunk(&plan->chunks, (Chunk){tokens, held, i});
+        else if (plan->has_begun) begin_row(run, plan, row, i, tokens);
         else plan->rows[plan->num_rows] = i, plan->row_tokens[plan->num_rows++] = tokens;
     }
     Count padded = plan->chunks.count ? 0 : set->padded_tokens;
@@ -672,25 +697,6 @@ static void fill(Run *run, Plan *plan, int is_ahead, int after_rows) {
 static int is_empty(const Plan *plan) { return !plan->num_rows && !plan->chunks.count; }
 static int is_last(const Run *run, const Chunk *chunk) {
     return chunk->history + chunk->new_tokens >= row_of(run, chunk->request)->goal;
-}
-
-/* Who has finished meanwhile is left out, and drafts are cut to what had room (plan.begin_step). */
-static void begin_step(Run *run, Plan *plan) {
-    Count count = 0;
-    for (Count j = 0; j < plan->num_rows; j++) {
-        Row *row = row_of(run, plan->rows[j]);
-        if (is_finished(row)) continue;
-        if (row->drafted >= plan->row_tokens[j]) {
-            hold(run, row, plan->row_tokens[j] - 1 - row->drafted);
-            row->drafted = plan->row_tokens[j] - 1;
-        }
-        row->in_flight = row->drafted + 1;
-        plan->tokens += row->in_flight, plan->context += context_of_row(row);
-        plan->rows[count++] = plan->rows[j];
-    }
-    plan->num_rows = count;
-    for (Count j = 0; j < plan->chunks.count; j++)
-        row_of(run, plan->chunks.at[j].request)->in_flight = plan->chunks.at[j].new_tokens;
 }
 
 /* The target pass of a step and a model's drafts behind it; when the last of them ends. */
