@@ -207,7 +207,7 @@ static Count round_of(const Run *run, const Row *row, int is_ahead) {
 
 /* -- memory (sim.engine.paged, where no request has what another one computed) */
 
-static Count blocks_of(const Run *run, Count tokens) { return (tokens + run->set.block_size - 1) / run->set.block_size; }
+static Count blocks_of(const Run *run, Count tokens) { return (uint32_t)(tokens + run->set.block_size - 1) / (uint32_t)run->set.block_size; }
 
 static void take_blocks(Run *run, Count count) {
     run->num_free -= count;
@@ -385,7 +385,7 @@ static int redraw_rounds(Run *run, Row *row, Count i) {
 
 /* How many tokens of the draft in flight are accepted. */
 static Count accepted_of(Run *run, Row *row, Count i) {
-    if (!row->drafted || (row->round_at != row->emitted && !redraw_rounds(run, row, i))) return 0;
+    if (row->round_at != row->emitted && !redraw_rounds(run, row, i)) return 0;
     Count accepted = row->rounds[row->next];
     if (accepted > row->drafted) { row->round_at = -1; return row->drafted; }
     row->next++, row->round_at += accepted + 1;
@@ -755,11 +755,15 @@ static void commit_rows(Run *run, const Plan *plan) {
     for (Count j = 0; j < plan->num_rows; j++) {
         Count i = plan->rows[j];
         Row *row = row_of(run, i);
-        Count accepted = accepted_of(run, row, i);
+        Count accepted = 0;
         if (row->is_measured) note_gap(&run->costs, &run->gaps, &alike, row->last_s, run->now_s);
-        if (!row->is_preempted) row->kv += accepted - row->drafted, held += accepted - row->drafted;
-        row->num_rounds += row->drafted > 0, row->num_drafted += row->drafted, row->num_accepted += accepted;
-        row->needs_catch_up = row->drafted > 0 && row->drafted == accepted;
+        row->needs_catch_up = 0;
+        if (row->drafted) {
+            accepted = accepted_of(run, row, i);
+            if (!row->is_preempted) row->kv += accepted - row->drafted, held += accepted - row->drafted;
+            row->num_rounds++, row->num_drafted += row->drafted, row->num_accepted += accepted;
+            row->needs_catch_up = row->drafted == accepted;
+        }
         row->drafted = row->in_flight = 0;
         emit(run, row, i, accepted + 1);
         held += go_on(run, row, i);
