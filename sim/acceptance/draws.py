@@ -109,11 +109,13 @@ class AcceptanceDraws:
         for kept in _last:
             if kept.acceptance is self._acceptance and kept.key == key:
                 return kept
-        pairs = zip(indexes.tolist(), output_tokens.tolist(), strict=True)
-        rounds = [self.rounds(index, 1, output, draft_tokens) for index, output in pairs]
-        _last[:] = [
-            AllRounds(self._acceptance, key, np.concatenate(rounds), np.array([len(each) for each in rounds], np.int64))
-        ]
+        blocks, begin = [(np.zeros(0, np.int8), np.zeros(0, np.int64))], 0
+        while begin < len(indexes):
+            end = begin + _block_size(output_tokens[begin:])
+            blocks.append(self._rounds_of(indexes[begin:end], output_tokens[begin:end], draft_tokens))
+            begin = end
+        accepted, counts = (np.concatenate(parts) for parts in zip(*blocks, strict=True))
+        _last[:] = [AllRounds(self._acceptance, key, accepted, counts)]
         return _last[0]
 
     def prepare(
@@ -167,15 +169,17 @@ class AcceptanceDraws:
             return
         while index not in self._ready:
             begin = self._next
-            ends = np.cumsum(self._outputs[begin : begin + _BLOCK_REQUESTS])
-            self._next = begin + max(1, int(np.searchsorted(ends, _BLOCK_POSITIONS, side="right")))
-            self._compute_block(self._indexes[begin : self._next], self._outputs[begin : self._next])
+            self._next += _block_size(self._outputs[begin:])
+            indexes, outputs = self._indexes[begin : self._next], self._outputs[begin : self._next]
+            accepted, counts = self._rounds_of(indexes, outputs, self._draft_tokens)
+            rounds = np.split(accepted, np.cumsum(counts)[:-1])
+            self._ready |= zip(indexes.tolist(), zip(outputs.tolist(), rounds, strict=True), strict=True)
+            while len(self._ready) > _MAX_READY:
+                del self._ready[next(iter(self._ready))]
 
-    def _compute_block(self, indexes: Integers, outputs: Integers) -> None:
-        """All requests of a block jump from round to round together, longest first so that the rest can be left out."""
-        order = np.argsort(-outputs, kind="stable")
-        indexes, outputs = indexes[order], outputs[order]
-        depth = self._draft_tokens
+    def _rounds_of(self, indexes: Integers, outputs: Integers, depth: int) -> tuple[Accepted, Integers]:
+        """Rounds of a block's requests, one request after the other, and [requests] how many: all jump from round to
+        round together."""
         widths = outputs + depth + 1
         window = Positions(self._seed, indexes, 0, widths + (widths & 1))
         offsets = window.offsets()
@@ -189,18 +193,18 @@ class AcceptanceDraws:
             for _ in range(_ROUNDS_PER_CHECK):
                 is_start[positions] = True
                 positions += steps.take(positions)
-            is_going = np.flatnonzero(positions < ends[: len(positions)])
-            positions = positions[: is_going[-1] + 1 if len(is_going) else 0]
+            is_going = positions < ends
+            positions, ends = positions[is_going], ends[is_going]
         is_start &= steps != 0
         starts = np.flatnonzero(is_start)
         accepted = (steps[starts] - np.uint8(1)).view(np.int8)
-        bounds = np.searchsorted(starts, offsets).tolist()
-        bounds.append(len(starts))
-        ready = self._ready
-        for row, (index, output) in enumerate(zip(indexes.tolist(), outputs.tolist(), strict=True)):
-            ready[index] = (output, accepted[bounds[row] : bounds[row + 1]])
-        while len(ready) > _MAX_READY:
-            del ready[next(iter(ready))]
+        return accepted, np.diff(np.searchsorted(starts, offsets), append=len(starts))
+
+
+def _block_size(outputs: Integers) -> int:
+    """The first of these requests that are computed together."""
+    ends = np.cumsum(outputs[:_BLOCK_REQUESTS])
+    return max(1, int(np.searchsorted(ends, _BLOCK_POSITIONS, side="right")))
 
 
 def _checked_depth(draft_tokens: int) -> int:

@@ -127,6 +127,11 @@ class Requests(Sequence[Request]):
         return requests if isinstance(requests, Requests) else cls(None, objects=requests)
 
     @property
+    def is_table(self) -> bool:
+        """Nobody has taken a request out."""
+        return self._columns is not None
+
+    @property
     def contents(self) -> Sequence[tuple[int, ...]]:
         """[requests] ids of their blocks; empty where nothing is known of any."""
         return [request.content for request in self._objects] if self._columns is None else self._contents

@@ -282,8 +282,12 @@ def _table(requests: Requests, serving: Serving, draws: AcceptanceDraws) -> tupl
     table, draft_tokens = np.zeros(len(requests), dtype=REQUESTS), serving.controller.draft_tokens_max
     for name in TIMES[1:]:
         table[name] = np.nan
-    for name in ("arrival_s", "prompt_tokens", "output_tokens"):
+    sent = ("arrival_s", "prompt_tokens", "output_tokens")
+    for name in sent:
         table[name] = requests.column(name)
+    if requests.is_table and serving.max_concurrency is None:
+        # The core changes none of these then, and they are there once.
+        requests.change({name: table[name] for name in sent})
     prompts, outputs = table["prompt_tokens"], table["output_tokens"]
     table["blocks"] = -(-(prompts + outputs + serving.kv.draft_slots) // serving.kv.block_size) + serving.kv.kept_blocks
     indexes, measured = requests.column("index"), serving.measured

@@ -292,8 +292,10 @@ def arrival_times(count: int, request_rate: float, burstiness: float, seed: int)
     """
     if request_rate == inf:
         return np.zeros(count)
-    gaps = _stream(seed, _ARRIVALS).standard_gamma(burstiness, count)
-    return np.cumsum(gaps) / (request_rate * burstiness)
+    times = _stream(seed, _ARRIVALS).standard_gamma(burstiness, count)
+    np.cumsum(times, out=times)
+    times /= request_rate * burstiness
+    return times
 
 
 def _trace_arrivals(trace: Trace, workload: Workload, seed: int) -> Floats:
