@@ -228,6 +228,8 @@ def slo_shares(finished: Sequence[Request], slo_ms: Mapping[str, float | None]) 
     A single token has no TPOT to miss.
     """
     bounds = {name: bound for name, bound in slo_ms.items() if bound is not None}
+    if not bounds:
+        return {}
     arrival, first, last, tokens = _columns(finished)
     values_ms = {
         "ttft_ms": (first - arrival) * 1e3,
@@ -235,8 +237,7 @@ def slo_shares(finished: Sequence[Request], slo_ms: Mapping[str, float | None]) 
         "e2el_ms": (last - arrival) * 1e3,
     }
     met = {name: values_ms[name] <= bound for name, bound in bounds.items()}
-    if met:
-        met["all"] = np.logical_and.reduce([*met.values()])
+    met["all"] = np.logical_and.reduce([*met.values()])
     return {name: float(is_met.mean()) if len(finished) else None for name, is_met in met.items()}
 
 
