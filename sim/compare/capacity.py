@@ -18,7 +18,8 @@ import numpy as np
 from sim.compare.point_runs import PointRun
 from sim.draws import child_seed
 from sim.engine.paged import PagedPool
-from sim.interface.request import Request, Requests
+from sim.interface.request import Request
+from sim.interface.request_columns import Requests
 from sim.metrics.load import Load, Verdict, judge, saturated_throughput, trace_rate
 from sim.run.resolve import Resolved
 from sim.run.scenario import Window

@@ -17,7 +17,8 @@ from itertools import chain
 from typing import NamedTuple
 
 from sim.engine.kv import KvPool
-from sim.interface.request import Request, Requests
+from sim.interface.request import Request
+from sim.interface.request_columns import Requests
 from sim.interface.work import Chunk
 
 _POSITION_BITS = 32

@@ -14,7 +14,8 @@ from math import hypot, inf, sqrt
 import msgspec
 import numpy as np
 
-from sim.interface.request import Request, Requests
+from sim.interface.request import Request
+from sim.interface.request_columns import Requests
 from sim.metrics.records import RunRecord
 from sim.metrics.stats import Floats, t_975
 

@@ -14,7 +14,7 @@ import msgspec
 from sim.engine.time_series import GapSamples
 from sim.files.json_values import Json
 from sim.interface.host import Stream
-from sim.interface.request import Requests
+from sim.interface.request_columns import Requests
 from sim.interface.work import Kind, Model, Work
 from sim.metrics.energy import PowerTrace
 from sim.workload.classes import SloClass

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.interface.request import Request, Requests
+from sim.interface.request import Request
+from sim.interface.request_columns import Requests
 from sim.metrics.breakdown import PHASES, mean_phases_s
 from sim.metrics.records import RunRecord
 from sim.metrics.stats import Floats, effective_count, mean_and_variance, weighted_percentiles

@@ -17,9 +17,10 @@ from rich.table import Table
 
 from sim.compare.verdict import Interval
 from sim.names import in_words, span
+from sim.report.layout import measured_width, new_table, number, print_table, say
 from sim.report.pictures.store_pictures import named
 from sim.report.store_points import StorePoints
-from sim.report.tables import costs_line, in_brief, measured_width, new_table, number, print_table, say
+from sim.report.tables import costs_line, in_brief
 from sim.studies.answer import Stated
 from sim.studies.attainment import Attainment, HighestLoad, Replicas
 from sim.studies.evidence import shortened

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
-from rich.measure import Measurement
 from rich.table import Table
 
 from sim.compare.side_by_side import MIN_FOR_P99, Comparison
@@ -18,6 +16,7 @@ from sim.devices.partition import MEASURED
 from sim.metrics.load import Verdict
 from sim.names import in_words, span
 from sim.policies.options import DEFERRED, ONLY_TOGETHER, PARTITION_FLAGS
+from sim.report.layout import measured_width, new_table, number, print_table, say
 from sim.studies.cost_draws import ONLY_IF
 from sim.studies.evidence import shortened
 
@@ -38,8 +37,6 @@ COLUMN_WIDTH = 11
 """Width of a number with its interval below, where policies stand side by side because metrics do not fit so."""
 WIDER = 1.5
 """Intervals so many times as wide as the narrowest stand by themselves."""
-FOLDED, WIDEST = 16, 10_000
-"""Characters that are enough for a column of prose, and that no table has."""
 SLO_NAMES = {"ttft_ms": "TTFT", "tpot_ms": "TPOT", "e2el_ms": "E2EL"}
 PAIRED_SHOWN = ("mean_ttft_ms", "mean_tpot_ms", "mean_e2el_ms", "steady_output_throughput")
 NAMES = {
@@ -54,67 +51,6 @@ WHOLE_RUN = {
     "steady_output_throughput_per_gpu": "output_throughput_per_gpu",
 }
 """Metrics of the table where all requests arrive at once, so that no part of a run is steady."""
-
-
-def number(value: float | None) -> str:
-    """About three significant digits, thousands grouped or as k; a dash for undefined."""
-    if value is None:
-        return "–"
-    size = abs(value)
-    if size >= 9999.5:
-        return f"{value / 1000:,.0f}k" if size >= 99950 else f"{value / 1000:.1f}k"
-    if size >= 100 or value == 0:
-        return f"{value:,.0f}"
-    return f"{value:.1f}" if size >= 10 else f"{value:.2f}"
-
-
-def significant(value: float | None) -> str:
-    """The number with two decimals, from 100 on with one, thousands grouped; a dash for unknown."""
-    if value is None:
-        return "–"
-    return f"{value:,.1f}" if abs(value) >= 100.0 else f"{value:.2f}"
-
-
-def percent(value: float | None) -> str:
-    """An error with its sign; a dash for unknown."""
-    return "–" if value is None else f"{value:+.2f} %"
-
-
-def new_table(left: Iterable[str], right: Iterable[str], rows: Iterable[Sequence[str]], **look: Any) -> Table:
-    """A table of `rows` under titles of columns that begin at the `left` or end at the `right`; none of them folds."""
-    usual: dict[str, Any] = {"box": SIMPLE_HEAD, "padding": 0}
-    table = Table(**usual | look)
-    for title in left:
-        table.add_column(title, no_wrap=True)
-    for title in right:
-        table.add_column(title, justify="right", no_wrap=True)
-    for row in rows:
-        table.add_row(*row)
-    return table
-
-
-def say(console: Console, text: str, style: str | None = None) -> None:
-    """A line, its text as it is: broken by the terminal where it likes, or with a style at words."""
-    console.print(text, style=style, highlight=False, markup=False, soft_wrap=style is None)
-
-
-def print_table(console: Console, table: Table) -> None:
-    """Print a table whole: where the terminal is too narrow for it, columns of prose (which fold) get narrower, and
-    then lines run over; none is cut or left out."""
-    folding = [column for column in table.columns if column.overflow == "fold"]
-    for column in folding:
-        column.max_width = FOLDED
-    least = measured_width(console, table)
-    for column in folding:
-        column.max_width = None
-    if least > console.width:
-        table.width = least
-    console.print(table, crop=False)
-
-
-def measured_width(console: Console, table: Table) -> int:
-    """Characters that the table takes whole."""
-    return Measurement.get(console, console.options.update(max_width=WIDEST), table).maximum
 
 
 def comparison_tables(

@@ -12,8 +12,9 @@ from sim.compare.side_by_side import Comparison
 from sim.compare.verdict import HANGS_ON, METRIC, PolicySummary, Standing
 from sim.metrics.load import Verdict
 from sim.names import span
+from sim.report.layout import new_table, number, print_table, say
 from sim.report.say import continued
-from sim.report.tables import comparison_in_brief, comparison_tables, new_table, number, print_table, say
+from sim.report.tables import comparison_in_brief, comparison_tables
 from sim.studies.comparison.varied import Varied
 from sim.workload.generate import FIXED_INPUT_LEN, FIXED_OUTPUT_LEN
 

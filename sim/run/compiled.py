@@ -30,7 +30,7 @@ from sim.engine.radix import RadixPool
 from sim.engine.serving import Serving
 from sim.engine.time_series import GapSamples
 from sim.hosts.simulated import SimHost, Usage
-from sim.interface.request import Requests
+from sim.interface.request_columns import Requests
 from sim.interface.work import Kind, Model
 from sim.policies.options import BatchBy, KvMode, rows_per_work
 from sim.policies.unified import SPIN_S

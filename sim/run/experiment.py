@@ -25,7 +25,8 @@ from sim.engine.serving import Serving
 from sim.engine.time_series import GaugePart
 from sim.hosts.view import HostView
 from sim.interface.host import Host
-from sim.interface.request import Request, Requests
+from sim.interface.request import Request
+from sim.interface.request_columns import Requests
 from sim.interface.wait import Task
 from sim.metrics.records import RunRecord, StreamUsage, WorkRecord
 from sim.run.resolve import Resolved

@@ -14,7 +14,8 @@ from sim.acceptance.draws import AcceptanceDraws
 from sim.costs.in_service import has_history
 from sim.devices.ticket import SimTicket
 from sim.hosts.simulated import SimHost
-from sim.interface.request import Request, Requests
+from sim.interface.request import Request
+from sim.interface.request_columns import Requests
 from sim.metrics.energy import PowerMeter
 from sim.metrics.records import RunRecord, StreamUsage, WorkRecord, work_record
 from sim.policies.options import EngineLimits

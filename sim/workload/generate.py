@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from sim.bounds import Bounds, check_bounds
 from sim.draws import Floats, Integers
-from sim.interface.request import Requests
+from sim.interface.request_columns import Requests
 from sim.names import unknown
 from sim.workload.content import BLOCK_TOKENS, Content, reblocked
 from sim.workload.lengths import LENGTH_TABLES

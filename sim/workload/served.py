@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 
 from sim.draws import Integers
-from sim.interface.request import Requests
+from sim.interface.request_columns import Requests
 from sim.workload.content import BLOCK_TOKENS
 from sim.workload.generate import MEAN_SAMPLE, Mask, Workload, at_most, build_requests, sent_lengths
 

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from sim.engine.time_series import GapSamples
-from sim.interface.request import Request, Requests
+from sim.interface.request import Request
+from sim.interface.request_columns import Requests
 from sim.metrics.load import SHORT_RUN_ERROR, Load, Verdict, judge, needs_capacity, saturated_throughput, trace_rate
 from sim.metrics.records import RunRecord, StreamUsage
 

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from sim.engine.time_series import GapSamples
-from sim.interface.request import Request, Requests
+from sim.interface.request import Request
+from sim.interface.request_columns import Requests
 from sim.metrics.records import RunRecord, StreamUsage, WorkRecord
 from sim.metrics.summary import detailed, summarise
 

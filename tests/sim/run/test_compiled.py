@@ -30,7 +30,7 @@ from sim.costs.profile import Profile
 from sim.costs.profile_files import load
 from sim.drafters.drafter import Drafter
 from sim.drafters.registry import DRAFTERS
-from sim.interface.request import Requests
+from sim.interface.request_columns import Requests
 from sim.metrics.records import RunRecord
 from sim.metrics.summary import summarise
 from sim.policies.options import EngineLimits

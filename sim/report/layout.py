@@ -1,0 +1,75 @@
+"""Tables and lines on the terminal, and numbers in them. Not here: what they show (tables, say)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.measure import Measurement
+from rich.table import Table
+
+FOLDED, WIDEST = 16, 10_000
+"""Characters that are enough for a column of prose, and that no table has."""
+
+
+def number(value: float | None) -> str:
+    """About three significant digits, thousands grouped or as k; a dash for undefined."""
+    if value is None:
+        return "–"
+    size = abs(value)
+    if size >= 9999.5:
+        return f"{value / 1000:,.0f}k" if size >= 99950 else f"{value / 1000:.1f}k"
+    if size >= 100 or value == 0:
+        return f"{value:,.0f}"
+    return f"{value:.1f}" if size >= 10 else f"{value:.2f}"
+
+
+def significant(value: float | None) -> str:
+    """The number with two decimals, from 100 on with one, thousands grouped; a dash for unknown."""
+    if value is None:
+        return "–"
+    return f"{value:,.1f}" if abs(value) >= 100.0 else f"{value:.2f}"
+
+
+def percent(value: float | None) -> str:
+    """An error with its sign; a dash for unknown."""
+    return "–" if value is None else f"{value:+.2f} %"
+
+
+def new_table(left: Iterable[str], right: Iterable[str], rows: Iterable[Sequence[str]], **look: Any) -> Table:
+    """A table of `rows` under titles of columns that begin at the `left` or end at the `right`; none of them folds."""
+    usual: dict[str, Any] = {"box": SIMPLE_HEAD, "padding": 0}
+    table = Table(**usual | look)
+    for title in left:
+        table.add_column(title, no_wrap=True)
+    for title in right:
+        table.add_column(title, justify="right", no_wrap=True)
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def say(console: Console, text: str, style: str | None = None) -> None:
+    """A line, its text as it is: broken by the terminal where it likes, or with a style at words."""
+    console.print(text, style=style, highlight=False, markup=False, soft_wrap=style is None)
+
+
+def print_table(console: Console, table: Table) -> None:
+    """Print a table whole: where the terminal is too narrow for it, columns of prose (which fold) get narrower, and
+    then lines run over; none is cut or left out."""
+    folding = [column for column in table.columns if column.overflow == "fold"]
+    for column in folding:
+        column.max_width = FOLDED
+    least = measured_width(console, table)
+    for column in folding:
+        column.max_width = None
+    if least > console.width:
+        table.width = least
+    console.print(table, crop=False)
+
+
+def measured_width(console: Console, table: Table) -> int:
+    """Characters that the table takes whole."""
+    return Measurement.get(console, console.options.update(max_width=WIDEST), table).maximum
