@@ -163,14 +163,9 @@ class Experiment:
                 stacklevel=3,
             )
 
-    def draws(self, requests: Sequence[Request] = ()) -> AcceptanceDraws:
-        """Whose drafts are accepted: the tape of this seed, prepared for `requests` where they are known."""
-        draft_tokens = self.resolved.lengths.given
-        draws = AcceptanceDraws(self.resolved.acceptances[0], self.seed)
-        if draft_tokens and requests:
-            asked = Requests.of(requests)
-            draws.prepare(asked.column("index"), asked.column("output_tokens"), draft_tokens)
-        return draws
+    def draws(self) -> AcceptanceDraws:
+        """Whose drafts are accepted: the tape of this seed."""
+        return AcceptanceDraws(self.resolved.acceptances[0], self.seed)
 
     def draws_by_drafter(self) -> list[AcceptanceDraws]:
         """[draft models] where there are several, on the same draws: what one has accepted, a better one has, too."""

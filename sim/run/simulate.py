@@ -40,7 +40,7 @@ def simulate(
     experiment = Experiment(resolved, seed)
     served = experiment.served() if requests is None else ServedRequests(Requests.of(requests))
     requests = served.requests
-    draws = experiment.draws(requests)
+    draws = experiment.draws()
     meter = _meter(resolved) if resolved.scenario.energy else None
     hear = None if meter is None else meter.hear
     if record_works:
