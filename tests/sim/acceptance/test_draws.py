@@ -129,6 +129,13 @@ def test_a_tape_plays_its_own_rounds_and_starts_over_at_its_end() -> None:
     assert draws.run_length(0, 6, 20) == 8
 
 
+def test_what_luck_keeps_is_bounded() -> None:
+    draws = AcceptanceDraws(IidAcceptance(0.7), 0)
+    for index in range(0, 64 * 1000, 64):
+        draws.run_length(index, 1, 4)
+    assert sum(len(tile) for tile in draws._tiles.values()) < 8e6
+
+
 def test_the_longest_draft_works_and_a_longer_one_is_refused() -> None:
     draws = AcceptanceDraws(IidAcceptance(1.0), 0)
     assert draws.run_length(0, 1, MAX_DRAFT_TOKENS) == MAX_DRAFT_TOKENS
