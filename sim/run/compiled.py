@@ -60,6 +60,8 @@ REQUESTS = np.dtype(
 """A request, as the core has it; its rounds are those of `accepted` from the first one on."""
 SETTINGS = struct.Struct("=32q 19d")
 """What the core goes by, in the order of its struct."""
+GAUGE = struct.Struct("=2d 2q")
+"""Integral, time of the last change, value and peak."""
 TOTALS = struct.Struct("=2d 2qd 2qd")
 """What the core sums up: now_s, busy_s, and works, tokens and device seconds of target and draft."""
 LANE_POLICIES = ("pd", "pdv", "unified", "baseline")
@@ -175,7 +177,7 @@ def _serve(
     draft_tokens, indexes = first.controller.draft_tokens_max, requests.column("index")
     table, accepted = _table(requests, first, draws)
     settings, (models, functions) = _settings(resolved, first, is_part=count > 1), _models(resolved)
-    runs: list[_Run] = []
+    runs, samples = list[_Run](), GapSamples()
     for place in range(min(count, len(requests))):
         part = table if count == 1 else table[place::count].copy()
         gaps: list[bytes] = []
@@ -184,14 +186,13 @@ def _serve(
             index, output_tokens = int(indexes[place + at * count]), int(part["output_tokens"][at])
             return draws.rounds(index, emitted_tokens, output_tokens, draft_tokens).tobytes()
 
-        hear = _adds_to(whole.gaps) if count == 1 else gaps.append
+        hear = _adds_to(samples) if count == 1 else gaps.append
         given = core.serve(*functions, hear, redraw, (settings, part, accepted, *models))
         if given is None:
-            whole.gaps.clear()
             return False
         table[place::count] = part
         now_s, busy_s, *used = TOTALS.unpack(given[0])
-        runs.append(_Run(given[1], given[2], given[3], b"".join(gaps), now_s, busy_s, (used[:3], used[3:])))
+        runs.append(_Run(given[1:3], given[3:], b"".join(gaps), now_s, busy_s, (used[:3], used[3:])))
     for place, serving in enumerate(members):
         num_requests = len(range(place, len(requests), count))
         serving.num_finished = serving.num_admitted = serving.intake.num_arrived = num_requests
@@ -199,7 +200,7 @@ def _serve(
         whole.num_arrived = len(requests)
         _add_up(whole, runs)
     else:
-        _set(whole, runs[0].gauges)
+        _set(whole, samples, runs[0].gauges)
     kinds = (Kind.STEP, Kind.HOST if resolved.limits.method.looks_up else Kind.DRAFT)[: 1 + (draft_tokens > 0)]
     usage = _usage(host, kinds, [run.usage[: len(kinds)] for run in runs])
     host.conclude(max([run.now_s for run in runs]), sum([run.busy_s for run in runs]) / count, usage)
@@ -213,15 +214,15 @@ def _serve_in_lanes(resolved: Resolved, serving: Serving, host: SimHost, draws: 
     table, accepted = _table(requests, serving, draws)
     models, functions = _models(resolved)
     buffers = (_lane_settings(resolved, serving), table, accepted, *models)
-    given = core.serve_in_lanes(*functions, _adds_to(serving.gaps), None, buffers)
+    samples = GapSamples()
+    given = core.serve_in_lanes(*functions, _adds_to(samples), None, buffers)
     if given is None:
-        serving.gaps.clear()
         return False
     now_s, busy_s, host.num_polls = LANE_TOTALS.unpack(given[0][: LANE_TOTALS.size])
     used = np.frombuffer(given[0], USAGE, offset=LANE_TOTALS.size).reshape(MOST_STREAMS, len(LANE_KINDS))
     usage = _usage(host, LANE_KINDS, used.tolist())
     serving.num_finished = serving.num_admitted = serving.intake.num_arrived = len(requests)
-    _set(serving, given[1])
+    _set(serving, samples, given[1:3])
     host.conclude(now_s, busy_s, usage)
     _write(requests, table)
     return True
@@ -237,25 +238,16 @@ def _lane_settings(resolved: Resolved, serving: Serving) -> bytearray:
     draft = Model.TARGET if costs.profile.draft is None else Model.DRAFT
     return bytearray(
         LANE_SETTINGS.pack(
-            LANE_POLICIES.index(name),
-            draft_tokens,
-            serving.max_num_seqs,
-            serving.max_num_batched_tokens,
-            serving.max_concurrency or 0,
-            serving.kv.num_blocks,
-            serving.plans_ahead,
-            options.workers,
-            options.hybrid_requests,
+            *(LANE_POLICIES.index(name), draft_tokens, serving.max_num_seqs, serving.max_num_batched_tokens),
+            *(serving.max_concurrency or 0, serving.kv.num_blocks, serving.plans_ahead),
+            *(options.workers, options.hybrid_requests),
             1 if is_baseline else rows_per_work(options, limits, decode_rows, draft_tokens),
             1 if is_baseline else rows_per_work(options, limits, options.verify_batch, draft_tokens),
             1 if is_baseline else limits.lane_batch(options.decode_batch, draft_tokens),
-            resolved.contention.phi,
-            poll_s,
-            costs.host.look_s,
+            *(resolved.contention.phi, poll_s, costs.host.look_s),
             # A stream that is alone on its device is never slowed by others.
             *[1.0 if num_streams == 1 else costs.host_inflation(count) for count in range(1, MOST_STREAMS + 1)],
-            costs.passes(Model.TARGET).num_kernels,
-            costs.passes(draft).num_kernels,
+            *(costs.passes(Model.TARGET).num_kernels, costs.passes(draft).num_kernels),
             *_host(serving, costs),
         )
     )
@@ -264,10 +256,9 @@ def _lane_settings(resolved: Resolved, serving: Serving) -> bytearray:
 class _Run(NamedTuple):
     """The run of one replica."""
 
-    gauges: Sequence[Any]
-    """Of the queue and of the tokens held: integral, time of the last change, value, peak."""
-    queued: bytes
-    held: bytes
+    gauges: Sequence[bytes]
+    """Of the queue and of the tokens held."""
+    changes: Sequence[bytes]
     """[changes] of both, as CHANGES, where there are several replicas."""
     gaps: bytes
     """[steps, about] of GAPS."""
@@ -317,15 +308,10 @@ def _models(resolved: Resolved) -> tuple[tuple[Any, ...], tuple[Any, Any]]:
 def _host(serving: Serving, costs: CompactCosts | TableCosts) -> tuple[float, ...]:
     """Times of the host, as the core has them."""
     host, intake = costs.host, serving.intake
+    eager_s = 0.0 if host.eager_step_s is None else host.eager_step_s - host.step_s
     return (
-        intake.frontend_s,
-        intake.frontend_token_s,
-        host.step_s,
-        host.row_s,
-        0.0 if host.eager_step_s is None else host.eager_step_s - host.step_s,
-        costs.result_s,
-        prompt_result_s(costs),
-        host.ngram_row_s,
+        *(intake.frontend_s, intake.frontend_token_s),
+        *(host.step_s, host.row_s, eager_s, costs.result_s, prompt_result_s(costs), host.ngram_row_s),
         *[host.served.get(kind, 1.0) for kind in IN_SERVICE],
     )
 
@@ -337,40 +323,18 @@ def _settings(resolved: Resolved, serving: Serving, *, is_part: bool) -> bytearr
     ratios = (0.0,) * 4 if ratio is None else (ratio.initial, ratio.min_ratio, ratio.decay_steps, ratio.retract_steps)
     return bytearray(
         SETTINGS.pack(
-            draft_tokens,
-            limits.max_num_seqs,
-            limits.max_num_scheduled_tokens,
-            serving.max_concurrency or 0,
-            limits.slots_per_request,
-            limits.padded_tokens,
-            serving.kv.num_blocks,
-            limits.async_scheduling,
-            limits.no_evict,
-            limits.whole_prompts,
-            limits.method.reads_features,
+            *(draft_tokens, limits.max_num_seqs, limits.max_num_scheduled_tokens, serving.max_concurrency or 0),
+            *(limits.slots_per_request, limits.padded_tokens, serving.kv.num_blocks, limits.async_scheduling),
+            *(limits.no_evict, limits.whole_prompts, limits.method.reads_features),
             limits.method.looks_up and draft_tokens > 0,
             limits.long_prefill_token_threshold or limits.max_num_scheduled_tokens,
-            limits.spares_lone_prompt,
-            lookahead,
-            lookahead if limits.seats_lookahead else 0,
-            pool.max_tokens,
-            pool.block_size,
-            pool.kept_blocks,
-            pool.is_caching,
-            pool.drops_cached_block,
-            pool.seats_first_chunk,
-            pool.caches_results,
-            pool.reuses_blank_first,
-            limits.receive_interval,
-            limits.batch_wait_steps,
-            limits.balance[0],
-            limits.retracts,
+            *(limits.spares_lone_prompt, lookahead, lookahead if limits.seats_lookahead else 0),
+            *(pool.max_tokens, pool.block_size, pool.kept_blocks, pool.is_caching, pool.drops_cached_block),
+            *(pool.seats_first_chunk, pool.caches_results, pool.reuses_blank_first),
+            *(limits.receive_interval, limits.batch_wait_steps, limits.balance[0], limits.retracts),
             limits.drafts_before_verify and limits.method.runs_per_token,
-            limits.max_num_batched_tokens,
-            0 if ratio is None else ratio.max_answer_tokens,
-            is_part,
-            limits.batch_wait[1],
-            limits.balance[1],
+            *(limits.max_num_batched_tokens, 0 if ratio is None else ratio.max_answer_tokens, is_part),
+            *(limits.batch_wait[1], limits.balance[1]),
             *ratios,
             *_host(serving, costs),
         )
@@ -392,10 +356,11 @@ def _adds_to(samples: GapSamples) -> Callable[[bytes], None]:
     return hear
 
 
-def _set(serving: Serving, gauges: Sequence[Any]) -> None:
-    """The queue, and the tokens held, at the end."""
+def _set(serving: Serving, samples: GapSamples, gauges: Sequence[bytes]) -> None:
+    """Gaps, and the queue and the tokens held at the end."""
+    serving.gaps = samples
     for gauge, values in zip((serving.queue, serving.kv.held), gauges, strict=True):
-        gauge._integral, gauge._since_s, gauge.value, gauge.peak = values
+        gauge._integral, gauge._since_s, gauge.value, gauge.peak = GAUGE.unpack(values)
 
 
 def _add_up(fleet: Fleet, runs: Sequence[_Run]) -> None:
@@ -403,8 +368,8 @@ def _add_up(fleet: Fleet, runs: Sequence[_Run]) -> None:
     gaps = np.frombuffer(b"".join([run.gaps for run in runs]), GAPS)
     gaps = gaps[np.argsort(gaps["at_s"], kind="stable")]
     fleet.gaps.extend(gaps["gap_s"], gaps["count"])
-    for gauge, parts in ((fleet.queue, [run.queued for run in runs]), (fleet.kv.held, [run.held for run in runs])):
-        changes = np.frombuffer(b"".join(parts), CHANGES)
+    for place, gauge in enumerate((fleet.queue, fleet.kv.held)):
+        changes = np.frombuffer(b"".join([run.changes[place] for run in runs]), CHANGES)
         for at_s, change in changes[np.argsort(changes["at_s"], kind="stable")].tolist():
             gauge.add(change, at_s)
 

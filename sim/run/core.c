@@ -43,7 +43,7 @@ static void *add(Costs *costs, List *list, size_t size) {
 
 /* A quantity over time (sim.engine.time_series.Gauge), and what it changed by, where that is kept. */
 typedef struct { double at_s; Count by; } Change;
-typedef struct { double integral, since_s; Count value, peak; List *changes; } Gauge;
+typedef struct { double integral, since_s; Count value, peak; int keeps; List changes; } Gauge;
 enum { QUEUE, HELD, NUM_GAUGES };
 
 static void change(Costs *costs, Gauge *gauge, Count by, double now_s) {
@@ -52,25 +52,17 @@ static void change(Costs *costs, Gauge *gauge, Count by, double now_s) {
         gauge->since_s = now_s, gauge->peak = more(gauge->peak, gauge->value);
     }
     gauge->value += by;
-    List *kept = gauge->changes;
-    if (kept == NULL) return;
-    Change *last = kept->count ? (Change *)kept->at + kept->count - 1 : NULL;
-    if (last == NULL || last->at_s != now_s) {
-        if ((last = add(costs, kept, sizeof(Change))) == NULL) return;
-        *last = (Change){now_s, 0};
-    }
-    last->by += by;
+    if (!gauge->keeps) return;
+    Change *last = add(costs, &gauge->changes, sizeof(Change));
+    if (last != NULL) *last = (Change){now_s, by};
 }
 
-static PyObject *bytes_of(const List *changes) {
-    return PyBytes_FromStringAndSize(changes->at ? changes->at : "", changes->count * sizeof(Change));
-}
-
-/* What the gauges show. */
-static PyObject *values_of(const Gauge *gauges) {
-    const Gauge *q = &gauges[QUEUE], *h = &gauges[HELD];
-    return Py_BuildValue("(ddLL)(ddLL)", q->integral, q->since_s, (long long)q->value, (long long)q->peak, h->integral,
-                         h->since_s, (long long)h->value, (long long)h->peak);
+/* What a run summed up and its gauges show, and what these changed by. */
+static PyObject *accounts_of(void *totals, Py_ssize_t size, Gauge *gauges) {
+    Gauge *q = &gauges[QUEUE], *h = &gauges[HELD];
+    Py_ssize_t shown = offsetof(Gauge, keeps), each = sizeof(Change);
+    return Py_BuildValue("y#y#y#y#y#", totals, size, q, shown, h, shown, q->keeps ? q->changes.at : "", q->changes.count * each,
+                         h->keeps ? h->changes.at : "", h->changes.count * each);
 }
 
 /* Gaps of requests whose tokens came together. */
@@ -152,7 +144,6 @@ typedef struct {
     Count num_free, num_blank, line_head, line_tail;
     List holes;                /* in order */
     Gauge gauges[NUM_GAUGES];
-    List changes[NUM_GAUGES];
     double now_s, issuer_free_s, device_free_s;
     Totals totals;
     Plan plans[2];
@@ -853,7 +844,7 @@ static int begin(Run *run, const int8_t *accepted) {
         is_begun = is_begun && plan->rows && plan->chunks.at;
     }
     run->num_free = run->num_blank = run->set.num_blocks;
-    for (int i = 0; run->set.is_part && i < NUM_GAUGES; i++) run->gauges[i].changes = &run->changes[i];
+    run->gauges[QUEUE].keeps = run->gauges[HELD].keeps = run->set.is_part;
     if (!is_begun) run_out(&run->costs);
     return is_begun;
 }
@@ -862,7 +853,7 @@ static void end(Run *run) {
     for (Count i = run->first_row; i < run->num_seen; i++) PyMem_Free(row_of(run, i)->own_rounds);
     for (Plan *plan = run->plans; plan < run->plans + 2; plan++) PyMem_Free(plan->rows), PyMem_Free(plan->chunks.at);
     PyMem_Free(run->rows), PyMem_Free(run->running), PyMem_Free(run->queue);
-    PyMem_Free(run->holes.at), PyMem_Free(run->gaps.at), PyMem_Free(run->changes[QUEUE].at), PyMem_Free(run->changes[HELD].at);
+    PyMem_Free(run->holes.at), PyMem_Free(run->gaps.at), PyMem_Free(run->gauges[QUEUE].changes.at), PyMem_Free(run->gauges[HELD].changes.at);
 }
 
 /* -- the door */
@@ -913,9 +904,7 @@ static PyObject *serve(PyObject *Py_UNUSED(module), PyObject *args) {
         run.totals.now_s = run.now_s;
         tell_gaps(&run.costs, &run.gaps);
         if (!run.costs.has_failed && !is_served) result = Py_BuildValue("");
-        if (!run.costs.has_failed && is_served)
-            result = Py_BuildValue("y#NNN", (char *)&run.totals, (Py_ssize_t)sizeof run.totals, values_of(run.gauges),
-                                   bytes_of(&run.changes[QUEUE]), bytes_of(&run.changes[HELD]));
+        if (!run.costs.has_failed && is_served) result = accounts_of(&run.totals, sizeof run.totals, run.gauges);
     }
     close_input(&in);
     end(&run);
@@ -933,8 +922,7 @@ static PyObject *serve_in_lanes(PyObject *Py_UNUSED(module), PyObject *args) {
         LaneTotals totals = totals_of(l);
         tell_gaps(&l->costs, &l->gaps);
         if (!l->costs.has_failed && !is_served) result = Py_BuildValue("");
-        if (!l->costs.has_failed && is_served)
-            result = Py_BuildValue("y#N", (char *)&totals, (Py_ssize_t)sizeof totals, values_of(l->gauges));
+        if (!l->costs.has_failed && is_served) result = accounts_of(&totals, sizeof totals, l->gauges);
     }
     close_input(&in);
     end_lanes(l);

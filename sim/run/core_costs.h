@@ -9,6 +9,7 @@ Not here: who submits a pass and when it runs (core.c, core_lanes.h). */
 #define Py_LIMITED_API 0x030B0000
 #include <Python.h>
 #include <math.h>
+#include <stddef.h>
 #include <stdint.h>
 #include <string.h>
 
