@@ -78,12 +78,3 @@ class GapSamples:
         self.add(float(gaps_s[0]), int(sums[0]))
         self.gaps_s.frombytes(gaps_s[starts[1:]].tobytes())
         self.counts.frombytes(sums[1:].astype(self.counts.typecode).tobytes())
-
-    @property
-    def columns(self) -> tuple[NDArray[np.float64], NDArray[np.uint32]]:
-        """[gaps] seconds, and their numbers."""
-        return np.asarray(self.gaps_s), np.asarray(self.counts)
-
-    def clear(self) -> None:
-        """Take them all back."""
-        del self.gaps_s[:], self.counts[:]

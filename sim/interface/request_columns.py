@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from itertools import compress
 from operator import attrgetter
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -64,19 +64,20 @@ class Requests(Sequence[Request]):
             return np.array([*map(attrgetter(name), self._objects)], of)
         if name in self._columns:
             return self._columns[name]
+        if name == "id":
+            ids = self.column("index") if self._ids is None else self._ids
+            return np.array([*map(str, ids.tolist())], dtype=object)
         return np.arange(len(self)) if name == "index" else np.full(len(self), _DEFAULTS[name])
 
     def objects(self) -> list[Request]:
         """[requests] objects, the same ones each time."""
         if self._columns is not None:
-            names = ("arrival_s", "prompt_tokens", "output_tokens")
-            ids = map(str, (self.column("index") if self._ids is None else self._ids).tolist())
-            contents = self._contents or [()] * len(self)
+            names = ("index", "id", "arrival_s", "prompt_tokens", "output_tokens")
             rows = [self.column(name).tolist() for name in names]
-            columns, indexes = self._columns, self.column("index").tolist()
-            self._objects = [Request(*row) for row in zip(indexes, ids, *rows, contents, strict=True)]
+            self._objects = [Request(*row) for row in zip(*rows, self._contents or [()] * len(self), strict=True)]
+            others = {name: column for name, column in self._columns.items() if name not in names}
             self._columns = None
-            self.change({name: column for name, column in columns.items() if name not in (*names, "index")})
+            self.change(others)
         return self._objects
 
     def change(self, columns: Mapping[str, NDArray[Any]]) -> None:
@@ -107,11 +108,8 @@ class Requests(Sequence[Request]):
     def __len__(self) -> int:
         return len(self._objects) if self._columns is None else len(self._columns["arrival_s"])
 
-    @overload
-    def __getitem__(self, place: int) -> Request: ...
-    @overload
-    def __getitem__(self, place: slice) -> Requests: ...
-    def __getitem__(self, place: int | slice) -> Request | Requests:
+    def __getitem__(self, place: Any) -> Any:
+        """A request, or requests."""
         if not isinstance(place, slice):
             return self.objects()[place]
         is_kept = np.zeros(len(self), dtype=np.bool_)

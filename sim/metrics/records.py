@@ -169,9 +169,10 @@ def request_columns(record: RunRecord, requests: Requests | None = None) -> dict
     censored."""
     if requests is None:
         requests = record.requests
+    is_censored = requests.column("emitted_tokens") < requests.column("output_tokens")
     return {
         "policy": [record.policy] * len(requests),
         "seed": [record.seed] * len(requests),
-        **{name: [getattr(request, name) for request in requests] for name in REQUEST_COLUMNS},
-        "is_censored": [not request.is_finished for request in requests],
+        **{name: requests.column(name).tolist() for name in REQUEST_COLUMNS},
+        "is_censored": is_censored.tolist(),
     }

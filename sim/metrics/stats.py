@@ -55,23 +55,19 @@ def _mean_and_spread(samples: Sequence[float]) -> tuple[float, float]:
     return mean, sqrt(sum((sample - mean) ** 2 for sample in samples) / (count - 1))
 
 
-def mean_and_variance(values: Floats, counts: Counts | None = None) -> tuple[float, float]:
-    """Mean and variance of `values` [samples], each of which counts once, or `counts` [samples] times."""
-    if counts is None:
-        return float(values.mean()), float(values.var())
+def mean_and_variance(values: Floats, counts: Counts) -> tuple[float, float]:
+    """Mean and variance of `values` [samples] repeated `counts` [samples] times."""
     num = float(counts.sum())
     mean = sum(float((part * of).sum()) for part, of in _parts(values, counts)) / num
     return mean, sum(float(((part - mean) ** 2 * of).sum()) for part, of in _parts(values, counts)) / num
 
 
-def weighted_percentiles(values: Floats, counts: Counts | None, percents: Sequence[float]) -> list[float]:
-    """Percentiles of `values` [samples] repeated `counts` [samples] times, or once, linear as in numpy.percentile."""
-    last = (len(values) if counts is None else int(counts.sum())) - 1
+def weighted_percentiles(values: Floats, counts: Counts, percents: Sequence[float]) -> list[float]:
+    """Percentiles of `values` [samples] repeated `counts` [samples] times, linear as in numpy.percentile."""
+    last = int(counts.sum()) - 1
     ranks = np.asarray(percents) / 100.0 * last
     low = np.floor(ranks).astype(np.int64)
-    places = np.concatenate((low, np.minimum(low + 1, last)))
-    at = np.partition(values, places)[places] if counts is None else _at_places(values, counts, places)
-    below, above = np.split(at, 2)
+    below, above = np.split(_at_places(values, counts, np.concatenate((low, np.minimum(low + 1, last)))), 2)
     return [float(value) for value in below + (above - below) * (ranks - low)]
 
 
@@ -82,22 +78,19 @@ def _parts(values: Floats, counts: Counts) -> Iterator[tuple[Floats, Counts]]:
 
 def _at_places(values: Floats, counts: Counts, places: NDArray[np.int64]) -> Floats:
     """[places] of all repeated values in order: only those of the bins in which they are get sorted."""
-    low = values.min()
-    per_value = (BINS - 1) / max(float(values.max() - low), 1e-300)
+    low, width = values.min(), max(float(np.ptp(values)), 1e-300) / (BINS - 1)
     totals = np.zeros(BINS)
     for part, of in _parts(values, counts):
-        totals += np.bincount(((part - low) * per_value).astype(np.intp), of, BINS)
-    ends = np.cumsum(totals)
-    bins = np.searchsorted(ends, places, side="right")
+        totals += np.bincount(((part - low) / width).astype(np.intp), of, BINS)
+    bins = np.searchsorted(np.cumsum(totals), places, side="right")
     is_in = np.zeros(BINS, dtype=np.bool_)
     is_in[bins] = True
-    marks = np.concatenate([is_in[((part - low) * per_value).astype(np.intp)] for part, _ in _parts(values, counts)])
-    values, counts = values[marks], counts[marks]
+    is_sorted = np.concatenate([is_in[((part - low) / width).astype(np.intp)] for part, _ in _parts(values, counts)])
+    values, counts = values[is_sorted], counts[is_sorted]
     order = np.argsort(values, kind="stable")
-    # Places that are left out lie before the bin of those behind them.
-    skipped = np.cumsum(np.where(is_in, 0.0, totals))[bins]
-    last_place = np.cumsum(counts[order], dtype=np.int64) - 1
-    at: Floats = values[order][np.searchsorted(last_place, places - skipped)]
+    # What is left out lies before the bins of these places.
+    places = places - np.cumsum(np.where(is_in, 0.0, totals))[bins]
+    at: Floats = values[order][np.searchsorted(np.cumsum(counts[order]), places, side="right")]
     return at
 
 

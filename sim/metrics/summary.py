@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +17,7 @@ from sim.interface.request import Request
 from sim.interface.request_columns import Requests
 from sim.metrics.breakdown import PHASES, mean_phases_s
 from sim.metrics.records import RunRecord
-from sim.metrics.stats import Floats, effective_count, mean_and_variance, weighted_percentiles
+from sim.metrics.stats import Counts, Floats, effective_count, mean_and_variance, weighted_percentiles
 from sim.workload.classes import SloClass
 
 PERCENTILES = (50.0, 90.0, 95.0, 99.0)
@@ -116,8 +115,8 @@ def summarise(
         for key, value in _class_summary(each, measured, ended, duration_s).items()
     }
     for name in ("ttft", "tpot", "e2el"):
-        result |= spread_ms(name, samples[name], None, percentiles)
-    result |= spread_ms("itl", *record.gaps.columns, percentiles)
+        result |= spread_ms(name, samples[name], np.broadcast_to(1, len(samples[name])), percentiles)
+    result |= spread_ms("itl", np.asarray(record.gaps.gaps_s), np.asarray(record.gaps.counts), percentiles)
     steady = _ratio(output_tokens, duration_s) if num_cooldowns else _steady_throughput(record, measured)
     result["steady_output_throughput"] = steady
     result["steady_output_throughput_per_gpu"] = None if steady is None else steady / record.num_gpus
@@ -177,11 +176,8 @@ def _ratio(amount: float, by: float) -> float | None:
     return amount / by if by > 0.0 else None
 
 
-def spread_ms(
-    name: str, values_s: Floats, counts: NDArray[Any] | None, percentiles: Sequence[float]
-) -> dict[str, float | None]:
-    """Mean, median, standard deviation and percentiles of one latency, milliseconds; values count once, or `counts`
-    times."""
+def spread_ms(name: str, values_s: Floats, counts: Counts, percentiles: Sequence[float]) -> dict[str, float | None]:
+    """Mean, median, standard deviation and percentiles of one latency, milliseconds."""
     keys = [f"p{percent:g}_{name}_ms" for percent in percentiles]
     if len(values_s) == 0:
         return dict.fromkeys((f"mean_{name}_ms", f"median_{name}_ms", f"std_{name}_ms", *keys))
@@ -273,11 +269,10 @@ def _emitted(requests: Requests, start_s: float, end_s: float) -> float:
 
 def _windowed(record: RunRecord, measured: Requests, finished: Requests) -> dict[str, float | None]:
     """Throughput over a window that was cut, from completed requests only (report 002) and from all of them."""
-    if record.window_s is None:
-        return {"throughput_completed_window": None, "throughput_emitted_window": None}
+    parts, window_s = {"completed": finished, "emitted": measured}, record.window_s
     return {
-        "throughput_completed_window": _total(finished, "emitted_tokens") / record.window_s,
-        "throughput_emitted_window": _total(measured, "emitted_tokens") / record.window_s,
+        f"throughput_{name}_window": None if window_s is None else _total(requests, "emitted_tokens") / window_s
+        for name, requests in parts.items()
     }
 
 
