@@ -69,12 +69,12 @@ class GapSamples:
             self.gaps_s.append(gap_s)
             self.counts.append(count)
 
-    def extend(self, gaps_s: NDArray[np.float64], counts: NDArray[np.int64]) -> None:
-        """Add all of these."""
-        starts = np.flatnonzero(np.diff(gaps_s, prepend=np.nan))
-        if not len(starts):
+    def extend(self, gaps: NDArray[np.void]) -> None:
+        """Add all of these, which have a `gap_s` and a `count`."""
+        if not len(gaps):
             return
-        sums = np.add.reduceat(counts, starts)
-        self.add(float(gaps_s[0]), int(sums[0]))
-        self.gaps_s.frombytes(gaps_s[starts[1:]].tobytes())
-        self.counts.frombytes(sums[1:].astype(self.counts.typecode).tobytes())
+        starts = np.flatnonzero(np.diff(gaps["gap_s"], prepend=np.nan))
+        gaps_s, counts = gaps["gap_s"][starts], np.add.reduceat(gaps["count"], starts)
+        self.add(float(gaps_s[0]), int(counts[0]))
+        self.gaps_s.frombytes(gaps_s[1:].tobytes())
+        self.counts.frombytes(counts[1:].astype(self.counts.typecode).tobytes())

@@ -90,20 +90,14 @@ class Requests(Sequence[Request]):
                 setattr(request, name, value)
 
     def kept(self, is_kept: NDArray[np.bool_]) -> Requests:
-        """Those of the requests that are marked."""
+        """Those of the requests that are marked; columns are numbered anew."""
         if self._columns is None:
             return Requests(None, objects=[*compress(self._objects, is_kept.tolist())])
         if is_kept.all():
             return self
-        columns = {name: column[is_kept] for name, column in {"index": self.column("index"), **self._columns}.items()}
-        ids = columns["index"] if self._ids is None else self._ids[is_kept]
-        return Requests(columns, ids, list(compress(self._contents, is_kept.tolist())))
-
-    def renumbered(self) -> Requests:
-        """The same requests, which are columns, as if no others had been sent."""
-        assert self._columns is not None
-        columns = {name: column for name, column in self._columns.items() if name != "index"}
-        return Requests(columns, self._ids, self._contents)
+        columns = {name: column[is_kept] for name, column in self._columns.items() if name != "index"}
+        ids = (self.column("index") if self._ids is None else self._ids)[is_kept]
+        return Requests(columns, ids, [*compress(self._contents, is_kept.tolist())])
 
     def __len__(self) -> int:
         return len(self._objects) if self._columns is None else len(self._columns["arrival_s"])
@@ -112,9 +106,10 @@ class Requests(Sequence[Request]):
         """A request, or requests."""
         if not isinstance(place, slice):
             return self.objects()[place]
-        is_kept = np.zeros(len(self), dtype=np.bool_)
-        is_kept[place] = True
-        return self.kept(is_kept)
+        indexes = self.column("index")
+        part = self.kept(np.isin(indexes, indexes[place]))
+        part.change({"index": indexes[place]})
+        return part
 
     def __iter__(self) -> Iterator[Request]:
         return iter(self.objects())

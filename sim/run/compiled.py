@@ -186,7 +186,7 @@ def _serve(
             index, output_tokens = int(indexes[place + at * count]), int(part["output_tokens"][at])
             return draws.rounds(index, emitted_tokens, output_tokens, draft_tokens).tobytes()
 
-        hear = _adds_to(samples) if count == 1 else gaps.append
+        hear = _hear(samples) if count == 1 else gaps.append
         given = core.serve(*functions, hear, redraw, (settings, part, accepted, *models))
         if given is None:
             return False
@@ -215,7 +215,7 @@ def _serve_in_lanes(resolved: Resolved, serving: Serving, host: SimHost, draws: 
     models, functions = _models(resolved)
     buffers = (_lane_settings(resolved, serving), table, accepted, *models)
     samples = GapSamples()
-    given = core.serve_in_lanes(*functions, _adds_to(samples), None, buffers)
+    given = core.serve_in_lanes(*functions, _hear(samples), None, buffers)
     if given is None:
         return False
     now_s, busy_s, host.num_polls = LANE_TOTALS.unpack(given[0][: LANE_TOTALS.size])
@@ -346,14 +346,9 @@ def _write(requests: Requests, table: Table) -> None:
     requests.change({**served, "emitted_tokens": table["output_tokens"]})
 
 
-def _adds_to(samples: GapSamples) -> Callable[[bytes], None]:
-    """Hears GAPS in order of time."""
-
-    def hear(part: bytes) -> None:
-        gaps = np.frombuffer(part, GAPS)
-        samples.extend(gaps["gap_s"], gaps["count"])
-
-    return hear
+def _hear(samples: GapSamples) -> Callable[[bytes], None]:
+    """Adds GAPS in order of time."""
+    return lambda part: samples.extend(np.frombuffer(part, GAPS))
 
 
 def _set(serving: Serving, samples: GapSamples, gauges: Sequence[bytes]) -> None:
@@ -366,8 +361,7 @@ def _set(serving: Serving, samples: GapSamples, gauges: Sequence[bytes]) -> None
 def _add_up(fleet: Fleet, runs: Sequence[_Run]) -> None:
     """Gaps and gauges of all replicas, in order of time."""
     gaps = np.frombuffer(b"".join([run.gaps for run in runs]), GAPS)
-    gaps = gaps[np.argsort(gaps["at_s"], kind="stable")]
-    fleet.gaps.extend(gaps["gap_s"], gaps["count"])
+    fleet.gaps.extend(gaps[np.argsort(gaps["at_s"], kind="stable")])
     for place, gauge in enumerate((fleet.queue, fleet.kv.held)):
         changes = np.frombuffer(b"".join([run.changes[place] for run in runs]), CHANGES)
         for at_s, change in changes[np.argsort(changes["at_s"], kind="stable")].tolist():

@@ -83,11 +83,11 @@ class Served(msgspec.Struct, frozen=True):
         is_sent, outputs = sent.column("arrival_s") <= end_s, sent.column("output_tokens")
         fitted = self._fitted(sent.column("prompt_tokens"), outputs)
         if fitted is None:
-            return ServedRequests(sent.kept(is_sent).renumbered())
+            return ServedRequests(sent.kept(is_sent))
         is_served, answers = fitted[0] & is_sent, fitted[1]
         sent.change({"output_tokens": answers})
         num_cut = int(np.count_nonzero(is_served & (answers < outputs)))
-        return ServedRequests(sent.kept(is_served).renumbered(), num_cut, int(np.count_nonzero(is_sent & ~is_served)))
+        return ServedRequests(sent.kept(is_served), num_cut, int(np.count_nonzero(is_sent & ~is_served)))
 
     def sample(self, seed: int) -> ServedRequests:
         """SAMPLE requests that tell of the workload, more where all of these are rejected; of a trace no more than it

@@ -265,7 +265,8 @@ def test_equal_gaps_in_a_row_are_stored_once() -> None:
     for gap_s in (0.25, 0.25, 0.5, 0.25):
         gaps.add(gap_s)
     assert (list(gaps.gaps_s), list(gaps.counts)) == ([0.25, 0.5, 0.25], [2, 1, 1])
-    gaps.extend(np.array([0.25, 0.25, 0.5, 0.75, 0.75]), np.array([3, 1, 1, 2, 4]))
+    more = [(0.25, 3), (0.25, 1), (0.5, 1), (0.75, 2), (0.75, 4)]
+    gaps.extend(np.array(more, [("gap_s", "f8"), ("count", "i8")]))
     assert (list(gaps.gaps_s), list(gaps.counts)) == ([0.25, 0.5, 0.25, 0.5, 0.75], [2, 1, 5, 1, 6])
 
 
