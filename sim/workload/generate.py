@@ -238,8 +238,15 @@ def sent_lengths(workload: Workload, seed: int) -> tuple[Integers, Integers]:
     if workload.sharing.requests_per_session > 1:
         sent = build_requests(workload.sized(MEAN_SAMPLE), seed)
         return sent.column("prompt_tokens"), sent.column("output_tokens")
-    prompts, outputs = _lengths(workload, MEAN_SAMPLE, seed)
+    lengths = {name: getattr(workload, name) for name in ("dataset_name", "input_len", "output_len")}
+    prompts, outputs = _sample(Workload(**lengths, random_range_ratio=workload.random_range_ratio), seed)
     return workload.sharing.prefix_len + prompts, outputs
+
+
+@lru_cache(maxsize=4)
+def _sample(workload: Workload, seed: int) -> tuple[Integers, Integers]:
+    """The lengths of MEAN_SAMPLE requests, which a search asks for at every load."""
+    return _lengths(workload, MEAN_SAMPLE, seed)
 
 
 def is_trace(workload: Workload) -> bool:
