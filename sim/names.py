@@ -1,9 +1,10 @@
-"""Texts on names: that one is not known, and several in one sentence."""
+"""Texts on names and times: that a name is not known, several in one sentence, milliseconds as people write them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
+from math import floor, log10
 from pathlib import Path
 
 
@@ -47,3 +48,26 @@ def in_words(names: Sequence[str]) -> str:
     'pd, pdv and unified'
     """
     return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
+
+
+def duration(*values_ms: float) -> str:
+    """A time with three digits that count, or the first and the last of several; seconds from 100 ms on.
+
+    >>> duration(682.4), duration(37.52), duration(636.0, 1240.0)
+    ('0.682 s', '37.5 ms', '0.64 to 1.24 s')
+    """
+    largest = max(map(abs, values_ms))
+    scale, unit = (1e-3, "s") if largest >= 100.0 else (1.0, "ms")
+    decimals = 2 if largest == 0.0 else max(0, 2 - floor(log10(largest * scale)))
+    return f"{span(f'{value * scale:,.{decimals}f}' for value in values_ms)} {unit}"
+
+
+def capital(text: str) -> str:
+    """The text with a capital, unless it begins with a name that has none, such as `pd` and `eagle3`.
+
+    >>> capital("continuous is fastest"), capital("pd is fastest"), capital("eagle3 is fastest")
+    ('Continuous is fastest', 'pd is fastest', 'eagle3 is fastest')
+    """
+    first = text.split(maxsplit=1)[0].rstrip(",:") if text else ""
+    is_word = first.isalpha() and set(first) & set("aeiou")
+    return text[:1].upper() + text[1:] if is_word else text

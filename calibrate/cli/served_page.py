@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from calibrate.server.served_run import PARTS, ServedRun
 from calibrate.server.server_line import pace_of, steps_of
 from sim.metrics.compared import LATENCIES, STATISTICS, THROUGHPUT
-from sim.report.layout import percent, significant
+from sim.report.tables import percent, significant
 
 Rows = Iterable[Sequence[str]]
 DISTURBED = 0.1

@@ -60,7 +60,7 @@ def print_compared(
 ) -> None:
     """A table of what was measured beside what was simulated, each row with its texts under `headings`, the first of
     which may fold; `lines` below it."""
-    from sim.report.layout import percent, significant
+    from sim.report.tables import percent, significant
 
     print_columns(
         title,
@@ -81,7 +81,7 @@ def print_columns(
     it."""
     from rich.console import Console
 
-    from sim.report.layout import new_table, print_table
+    from sim.report.tables import new_table, print_table
 
     console = Console(markup=False)
     table = new_table(left, right, rows, title=title, title_justify="left", padding=(0, 1))

@@ -101,12 +101,12 @@ def compare_command(flags: CompareFlags) -> None:
     if write_json(flags.json, result.plain):
         from rich.console import Console
 
-        from sim.report.tables import comparison_tables
+        from sim.report.say import print_answer
 
         if flags.out is not None:
             print(f"results in {flags.out}")
         asked = percentiles if flags.metric_percentiles else []
-        comparison_tables(Console(), result, asked, is_verbose=flags.verbose)
+        print_answer(Console(), result, is_verbose=flags.verbose, percentiles=asked)
         if flags.verbose:
             say_core()
 
@@ -143,9 +143,9 @@ def _compare_values(
     if write_json(flags.json, result.plain):
         from rich.console import Console
 
-        from sim.report.varied_tables import print_varied
+        from sim.report.say import print_answer
 
-        print_varied(Console(), result, is_verbose=flags.verbose)
+        print_answer(Console(), result, is_verbose=flags.verbose)
 
 
 def _check(flags: CompareFlags, *, is_grid: bool) -> None:

@@ -42,7 +42,7 @@ def _list(gpu: str) -> None:
 
     from sim.costs.profile import SERVED
     from sim.costs.profile_files import load, shipped
-    from sim.report.layout import new_table, print_table
+    from sim.report.tables import new_table, print_table
 
     caption = (
         "mean error on held-out points, percent; – = not validated; s = layers fitted to a served GPU, under load; "

@@ -298,8 +298,8 @@ def _frame(
 
 
 def drafting(policies: Sequence[Resolved]) -> list[str]:
-    """Policies that draft, and settings of other keys, which have no reference."""
-    return [one.label for one in policies if one.lengths.given or one.label != one.policy.name]
+    """Policies, or settings of keys, that draft."""
+    return [one.label for one in policies if one.lengths.given]
 
 
 def cost_source(profile: Profile) -> CostSource:

@@ -21,7 +21,7 @@ from enum import StrEnum
 import msgspec
 
 from sim.metrics.load import Load, Verdict
-from sim.names import in_words, span
+from sim.names import capital, duration, in_words, span
 
 
 class Order(StrEnum):
@@ -52,10 +52,17 @@ class Standing(StrEnum):
 
 STATED = (Order.LOWER, Order.HIGHER)
 HANGS_ON = {
-    Order.OVERLAP: "overlap",
-    Order.DRAWS: "errors of costs and acceptance",
-    Order.NONE: "overlap, of which this is an upper bound",
+    Order.OVERLAP: "how well two streams overlap",
+    Order.DRAWS: "errors of GPU times and acceptance",
+    Order.NONE: "how well two streams overlap",
 }
+"""What an order depends on that is open; under `roofs` overlap is an upper bound."""
+UNSPOKEN = "speculation="
+"""Key whose values say by themselves what they are."""
+SERVED_SHARE = 0.8
+"""Share of capacity at which means are steady."""
+NAMED = 2
+"""Slower policies of which the answer names each."""
 OPEN = (Standing.SAME, Standing.CLOSE, Standing.FEW)
 STANDING = dict.fromkeys(STATED, Standing.SLOWER) | {Order.SAME: Standing.SAME, Order.FEW: Standing.FEW}
 """The verdict on a policy by its order beside the lowest mean; of all others it is too close to call."""
@@ -155,12 +162,14 @@ def judged(policies: Sequence[PolicySummary], paired: Iterable[Paired]) -> list[
 
 
 def verdict(policies: Sequence[PolicySummary], paired: Iterable[Paired], drafting: Collection[str]) -> str:
-    """The sentence on `judged` policies, of which `drafting` draft, such as `continuous is fastest: mean E2EL 531 ms,
-    16 % shorter than without speculation`."""
+    """The answer on `judged` policies, of which `drafting` draft: a sentence or two a line, three lines at most.
+
+    Such as `continuous is fastest: latency 0.531 s, 16 % below no speculation (0.632 s).`
+    """
     known = _steady(policies)
-    parts = _Sentence(known, _by_names(paired), drafting).parts() if known else []
-    parts += _not_steady([row for row in policies if row not in known])
-    return ". ".join(parts + _cut_off(policies))
+    lines = _Lines(policies, known, _by_names(paired), drafting).lines() if known else []
+    lines += _not_steady(policies, known)
+    return "\n".join(map(capital, lines + _cut_off(policies)))
 
 
 def placed(row: PolicySummary) -> str:
@@ -173,6 +182,13 @@ def placed(row: PolicySummary) -> str:
     return f"{span(f'{1.0 + end / 100.0:.1f}' for end in (low, high))} times as long"
 
 
+def common_key(names: Iterable[str]) -> str:
+    """`speculation=` where all names begin with it, as settings of one varied key do; else empty."""
+    known = list(names)
+    keys = {name.partition("=")[0] for name in known}
+    return f"{keys.pop()}=" if len(keys) == 1 and all(name.count("=") == 1 for name in known) else ""
+
+
 def _steady(policies: Sequence[PolicySummary]) -> list[PolicySummary]:
     """Policies with means that a longer run would repeat, the lowest first."""
     return sorted((row for row in policies if row.load.is_steady and row.mean[METRIC] is not None), key=_mean)
@@ -182,76 +198,90 @@ def _by_names(paired: Iterable[Paired]) -> Mapping[frozenset[str], Paired]:
     return {frozenset((row.a, row.b)): row for row in paired if row.metric == METRIC}
 
 
-class _Sentence:
-    """Sentences on policies with steady means, the lowest first."""
+class _Lines:
+    """Lines on policies with steady means, the lowest first."""
 
     def __init__(
-        self, known: Sequence[PolicySummary], pairs: Mapping[frozenset[str], Paired], drafting: Collection[str]
+        self,
+        policies: Sequence[PolicySummary],
+        known: Sequence[PolicySummary],
+        pairs: Mapping[frozenset[str], Paired],
+        drafting: Collection[str],
     ) -> None:
         self._best, *self._others = known
-        self._pairs, self._drafting = pairs, drafting
-        self._reference = next((row for row in known if row.policy not in drafting), None)
+        self._pairs, self._is_alone = pairs, len(policies) == 1
+        plain = [row for row in known if row.policy not in drafting]
+        self._reference = plain[0] if len(plain) == 1 < len(known) else None
 
-    def parts(self) -> list[str]:
+    def lines(self) -> list[str]:
         groups = {word: [row for row in self._others if row.verdict is word] for word in OPEN}
-        parts: list[str] = []
+        lines: list[str] = []
         for word, rows in groups.items():
-            parts += self._open(word, rows, is_first=not parts) if rows else []
+            lines += [self._open(word, rows, is_first=not lines)] if rows else []
         slower = [row for row in self._others if row.verdict is Standing.SLOWER]
-        if not parts:
-            parts = [self._head()]
+        doubtful = [row for row in slower if self._is_doubtful(row)]
+        if not lines:
+            lines = [self._head()]
             slower = [row for row in slower if row is not self._reference]
-        doubts = [doubt for row in slower if (doubt := self._doubt(row)) is not None]
-        if distances := [self._behind(row) for row in slower if self._doubt(row) is None]:
-            against = f"Against {self._best.policy}, " if any(groups.values()) else ""
-            parts.append(f"{against}{in_words(distances)}")
-        return parts + doubts
+        if slower:
+            lines.append(self._behind(slower, f"Against {self._best.policy}, " if any(groups.values()) else ""))
+        if hanging := [row for row in self._others if self._pair(row, self._best).order in HANGS_ON]:
+            names = in_words([self._name(self._best), *map(self._name, hanging)])
+            lines.append(f"The order of {names} depends on {self._why([(row, self._best) for row in hanging])}.")
+        elif doubtful and self._reference is not None:
+            why = self._why([(row, self._reference) for row in doubtful])
+            lines.append(f"Whether {in_words(list(map(self._name, doubtful)))} beats no speculation depends on {why}.")
+        return lines
 
     def _head(self) -> str:
-        """The fastest."""
+        """The fastest, or the only one."""
         best, reference = self._best, self._reference
         if not self._others:
-            return f"{self._name(best)}: mean E2EL {_span(best)} ms"
-        text = f"{self._name(best)} is fastest: mean E2EL {_span(best)} ms"
+            ttft, tpot = best.mean.get("mean_ttft_ms"), best.mean.get("mean_tpot_ms")
+            parts = [] if ttft is None else [f"{duration(ttft)} to the first token"]
+            parts += [] if tpot is None else [f"then {duration(tpot)} a token"]
+            who = "A request" if self._is_alone else f"{self._name(best)}: a request"
+            return f"{who} takes {_span([best])} on average" + f": {', '.join(parts)}" * bool(parts) + "."
+        text = f"{self._name(best)} is fastest: latency {_span([best])}"
         if reference is None or reference is best:
-            return text
+            return f"{text}."
         lower_pct = 100.0 * (1.0 - _mean(best) / _mean(reference))
-        return f"{text}, {_percent(lower_pct)} % shorter than without speculation"
+        return f"{text}, {_percent(lower_pct)} % below no speculation ({duration(_mean(reference))})."
 
-    def _open(self, word: Standing, rivals: Sequence[PolicySummary], *, is_first: bool) -> list[str]:
-        """The verdict on policies that have no order beside the lowest mean, and why."""
+    def _open(self, word: Standing, rivals: Sequence[PolicySummary], *, is_first: bool) -> str:
+        """The verdict on policies that have no order beside the lowest mean."""
         rows = [self._best, *rivals] if is_first or word is Standing.CLOSE else rivals
-        names, spans = in_words([self._name(row) for row in rows]), in_words([_span(row) for row in rows])
-        if word is Standing.SAME:
-            return [f"{names} are the same: mean E2EL {_span(self._best)} ms"]
+        names = in_words(list(map(self._name, rows)))
         if word is Standing.FEW:
-            return [f"Not enough runs to {'order' if is_first else 'place'} {names}: mean E2EL {spans} ms"]
-        text = [f"{names} are too close to call: mean E2EL {spans} ms"]
-        pairs = [(row, self._pair(row, self._best)) for row in rivals]
-        if hanging := [(row, pair) for row, pair in pairs if pair.order in HANGS_ON]:
-            of = in_words([self._best.policy, *(row.policy for row, _ in hanging)])
-            why = " and ".join(dict.fromkeys(HANGS_ON[pair.order] for _, pair in hanging))
-            text.append(f"The order of {of} depends on {why}{_phis([pair for _, pair in hanging])}")
-        return text
+            return f"Not enough runs to {'order' if is_first else 'place'} {names}: latency {_span(rows)}."
+        return f"{names} are {word.value}: latency {_span(rows)}."
+
+    def _behind(self, slower: Sequence[PolicySummary], against: str) -> str:
+        """Distances of slower ones: of two at most, else of the nearest and the last."""
+        if len(slower) <= NAMED:
+            texts = [
+                f"{self._name(row)} {'is' if placed(row).endswith('slower') else 'takes'} {placed(row)}"
+                for row in slower
+            ]
+            return f"{against}{in_words(texts)}."
+        nearest, last = slower[0], slower[-1]
+        texts = [f"{self._name(row)} ({placed(row)})" for row in (nearest, last)]
+        return f"{against}the nearest of {len(slower)} others is {texts[0]} and the last {texts[1]}."
 
     def _pair(self, row: PolicySummary, other: PolicySummary) -> Paired:
         return self._pairs[frozenset((row.policy, other.policy))]
 
-    def _doubt(self, row: PolicySummary) -> str | None:
-        """That the policy may be worse than no speculation at all."""
+    def _is_doubtful(self, row: PolicySummary) -> bool:
+        """The policy may be worse than no speculation at all."""
         if self._reference is None or self._reference in (self._best, row):
-            return None
-        pair = self._pair(row, self._reference)
-        if pair.order not in HANGS_ON:
-            return None
-        return f"Whether {row.policy} is faster than no speculation depends on {HANGS_ON[pair.order]}{_phis([pair])}"
+            return False
+        return self._pair(row, self._reference).order in HANGS_ON
 
-    def _behind(self, row: PolicySummary) -> str:
-        text = placed(row)
-        return f"{self._name(row)} {'is' if text.endswith('slower') else 'takes'} {text}"
+    def _why(self, pairs: Iterable[tuple[PolicySummary, PolicySummary]]) -> str:
+        return " and ".join(dict.fromkeys(HANGS_ON[self._pair(*pair).order] for pair in pairs))
 
     def _name(self, row: PolicySummary) -> str:
-        return row.policy if row.policy in self._drafting else f"{row.policy} (no speculation)"
+        return "no speculation" if row is self._reference else row.policy.removeprefix(UNSPOKEN)
 
 
 def _cut_off(rows: Sequence[PolicySummary]) -> list[str]:
@@ -260,21 +290,35 @@ def _cut_off(rows: Sequence[PolicySummary]) -> list[str]:
         return []
     counts = [(row.policy, row.mean["completed"] or 0.0, row.mean["num_prompts"] or 0.0) for row in rows]
     finished = [f"{policy} finished {digits(done)} of {digits(count)} requests" for policy, done, count in counts]
-    return [f"Before the window closed {in_words(finished)}"]
+    return [f"Before the window closed {in_words(finished)}."]
 
 
-def _not_steady(rows: Sequence[PolicySummary]) -> list[str]:
-    """Policies without means that a longer run would repeat, by why."""
-    by_why: dict[str, list[str]] = {}
-    for row in rows:
-        by_why.setdefault(_WHY.get(row.load.verdict, "without one request served"), []).append(row.policy)
-    return [f"{in_words(names)} {'is' if len(names) == 1 else 'are'} {why}" for why, names in by_why.items()]
+def _not_steady(policies: Sequence[PolicySummary], steady: Sequence[PolicySummary]) -> list[str]:
+    """Policies without means that a longer run would repeat, by why; a rate that all serve where none keeps up."""
+    by_why: dict[Verdict, list[PolicySummary]] = {}
+    for row in policies:
+        if row not in steady:
+            by_why.setdefault(row.load.verdict, []).append(row)
+    lines = []
+    for why, rows in by_why.items():
+        text = _WHY.get(why, "no request is served")
+        rates = [(row.load.rate_per_s, row.load.capacity_per_s) for row in rows]
+        if why in (Verdict.OVERLOADED, Verdict.UNDECIDED) and all(None not in each for each in rates):
+            arriving, served = (sorted({digits(each[end] or 0.0) for each in rates}, key=float_of) for end in (0, 1))
+            text += f": {span(arriving)} requests/s arrive, {span(served)} are served"
+        names = in_words([row.policy.removeprefix(UNSPOKEN) for row in rows])
+        lines.append(f"{names} {'is' if len(rows) == 1 else 'are'} {text}." if why in _WHY else f"{names}: {text}.")
+    floors = [row.load.ci95[0] for row in policies if row.load.verdict is Verdict.OVERLOADED and row.load.ci95]
+    if floors and len(floors) == len(policies):
+        who = {1: "It", 2: "Both"}.get(len(floors), "All")
+        lines.append(f"Try --request-rate {SERVED_SHARE * min(floors):.2g}. {who} can serve that.")
+    return lines
 
 
 _WHY = {
     Verdict.OVERLOADED: "overloaded",
-    Verdict.UNDECIDED: "so near capacity that no mean is stated",
-    Verdict.BURST: "given all requests at once: means depend on their number",
+    Verdict.UNDECIDED: "too near capacity for a mean",
+    Verdict.BURST: "given all requests at once, so means depend on their number",
 }
 
 
@@ -284,10 +328,12 @@ def _mean(row: PolicySummary) -> float:
     return value
 
 
-def _span(row: PolicySummary) -> str:
-    """Mean, inside the bracket of overlap where it matters."""
-    values = [value for means in row.by_overlap.values() if (value := means[METRIC]) is not None] or [_mean(row)]
-    return span([digits(min(values)), digits(max(values))])
+def _span(rows: Iterable[PolicySummary]) -> str:
+    """From the lowest mean to the highest, over the bracket of overlap where it matters."""
+    values: list[float] = []
+    for row in rows:
+        values += [value for means in row.by_overlap.values() if (value := means[METRIC]) is not None] or [_mean(row)]
+    return duration(min(values), max(values))
 
 
 def digits(value: float) -> str:
@@ -295,14 +341,12 @@ def digits(value: float) -> str:
     return f"{value:,.0f}" if value >= 100.0 else f"{value:.3g}"
 
 
+def float_of(text: str) -> float:
+    return float(text.replace(",", ""))
+
+
 def _percent(value: float) -> str:
     return f"{value:.0f}" if value >= 0.95 else f"{value:.1g}"
-
-
-def _phis(pairs: Sequence[Paired]) -> str:
-    """` (phi* 0.09, within 0.05 to 0.14)`: where an order flips."""
-    shown = list(dict.fromkeys(flip for row in pairs if (flip := flips_at(row)) is not None))
-    return f" (phi* {'; '.join(shown)})" if shown else ""
 
 
 def flips_at(row: Paired) -> str | None:

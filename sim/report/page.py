@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
 METRIC, METRIC_NAME = "mean_e2el_ms", "mean E2EL"
+IN_SIGHT = 3
+"""Pictures that are not folded."""
 MAX_ROWS = 300
 """Rows of the table of points; the store has the others."""
 COLUMNS = (
@@ -59,7 +61,7 @@ def page(path: Path, *, price_per_hour: float | None = None) -> str:
     parts = [
         f"<h1>{_safe(asked)}</h1>",
         _section("Answer", _answers(points)),
-        _section("Pictures", "".join(figures) + _list(missing, "Not drawn:")),
+        _section("Pictures", _columns(figures) + _list(missing, "Not drawn:")),
         _section("Points", _points_table(points)),
         _section("What it rests on", _assumptions(points)),
         _section("Points that failed", _failures(points)) if len(points.failed) else "",
@@ -96,9 +98,12 @@ def _question(points: StorePoints) -> str:
 def _answers(points: StorePoints) -> str:
     ranks = points.ranked(METRIC)
     settings = [key for key in points.keys if key not in points.conditions]
-    head = [*(spoken(key) for key in points.conditions), "best", f"{METRIC_NAME}, ms", "next best", "slower by, %", "",
+    head = ["best", *(spoken(key) for key in points.conditions), f"{METRIC_NAME}, ms", "next best", "slower by, %", "",
             "keep up"]  # fmt: skip
-    rows = [[_value(value) for value in rank.condition.values()] + _answer(rank, settings) for rank in ranks]
+    rows = []
+    for rank in ranks:
+        best, *others = _answer(rank, settings)
+        rows.append([best, *map(_value, rank.condition.values()), *others])
     num_settings = max(rank.num_settings for rank in ranks)
     notes = []
     if num_settings > 2:
@@ -155,6 +160,13 @@ def _drawn(points: StorePoints, price_per_hour: float | None) -> tuple[list[str]
             f"<figcaption>{_safe(caption)}</figcaption></figure>\n"
         )
     return figures, missing
+
+
+def _columns(figures: Sequence[str]) -> str:
+    """Pictures side by side, the first few in sight and the others folded."""
+    shown, folded = ("".join(each) for each in (figures[:IN_SIGHT], figures[IN_SIGHT:]))
+    more = f'<details><summary>More pictures</summary><div class="figures">{folded}</div></details>' if folded else ""
+    return f'<div class="figures">{shown}</div>{more}'
 
 
 def _in_both_schemes(svg: str) -> str:

@@ -1,28 +1,30 @@
-"""Answers of studies on the terminal: the sentence first, then tables, what to type, and what all that rests on.
+"""Answers of `tune`, `capacity` and `plan` on the terminal.
 
-One printer for `tune`, `capacity` and `plan`; what they rest on is a few lines, and all of it on demand. Not here: the
-answers (sim.studies), comparisons (tables), pages (page).
+Not here: the answers (sim.studies), comparisons (sim.report.comparisons), printing (sim.report.said).
 """
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import singledispatch
 from typing import NamedTuple
 
 from rich.console import Console
 from rich.table import Table
 
+from sim.compare.side_by_side import Comparison
 from sim.compare.verdict import Interval
-from sim.names import in_words, span
-from sim.report.layout import measured_width, new_table, number, print_table, say
+from sim.names import capital, in_words, span
+from sim.report.comparisons import costs_line, said_comparison, said_varied
 from sim.report.pictures.store_pictures import named
+from sim.report.said import ASSUMED, CHECK, START, SURE, Said, print_said
 from sim.report.store_points import StorePoints
-from sim.report.tables import costs_line, in_brief
+from sim.report.tables import measured_width, new_table, number
 from sim.studies.answer import Stated
 from sim.studies.attainment import Attainment, HighestLoad, Replicas
+from sim.studies.comparison.varied import Varied
 from sim.studies.evidence import shortened
 from sim.studies.length_choice import ALIKE, TunedPoint
 from sim.studies.load_search import Limit
@@ -32,61 +34,57 @@ from sim.studies.tune import IDLE, ContextTuning, Tuning
 MAX_ROWS, MAX_NOTES = 3, 3
 """Rows and notes that a plan shows, more rows where more were simulated in draws; the others are in the JSON."""
 NONE = "–"
+Answered = Stated | Comparison | Varied
+"""Answers that commands print."""
 
 
-class Said(NamedTuple):
-    """Parts of an answer, in the order in which they are printed."""
-
-    sentence: str
-    tables: Sequence[tuple[str, Table]]
-    """Title and table."""
-    commands: Sequence[str] = ()
-    """Lines to type or to write into a file."""
-    rests_on: Sequence[str] = ()
-    """Lines that are always there."""
-    intervals: str = ""
-    """Name of the intervals over draws."""
-    details: Sequence[str] = ()
-    """Lines on demand."""
-    notes: Sequence[str] = ()
-
-
-def print_answer(console: Console, answer: Stated, *, is_verbose: bool = False) -> None:
-    """Print the answer of `tune`, `capacity` or `plan`; no line is wider than the console but commands."""
-    said = said_of(answer, console)
-    say(console, said.sentence, "bold")
-    for title, table in said.tables:
-        if title:
-            say(console, title, "")
-        print_table(console, table)
-    for command in said.commands:
-        say(console, continued(command, console.width))
-    for line in (*said.rests_on, *_rests_on(answer, said, is_verbose=is_verbose)):
-        say(console, line, "dim")
+def print_answer(
+    console: Console, answer: Answered, *, is_verbose: bool = False, percentiles: Sequence[float] = ()
+) -> None:
+    """Print the answer of a command."""
+    print_said(console, said_of(answer, console, percentiles), is_verbose=is_verbose)
 
 
 @singledispatch
-def said_of(answer: Stated, console: Console) -> Said:
+def said_of(answer: Answered, console: Console, percentiles: Sequence[float] = ()) -> Said:
     """Parts of the answer, its tables as wide as the console has room for."""
     raise TypeError(answer)
 
 
-def _rests_on(answer: Stated, said: Said, *, is_verbose: bool) -> list[str]:
+said_of.register(Comparison, said_comparison)
+said_of.register(Varied, said_varied)
+
+
+def _basis(answer: Stated, ranges: str, details: Sequence[str], notes: Sequence[str]) -> Basis:
+    """How sure an answer is, in short and on demand; `ranges` names the intervals over draws."""
     if answer.costs is None:
-        return []
-    if is_verbose:
-        over = [f"{said.intervals} {answer.draws} {answer.covers}"] if answer.draws else []
-        notes = [f"note: {note}" for note in said.notes]
-        return [*said.details, *over, f"costs: {answer.costs.source}", *notes, *answer.evidence]
-    over = [f"{said.intervals} {answer.draws} draws of costs and acceptance"] if answer.draws else []
-    return in_brief([costs_line(answer.costs.errors), *over], answer.evidence, said.notes)
+        return Basis([], details)
+    over = f"{ranges} {answer.draws} variations of GPU times and acceptance" if answer.draws else ""
+    lines = [(SURE, costs_line(answer.costs.errors)), ("", over)]
+    lines += [("", shortened(answer.evidence))] if answer.evidence else []
+    lines += [(ASSUMED, note) for note in notes[:1]]
+    more = [f"{ranges} {answer.draws} {answer.covers}"] if answer.draws else []
+    more += [f"costs: {answer.costs.source}", *(f"note: {note}" for note in notes), *answer.evidence]
+    return Basis([(label, text) for label, text in lines if text], [*details, *more])
+
+
+class Basis(NamedTuple):
+    """What an answer rests on."""
+
+    lines: Sequence[tuple[str, str]]
+    details: Sequence[str]
+
+
+def _sentences(parts: Iterable[str]) -> str:
+    """A line each, with a capital and a full stop."""
+    return "\n".join(f"{capital(part)}." for part in parts)
 
 
 # -- draft lengths
 
 
 @said_of.register
-def _tuned(answer: Tuning, console: Console) -> Said:
+def _tuned(answer: Tuning, console: Console, percentiles: Sequence[float] = ()) -> Said:
     """A column per draft length, without the ones that matter least where the console is too narrow for all."""
     shown = [length.k for length in answer.points[0].lengths]
     table = _lengths_table(answer, shown)
@@ -99,15 +97,16 @@ def _tuned(answer: Tuning, console: Console) -> Said:
         details.append(f"a table by batch size over {gain.over}: {mean:+.1f} % ({low:+.1f} to {high:+.1f})")
     details.append(f"expected loss: {_share(answer.expected_regret)} against the best, in draws that did not choose it")
     bands = lines.sglang_adaptive_config
-    adaptive = bands and f"speculative_adaptive.json: {json.dumps(bands)}"
+    start = [(START, lines.start), ("", bands and f"speculative_adaptive.json: {json.dumps(bands)}")]
+    notes = [*lines.notes, *(note for note in answer.notes[bool(answer.change) :] if not note.startswith(IDLE))]
+    basis = _basis(answer, "Intervals: 5 to 95 % of", details, notes)
+    asked = [(ASSUMED, note) for note in answer.notes[: bool(answer.change)]]
+    missing = [("", f"Not simulated: {line}") for line in answer.not_simulated]
     return Said(
         tuning_sentence(answer),
         [(f"{answer.objective} against no speculation, by draft length K", table)],
-        [] if is_left(answer) else [line for line in (lines.start, adaptive) if line],
-        intervals="intervals: 5 to 95 % of",
-        details=details,
-        rests_on=[*answer.notes[: bool(answer.change)], *(f"not simulated: {line}" for line in answer.not_simulated)],
-        notes=[*lines.notes, *(note for note in answer.notes[bool(answer.change) :] if not note.startswith(IDLE))],
+        [*basis.lines, *asked, *missing, *((label, line) for label, line in start if line and not is_left(answer))],
+        basis.details,
     )
 
 
@@ -141,11 +140,11 @@ def tuning_sentence(answer: Tuning) -> str:
         parts.insert(0, f"leave {change.over}")
     elif change is not None:
         low, high = (f"{100.0 * share:+.1f}" for share in change.interval)
-        gain = f"{100.0 * change.mean:+.1f} % {answer.objective} ({low} to {high} % in 90 % of draws)"
-        too_little = "" if change.is_sure else ", which is not surely enough to change"
+        gain = f"{100.0 * change.mean:+.1f} % {answer.objective} ({low} to {high} %)"
         verb = "change" if change.is_sure else "leave"
-        parts.insert(0, f"{verb} {change.over}: {change.of} has {gain}{too_little}")
-    return "; ".join(parts)
+        parts[:0] = [f"{verb} {change.over}: {change.of} has {gain}"]
+        parts[1:1] = [] if change.is_sure else ["that is not surely enough to change"]
+    return _sentences(parts)
 
 
 def is_left(answer: Tuning) -> bool:
@@ -162,28 +161,22 @@ def _drafted(answer: Tuning) -> list[str]:
     loads = f"at {span(str(point.concurrency) for point in answer.points)} requests in flight"
     if not _drafts(answer):
         if not any(_gains(point) for point in answer.points):
-            return ["no speculation"]
-        return [f"no speculation: of single settings it loses least {loads}, and no table is surely 1 % better"]
+            return ["do not speculate"]
+        return [f"do not speculate: it loses least {loads}, and no table by batch size is surely 1 % better"]
     rows = answer.k_table
     text = f"draft {_tokens(rows[0][2])}"
     if len(rows) > 1:
-        text = "draft by batch size, " + ", ".join(f"{_tokens(k)} at {start} to {end}" for start, end, k in rows)
-    known = [(p.speedup, p.interval) for p in answer.points if p.speedup is not None and p.interval is not None]
+        text = "draft by batch size: " + ", ".join(f"{_tokens(k)} at {start} to {end}" for start, end, k in rows)
+    known = sorted(point.speedup for point in answer.points if point.speedup is not None)
+    parts = [text if known else f"{text} {loads}"]
     if known:
-        low, high = min(interval[0] for _, interval in known), max(interval[1] for _, interval in known)
-        text += (
-            f": {span(f'{speedup:.2f}' for speedup, _ in sorted(known))} times the {answer.objective} of no "
-            f"speculation {loads} ({low:.2f} to {high:.2f} in 90 % of draws)"
-        )
-    else:
-        text += f" {loads}"
+        times = span(f"{speedup:.2f}" for speedup in known)
+        parts.append(f"that is {times} times the {answer.objective} of no speculation {loads}")
     if len(rows) > 1:
-        return [f"{text}, {_share(answer.gain.mean)} more than {answer.gain.over} on average"]
+        return [*parts, f"a table gains {_share(answer.gain.mean)} over {answer.gain.over} on average"]
     better = [str(point.concurrency) for point in answer.points if _other_is_better(point)]
-    reason = (
-        f"other lengths are better at {in_words(better)}, but no table is surely 1 % better than {answer.gain.over}"
-    )
-    return [text, *([reason] if better else [])]
+    reason = f"other lengths are better at {in_words(better)}, but no table by batch size is surely 1 % better"
+    return [*parts, *([reason] if better else [])]
 
 
 def _tokens(k: int) -> str:
@@ -221,11 +214,11 @@ def _pays(answer: Tuning) -> str:
     def at_load(value: float | None) -> str:
         return f"more than {last}" if value is None else f"{value:.0f}" if value >= first else f"less than {first}"
 
-    return f"no draft length gains above {middle:.0f} in flight ({' to '.join(map(at_load, ends))} in 90 % of draws)"
+    return f"no draft length gains above {middle:.0f} requests in flight ({' to '.join(map(at_load, ends))})"
 
 
 @said_of.register
-def _by_context(answer: ContextTuning, console: Console) -> Said:
+def _by_context(answer: ContextTuning, console: Console, percentiles: Sequence[float] = ()) -> Said:
     """A row per prompt length, the rows for vLLM, and what one table for all loses."""
     rows = [
         [
@@ -244,13 +237,14 @@ def _by_context(answer: ContextTuning, console: Console) -> Said:
     for row in rows:
         table.add_row(*row)
     mean, without = _share(answer.regret), _share(answer.regret_without)
+    lost = f"a table for each context loses {mean} of {answer.objective} against the best length, one for all {without}"
+    basis = _basis(answer, "Regrets: mean over", [], [])
+    table_line = f"num_speculative_tokens_per_batch_size, as vllm#48627 proposes it: {json.dumps(answer.k_table)}"
     return Said(
-        f"{answer.verdict}; against the best length at every load, a table for each context gives away {mean} of "
-        f"{answer.objective}, one table for all contexts {without}",
+        _sentences([*(f"{each.prompt_tokens} tokens: {each.verdict}" for each in answer.contexts), lost]),
         [(f"{answer.objective}: draft length K by batch size and context", table)],
-        [f"num_speculative_tokens_per_batch_size, as vllm#48627 proposes it: {json.dumps(answer.k_table)}"],
-        [f"not simulated: {line}" for line in answer.not_simulated],
-        intervals="regrets: mean over",
+        [*basis.lines, *(("", f"Not simulated: {line}") for line in answer.not_simulated), (START, table_line)],
+        basis.details,
     )
 
 
@@ -258,7 +252,7 @@ def _by_context(answer: ContextTuning, console: Console) -> Said:
 
 
 @said_of.register
-def _held(answer: Attainment, console: Console) -> Said:
+def _held(answer: Attainment, console: Console, percentiles: Sequence[float] = ()) -> Said:
     """A row per policy, and one per fleet for the target rate."""
     has_draws = any(each.draws_interval is not None for each in answer.highest)
     has_price = any(each.usd_per_million_tokens is not None for each in answer.highest)
@@ -292,16 +286,9 @@ def _held(answer: Attainment, console: Console) -> Said:
         columns = ["replicas", "utilised", "confidence", "$/M tokens"]
         title = f"replicas for {answer.target_rate:g} requests/s"
         tables.append((title, new_table(["policy", "routing"], columns, rows)))
-    return Said(
-        attainment_sentence(answer),
-        tables,
-        intervals="ranges: 90 % of",
-        details=[
-            *(_limit(each, answer.share) for each in answer.highest),
-            *(_replicas(each, answer) for each in answer.fleets),
-        ],
-        notes=answer.notes,
-    )
+    details = [_limit(each, answer.share) for each in answer.highest]
+    details += [_replicas(each, answer) for each in answer.fleets]
+    return Said(attainment_sentence(answer), tables, *_basis(answer, "Ranges: 90 % of", details, answer.notes))
 
 
 def _load(highest: HighestLoad) -> str:
@@ -349,48 +336,47 @@ def _replicas(fleet: Replicas, answer: Attainment) -> str:
 def attainment_sentence(answer: Attainment) -> str:
     """The policy that holds most load within the SLOs, and the fewest replicas for the target rate."""
     ranked = sorted(answer.highest, key=lambda one: (one.limit is Limit.UNBOUNDED, one.load or 0.0), reverse=True)
-    parts = [_holds(ranked[0], answer), *(f"{each.policy} {_load(each)}" for each in ranked[1:])]
+    parts = _holds(ranked[0], answer)
+    if others := [f"{each.policy} {_load(each)}" for each in ranked[1:]]:
+        parts.append(f"others: {in_words(others)}")
     enough = [fleet for fleet in answer.fleets if fleet.replicas is not None]
     if not enough:
         if answer.target_rate is not None:
             parts.append(f"no number of replicas holds {answer.target_rate:g} requests/s within them")
-        return "; ".join(parts)
+        return _sentences(parts)
     fewest = min(enough, key=lambda fleet: fleet.replicas or 0)
     count = fewest.replicas
     sure = "" if fewest.confidence is None else f", enough with {100 * fewest.confidence:.0f} % confidence"
     parts.append(
         f"{answer.target_rate:g} requests/s take {count} replica{'s' * (count != 1)} of {fewest.policy} "
-        f"({fewest.routing}{sure}){_price(fewest.usd_per_million_tokens)}"
+        f"({fewest.routing}){sure}{_price(fewest.usd_per_million_tokens)}"
     )
     alike = dict.fromkeys(fleet.policy for fleet in enough if fleet.replicas == count)
     if others := [policy for policy in alike if policy != fewest.policy]:
         parts.append(f"as many of {in_words(others)} do")
-    return "; ".join(parts)
+    return _sentences(parts)
 
 
-def _holds(highest: HighestLoad, answer: Attainment) -> str:
+def _holds(highest: HighestLoad, answer: Attainment) -> list[str]:
     share = f"{100 * answer.share:g} % of requests within the SLOs"
     if highest.limit is Limit.NEVER:
-        return f"{highest.policy} holds no load with {share}: a request that is alone misses them"
+        return [f"{highest.policy} holds no load with {share}: a request that is alone misses them"]
     if highest.load is None:
-        return f"{highest.policy} holds every load with {share}: none of them bounds the waiting"
+        return [f"{highest.policy} holds every load with {share}: none of them bounds the waiting"]
     text = f"{highest.policy} holds {number(highest.load)} requests/s with {share}"
-    ranges = [(highest.ci95, "over runs"), (highest.draws_interval, "in 90 % of draws")]
-    if known := [f"{_range(interval)} {which}" for interval, which in ranges if interval is not None]:
-        text += f" ({', '.join(known)})"
+    text += _price(highest.usd_per_million_tokens)
     if highest.limit is Limit.THROUGHPUT:
-        return f"{text}: all that it can serve"
+        return [f"{text}: all that it can serve"]
     missed = {name: value for name, value in highest.attainment.items() if name != "all" and value is not None}
     first = min(missed, key=lambda name: missed[name]).removesuffix("_ms").upper() if missed else "an SLO"
-    price = _price(highest.usd_per_million_tokens).replace(", ", "; ")
-    return f"{text}; {first} is missed first{price}{' there' if price else ''}"
+    return [text, f"above that rate {first} is missed first"]
 
 
 # -- deployments
 
 
 @said_of.register
-def _rented(answer: Rental, console: Console) -> Said:
+def _rented(answer: Rental, console: Console, percentiles: Sequence[float] = ()) -> Said:
     """Rows that were simulated in draws, a few of the estimates, and the lines that start and check the best."""
     has_price = answer.price_per_gpu_h is not None
     has_energy = any(row.joules_per_output_token is not None for row in answer.deployments)
@@ -412,14 +398,10 @@ def _rented(answer: Rental, console: Console) -> Said:
         *answer.notes[: MAX_NOTES - 2],
         "; ".join(last),
     ]
-    start = [f"start: {answer.start}"] if answer.start else []
     table = new_table(["replica"], titles, rows, box=None, padding=(0, 1), pad_edge=False)
-    return Said(
-        answer.verdict,
-        [("", table)],
-        [*start, f"check: {answer.check}"],
-        list(filter(None, lines)),
-    )
+    basis = [(SURE if place == 0 else "", line) for place, line in enumerate(filter(None, lines))]
+    typed = [(START, answer.start), (CHECK, answer.check)]
+    return Said(answer.verdict, [("", table)], [*basis, *((label, line) for label, line in typed if line)])
 
 
 def _deployment_cells(row: PlannedDeployment, answer: Rental, *, has_price: bool, has_energy: bool) -> list[str]:
@@ -493,23 +475,6 @@ def sweep_sentence(points: StorePoints) -> str:
 
 
 # -- words
-
-
-def continued(command: str, width: int) -> str:
-    """A command over several lines of a shell, broken before its flags; one that is longer is not broken.
-
-    >>> print(continued("vllm serve MODEL --seed 0 --port 8000", 28))
-    vllm serve MODEL --seed 0 \\
-        --port 8000
-    """
-    first, *flags = command.split(" --")
-    lines = [first]
-    for flag in flags:
-        if len(lines[-1]) + len(flag) + len(" -- \\") <= width:
-            lines[-1] += f" --{flag}"
-        else:
-            lines.append(f"    --{flag}")
-    return " \\\n".join(lines)
 
 
 def _share(value: float) -> str:

@@ -53,10 +53,8 @@ class Shown:
 
         from sim.report.say import said_of
 
-        if isinstance(self, Comparison | Varied):
-            return self.verdict
-        assert isinstance(self, Stated)
-        return said_of(self, Console(width=WIDTH)).sentence
+        assert isinstance(self, Stated | Comparison | Varied)
+        return " ".join(said_of(self, Console(width=WIDTH)).answer.split())
 
     def frame(self) -> pd.DataFrame:
         """One row per row of the answer, its scalars as columns; of a comparison one per run, units in the names."""
@@ -81,16 +79,12 @@ class Shown:
     def _shown(self) -> Console:
         from rich.console import Console
 
-        from sim.report import say, tables, varied_tables
+        from sim.report.say import print_answer
 
         # In a notebook rich would show every line by itself, beside what it is requested.
         console = Console(record=True, file=StringIO(), width=WIDTH, force_jupyter=False)
-        if isinstance(self, Comparison):
-            tables.comparison_tables(console, self)
-        elif isinstance(self, Varied):
-            varied_tables.print_varied(console, self)
-        elif isinstance(self, Stated):
-            say.print_answer(console, self)
+        assert isinstance(self, Stated | Comparison | Varied)
+        print_answer(console, self)
         return console
 
 

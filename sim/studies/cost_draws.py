@@ -33,7 +33,6 @@ from sim.compare.verdict import (
     Order,
     Paired,
     PolicySummary,
-    digits,
     hull,
     judged,
     order_of,
@@ -335,18 +334,11 @@ def over_draws(
     length = "" if drawn is scenario else f", in runs of {num_requests(drawn.workload)} requests each"
     note = f"{ONLY_IF} {which} {covers(policies[0])}{length}"
     summaries = judged(result.policies, paired)
-    sentence = verdict(summaries, paired, drafting(policies))
-    known = [row.order for row in paired if row.metric == METRIC and not row.unstable]
-    if known and all(order in STATED for order in known):
-        sentence += f". Every order holds in {which} draws of costs and acceptance"
-    elif len(result.policies) == len(levels) == 1:
-        low, high = map(digits, levels[0].interval)
-        sentence += f", {low} to {high} ms in {which} draws of costs and acceptance"
     return msgspec.structs.replace(
         result,
         policies=summaries,
         paired=paired,
-        verdict=sentence,
+        verdict=verdict(summaries, paired, drafting(policies)),
         drawn=differences,
         drawn_levels=levels,
         notes=[*result.notes, note],

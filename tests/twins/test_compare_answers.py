@@ -25,7 +25,7 @@ from sim.compare.verdict import HANGS_ON, METRIC, STATED, Order, Paired, judged,
 from sim.costs.profile_files import load
 from sim.devices.contention import BRACKET, PhiLevel
 from sim.metrics.load import Load, Verdict
-from sim.report.tables import comparison_tables
+from sim.report.say import print_answer
 from sim.run.resolve import resolve_all
 from sim.run.scenario import Scenario
 from tests.properties import examples
@@ -48,7 +48,7 @@ OPEN = ("the same", "too close to call", "not enough runs")
 def faults(found: Json, shown: str) -> list[str]:
     """A line for each way in which the sentence, the table and the JSON of one comparison disagree."""
     sentence = " ".join(found["verdict"].split())
-    lines = [] if sentence in " ".join(shown.split()) else ["the table begins with another sentence"]
+    lines = [] if " ".join(shown.split()).startswith(sentence) else ["the table begins with another sentence"]
     lines += [
         f"{each.text} is no figure of the answer"
         for each in spoken(nameless(sentence, found))
@@ -68,14 +68,22 @@ def faults(found: Json, shown: str) -> list[str]:
     if best["verdict"] != wanted:
         lines.append(f"{best['policy']} is {best['verdict']} where {rivals} are beside it")
     lines += clauses(sentence, best["policy"], {row["policy"]: row for row in others})
-    table = shown.partition(found["profile"]["name"])[2]
-    for word in ("fastest", *OPEN):
-        if table.count(f"\n{word}") != sum(row["verdict"] == word for row in known):
-            lines.append(f"the table says {word!r} of other policies than the JSON")
-    orders = [pair["order"] for pair in pairs.values() if not pair["unstable"]]
-    if "Every order holds" in sentence and not all(order in STATED for order in orders):
-        lines.append(f"every order holds among {orders}")
+    first = found["policies"][0]["policy"]
+    orders = {row["policy"]: pair["order"] for row in found["policies"] for pair in against(row, first, found)}
+    for cells in (line.split() for line in shown.splitlines()):
+        if len(cells) < 4 or cells[0] not in orders or cells[-1] not in ("%", "(unsure)", "same"):
+            continue
+        if ("(unsure)" in cells) != (orders[cells[0]] not in (*STATED, "the same")):
+            lines.append(f"the table is {cells[-1]} of {cells[0]}, whose order is {orders[cells[0]]}")
     return lines
+
+
+def against(row: Json, first: str, found: Json) -> list[Json]:
+    """The pair of a policy and the first one that has a difference."""
+    pairs = [
+        pair for pair in found["paired"] if (pair["a"], pair["b"], pair["metric"]) == (row["policy"], first, METRIC)
+    ]
+    return [pair for pair in pairs if pair["difference"] is not None]
 
 
 def steady(found: Json) -> list[Json]:
@@ -102,46 +110,49 @@ def words(pair: Mapping[str, Json], lowest: float) -> tuple[str, ...]:
 def clauses(sentence: str, best: str, others: Mapping[str, Json]) -> list[str]:
     """Faults of clauses among themselves: each policy has its own verdict, in one clause."""
     lines, is_named = [], dict.fromkeys(others, 0)
-    for part in sentence.split(". "):
+    names = {name: "no speculation" if name == PLAIN else name for name in (best, *others)}
+    for part in sentence.lower().split(". "):
         for name, row in others.items():
-            if not re.search(rf"(?<![-\w]){name}(?![-\w])", part):
+            if not re.search(rf"(?<![-\w]){names[name]}(?![-\w])", part):
                 continue
-            if re.search(r" fastest: | the same: | to call: |^Not enough runs to (order|place) ", part):
-                says = next(word for word in ("fastest", *OPEN) if word in part.lower())
+            if re.search(r" fastest: | the same: | to call: |^not enough runs to (order|place) ", part):
+                says = next(word for word in ("fastest", *OPEN) if word in part)
                 is_named[name] += 1
-                if row["verdict"] != says:
+                wanted = "slower" if f"below {names[name]}" in part else says
+                if row["verdict"] != wanted:
                     lines.append(f"{name} is {row['verdict']}, and the sentence has: {part}")
-            elif re.search(r" % slower| times as long|^Whether ", part):
+            elif re.search(r" % slower| times as long", part):
                 is_named[name] += 1
                 if row["verdict"] != "slower":
                     lines.append(f"{name} is {row['verdict']}, and the sentence has: {part}")
-    if "without speculation" in sentence:
-        is_named[next(name for name in others if name.startswith(PLAIN))] += 1
-    lines += [f"{name} has {count} verdicts" for name, count in is_named.items() if count != 1]
-    winner = re.match(r"(\S+?)(?: \(no speculation\))? is fastest: ", sentence)
-    if winner and (winner[1] != best or any(row["verdict"] in OPEN for row in others.values())):
+    lines += [f"{name} has {count} verdicts" for name, count in is_named.items() if count > 1]
+    unnamed = [name for name, count in is_named.items() if count == 0]
+    counted = re.search(r"of (\d+) others", sentence)
+    if len(unnamed) != (int(counted[1]) - 2 if counted else 0):
+        lines.append(f"{unnamed} have no verdict")
+    winner = re.match(r"(.+?) is fastest: ", sentence.lower())
+    if winner and (winner[1] != names[best] or any(row["verdict"] in OPEN for row in others.values())):
         lines.append(f"{winner[1]} is called fastest")
     return lines
 
 
 def nameless(sentence: str, found: Json) -> str:
-    """The sentence without names, whose digits are no figures, and without the number of draws."""
+    """The sentence without names, whose digits are no figures, and without the number of others."""
     for row in found["policies"]:
         sentence = re.sub(rf"(?<![-\w]){re.escape(row['policy'])}(?![-\w])", "it", sentence)
-    return re.sub(r"(all|90 %) of \d+ draws", "draws", sentence)
+    return re.sub(r"of \d+ others", "of others", sentence)
 
 
 def fits(each: Spoken, found: Json, shown: str) -> bool:
     """Whether it is a figure of the JSON, and of the table where this has its kind."""
     rows = found["policies"]
-    means = [row["mean"][METRIC] for row in rows]
+    means = [row["mean"][key] for row in rows for key in (METRIC, "mean_ttft_ms", "mean_tpot_ms")]
     in_table = spoken(shown)
     if each.unit == "s":
         ends = [bound for row in rows for value in row["by_overlap"].values() if (bound := value[METRIC]) is not None]
-        ends += [end for level in found["drawn_levels"] for end in level["interval"]]
         if each.is_any(end / 1e3 for end in ends):
             return True
-        is_cell = any(abs(one.value * 1e-3 - each.value) <= one.half * 1e-3 + each.half + 1e-9 for one in in_table)
+        is_cell = each.is_any(one.value for one in in_table if one.unit == "s")
         return is_cell and each.is_any(mean and mean / 1e3 for mean in means)
     slower = [end / 100.0 for row in rows for end in row["slower_pct"] or ()]
     if each.unit == "times":
@@ -151,10 +162,9 @@ def fits(each: Spoken, found: Json, shown: str) -> bool:
         saved = [1.0 - best["mean"][METRIC] / row["mean"][METRIC] for row in plain]
         is_cell = each.is_any(one.value for one in in_table if one.unit == "%")
         return (is_cell and each.is_any(slower)) or each.is_any(saved)
-    phis = [pair["break_even_phi"] for pair in found["paired"]]
-    phis += [end for pair in found["paired"] for end in pair["break_even_ci95"] or ()]
     counts = [row["mean"][key] for row in rows for key in ("completed", "num_prompts")]
-    return each.is_any([*phis, *counts])
+    rates = [row["load"][key] for row in rows for key in ("rate_per_s", "capacity_per_s")]
+    return each.is_any([*counts, *rates])
 
 
 # -- drawn answers
@@ -211,7 +221,7 @@ def in_draws(pair: Paired, draw: random.Random) -> Paired:
 
 def printed(result: Comparison) -> str:
     out = StringIO()
-    comparison_tables(Console(file=out, width=120), result)
+    print_answer(Console(file=out, width=120), result)
     return out.getvalue()
 
 

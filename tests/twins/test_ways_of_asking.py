@@ -219,7 +219,7 @@ def _close(value: float, text: str) -> bool:
 
 @twin(questions(policy=several, profiles=PAIRS, replications=2))
 def test_the_table_shows_the_figures_of_the_json(asked: Asked) -> Pair:
-    from sim.report.layout import number
+    from sim.report.tables import number
 
     text, found = said("compare", *words(asked), *ONE_PROCESS), answer("compare", asked)
     assert found["verdict"] in text

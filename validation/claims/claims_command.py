@@ -23,7 +23,7 @@ from rich.table import Table
 from sim.cli.console import progress, write_json
 from sim.compare.pool import Runner
 from sim.files.json_values import Json
-from sim.report.layout import print_table
+from sim.report.tables import print_table
 from validation.claims.formulas import finding
 from validation.claims.ledger import ClaimRow, ClaimVerdict, section, sections
 

@@ -6,7 +6,6 @@ Imports matplotlib inside functions; nothing here knows what is drawn.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
@@ -14,7 +13,6 @@ from sim.names import install_line
 
 if TYPE_CHECKING:
     import numpy as np
-    from matplotlib.artist import Artist
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from numpy.typing import NDArray
@@ -33,8 +31,10 @@ INK, RULE, PAPER = "#262626", "#cccccc", "#ffffff"
 """Text, lines of the grid, and ground; a page has its own in place of them, light or dark."""
 COLOURS = ("#0173b2", "#de8f05", "#029e73", "#cc78bc", "#d55e00", "#56b4e9", "#ca9161", "#949494")
 """They tell series apart for the colour-blind, too, on light and dark ground."""
-SPACE_IN = {"left": 0.75, "right": 1.8, "top": 0.95, "bottom": 0.5, "wide": 0.3, "high": 0.85}
-"""Inches around the panels of a canvas, and between two of them."""
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+DASHES = ("", (4, 1.5), (1, 1), (3, 1.25, 1.5, 1.25), (5, 1, 1, 1), (2, 2), (6, 2), (1, 3))
+HEAD_IN = 0.45
+"""Inches above the panels for two lines of a title."""
 
 
 def set_theme(font_scale: float = 0.8) -> None:
@@ -59,39 +59,31 @@ def set_theme(font_scale: float = 0.8) -> None:
 
 
 def canvas(
-    num_rows: int, num_columns: int, *, width: float = 5.2, height: float = 3.6, shared: str = ""
+    num_rows: int, num_columns: int, *, width: float = 5.2, height: float = 3.6
 ) -> tuple[Figure, list[list[Axes]]]:
-    """A figure and its axes [rows, columns], each `width` by `height` inches with its labels, with room for a legend
-    beside them.
-
-    `shared` names the axes that all have in common: x, y or xy.
-    """
+    """A figure and its axes [rows, columns], each `width` by `height` inches with its labels."""
     import matplotlib.pyplot as plt
 
-    across, down = width * num_columns + SPACE_IN["right"], height * num_rows + SPACE_IN["top"] - 0.3
-    figure, axes = plt.subplots(
-        num_rows, num_columns, figsize=(across, down), squeeze=False, sharex="x" in shared, sharey="y" in shared
-    )
-    figure.subplots_adjust(
-        left=SPACE_IN["left"] / across,
-        right=1.0 - SPACE_IN["right"] / across,
-        top=1.0 - SPACE_IN["top"] / down,
-        bottom=SPACE_IN["bottom"] / down,
-        wspace=SPACE_IN["wide"] / (width - SPACE_IN["wide"]),
-        hspace=SPACE_IN["high"] / (height - SPACE_IN["high"]),
-    )
+    size = width * num_columns, height * num_rows
+    figure, axes = plt.subplots(num_rows, num_columns, figsize=size, squeeze=False, layout="constrained")
     return figure, axes.tolist()
 
 
 def panel(axis: Axes, title: str = "", x: str = "", y: str = "") -> None:
     """Title and labels, with their units, of one panel."""
+    axis.set_title("")
     axis.set_title(title, loc="left", fontsize=9)
     axis.set_xlabel(x)
     axis.set_ylabel(y)
 
 
-def headline(figure: Figure, title: str) -> None:
-    figure.suptitle(title, x=0.01, y=0.99, ha="left", va="top", fontsize=10)
+def headline(figure: Figure, title: str) -> Figure:
+    """The figure with its title above it, and a legend without one."""
+    height = figure.get_size_inches()[1]
+    for legend in figure.legends:
+        legend.set_title("")
+    figure.suptitle(title, x=0.01, y=1.0 + HEAD_IN / height, ha="left", va="top", fontsize=10)
+    return figure
 
 
 def set_log_scale(axis: Axes, which: str) -> None:
@@ -142,21 +134,6 @@ def label_points(axis: Axes, labels: Iterable[tuple[float, float, str]]) -> None
             note.remove()
 
 
-def legend(figure: Figure, axes: Sequence[Sequence[Axes]], more: Sequence[Artist] = ()) -> None:
-    """One for all panels, of what any of them shows, and `more` handles."""
-    handles: dict[str, Artist] = {}
-    for axis in chain.from_iterable(axes):
-        for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
-            handles.setdefault(label, handle)
-    handles |= {str(handle.get_label()): handle for handle in more}
-    if len(handles) > 1:
-        right = axes[0][-1]
-        figure.legend(
-            handles.values(), handles.keys(), loc="upper left", frameon=False, bbox_to_anchor=(1.01, 1.0),
-            bbox_transform=right.transAxes,
-        )  # fmt: skip
-
-
 def save(figure: Figure, file: Path | BinaryIO) -> None:
     """Write to a path, or as SVG to an open file, the same bytes every time."""
     kind = file.suffix[1:] if isinstance(file, Path) else "svg"
@@ -166,6 +143,5 @@ def save(figure: Figure, file: Path | BinaryIO) -> None:
 def save_and_close(figure: Figure, path: Path) -> None:
     import matplotlib.pyplot as plt
 
-    figure.tight_layout()
     save(figure, path)
     plt.close(figure)

@@ -1,30 +1,25 @@
 """Pictures of a store: what it has the rows for, each a question with its axes, as PNG and as SVG.
 
 Lines differ by marker and dash as well as by colour, cells carry their numbers, so that all of it reads in grey.
-Imports matplotlib; only called where pictures were requested. Not here: the numbers
-(sim.report.store_points), and what all figures share (sim.report.pictures.panels).
+Imports seaborn; only called where pictures were requested. Not here: the numbers (sim.report.store_points), and what
+all figures share (sim.report.pictures.panels).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import chain, cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
-
-from sim.metrics.stats import Floats
 from sim.report.pictures.panels import (
     COLOURS,
+    DASHES,
     INK,
+    MARKERS,
     PAPER,
-    RULE,
-    canvas,
     headline,
     label_points,
-    legend,
     panel,
     save,
     set_log_scale,
@@ -35,20 +30,17 @@ from sim.report.store_points import ACCEPTANCE, LOADS, Draw, K, Setting, StorePo
 
 if TYPE_CHECKING:
     import pandas as pd
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-MAX_LINES, MAX_PANELS = 4, 8
-"""Lines in one panel; more of them have a panel each, with the others in grey. Panels of a metric."""
-MAX_COLUMNS = 3
-MARKERS, DASHES = "os^D", ("-", (0, (4, 1.5)), (0, (1, 1)), (0, (3, 1.25, 1.5, 1.25)))
-MARGIN = 1.25
-"""Room from the means to the edges of a panel; intervals may leave it."""
+MAX_LINES, MAX_PANELS = len(COLOURS), 4
+"""Lines in one panel, and panels side by side."""
 TOKENS_PER_S, PER_GPU = "output_throughput_tokens_per_s", "output_throughput_per_gpu_tokens_per_s"
 JOULES = "joules_per_output_token"
 HOUR_S, MILLION = 3600.0, 1e6
-PANEL, LINE = "panel", "line"
+PANEL, LINE, VALUE, METRIC = "panel", "line", "value", "metric"
 """Columns of what is drawn."""
+LIGHT_TEXT, DARK_TEXT, NO_MEAN = "#fdfdfd", "#111111", "#d9d9d9"
+"""Texts of cells, whose ground is the same in the light and in the dark."""
 
 
 class NotDrawn(ValueError):
@@ -95,11 +87,13 @@ LINE_PICTURES = {
 
 def pictures(*, price_per_hour: float | None = None) -> dict[str, Callable[[StorePoints], Figure]]:
     """All pictures of a store by name; `price_per_hour` of a GPU for the dollars of the Pareto's labels."""
+    first, *lines = [(name, partial(draw_lines, picture=each)) for name, each in LINE_PICTURES.items()]
     return {
-        **{name: partial(draw_lines, picture=each) for name, each in LINE_PICTURES.items()},
+        **dict([first]),
         "improvement": draw_improvement,
         "draft_length": draw_draft_length,
         "pareto": partial(draw_pareto, price_per_hour=price_per_hour),
+        **dict(lines),
     }
 
 
@@ -116,6 +110,9 @@ def _short(key: str, value: Setting) -> str:
     return f"{spoken(key)} {value:g}" if isinstance(value, float | int) else f"{spoken(key)} {value}"
 
 
+# -- what is drawn of a store
+
+
 def _num(points: StorePoints, keys: Sequence[str]) -> int:
     return len(points.rows[list(keys)].drop_duplicates())
 
@@ -124,17 +121,11 @@ def _named_rows(table: pd.DataFrame, keys: Sequence[str]) -> list[str]:
     return [named(row, keys) if keys else "" for _, row in table.iterrows()]
 
 
-def _load_of(points: StorePoints) -> str:
-    if points.load is None:
-        raise NotDrawn(f"needs a grid over {' or '.join(LOADS)}")
-    return points.load
-
-
-def _held(points: StorePoints, used: Sequence[str], max_panels: int = MAX_PANELS) -> tuple[StorePoints, list[str], str]:
-    """`points` with so many keys held at their middle value that those neither held nor `used` make at most
-    `max_panels` panels; these keys, and the words for what is held."""
+def _held(points: StorePoints, used: Sequence[str]) -> tuple[StorePoints, list[str], str]:
+    """`points` with so many keys held at their middle value that those neither held nor `used` make at most MAX_PANELS
+    panels; these keys, and the words for what is held."""
     rest, held = [key for key in points.keys if key not in used], ""
-    while rest and _num(points, rest) > max_panels:
+    while rest and _num(points, rest) > MAX_PANELS:
         key = max([key for key in rest if key != "policy"] or rest, key=lambda key: len(points.values(key)))
         values = points.values(key)
         points = points.where({key: values[len(values) // 2]})
@@ -157,21 +148,41 @@ def _lines_by(points: StorePoints, across: Sequence[str]) -> list[str]:
     """The series that were chosen; else the policy, and further keys as long as the lines stay few."""
     keys = [key for key in points.series if key not in across] or ["policy"]
     for key in () if points.series else points.keys:
-        if key not in (*across, "policy") and _num(points, [*keys, key]) <= MAX_LINES:
+        if key not in (*across, "policy") and _num(points, [*keys, key]) <= MAX_PANELS:
             keys = [*keys, key]
-    if _num(points, keys) > MAX_PANELS:
-        raise NotDrawn(f"would have {_num(points, keys)} lines; want at most {MAX_PANELS}: choose by --where")
+    if _num(points, keys) > MAX_LINES:
+        raise NotDrawn(f"would have {_num(points, keys)} lines; want at most {MAX_LINES}: choose by --where")
     return keys
 
 
-def _of_one(points: StorePoints) -> str:
-    """Profile and policy, where all rows are of the same."""
-    fixed = [key for key in ("profile", "policy") if key in points.rows and points.rows[key].nunique() == 1]
-    return ", ".join(str(points.rows[key].iloc[0]) for key in fixed)
+def _load_of(points: StorePoints) -> str:
+    if points.load is None:
+        raise NotDrawn(f"needs a grid over {' or '.join(LOADS)}")
+    return points.load
+
+
+def _grid(kind: str, table: pd.DataFrame, x: str, y: str, **more: Any) -> Any:
+    """Panels of a table, whose lines or points differ by colour, marker and dash."""
+    import seaborn
+
+    lines = list(dict.fromkeys(table[LINE]))
+    look: dict[str, Any] = {
+        "palette": dict(zip(lines, COLOURS, strict=False)),
+        "markers": dict(zip(lines, MARKERS, strict=False)),
+    }
+    if kind == "line":
+        look |= {"dashes": dict(zip(lines, DASHES, strict=False)), "errorbar": None, "sort": False}
+    by = {"hue": LINE, "style": LINE, "legend": "full" if len(lines) > 1 else False}
+    return seaborn.relplot(table, kind=kind, x=x, y=y, col=PANEL, height=3.0, aspect=1.35, **look, **by, **more)
+
+
+# -- lines
 
 
 def draw_lines(points: StorePoints, picture: LinePicture) -> Figure:
-    """Means with their intervals, hollow where overloaded; more than MAX_LINES lines have a panel each."""
+    """Means with their intervals, hollow where overloaded."""
+    import pandas as pd
+
     if picture.over is not None:
         points = points.with_rows(points.rows[points.rows["acceptance_length_tokens"].notna()])
         if points.rows.empty or picture.over not in points.keys:
@@ -180,82 +191,84 @@ def draw_lines(points: StorePoints, picture: LinePicture) -> Figure:
     if picture.over is not None and load is not None:
         # Acceptance belongs to the request: the load changes nothing but which rounds are cut short at the end.
         points = points.where({load: points.values(load)[0]})
-    x = picture.x or str(load)
-    across = [key for key in (load, picture.over) if key is not None]
+    x, across = picture.x or str(load), [key for key in (load, picture.over) if key is not None]
     by = _lines_by(points, across)
-    points = _plain_once(points, by)
-    is_apart = _num(points, by) > MAX_LINES
-    points, rest, held = _held(points, [*by, *across], 1 if is_apart else MAX_PANELS)
-    table = points.means([metric for metric in (x, *picture.metrics) if metric not in points.keys])
-    table[LINE], table[PANEL] = _named_rows(table, by), _named_rows(table, by if is_apart else rest)
-    rows = [row for row in table.to_dict("records") if any(row[metric] == row[metric] for metric in picture.metrics)]
-    if not rows:
+    points, rest, held = _held(_plain_once(points, by), [*by, *across])
+    means = points.means([metric for metric in (x, *picture.metrics) if metric not in points.keys])
+    means[LINE], means[PANEL] = _named_rows(means, by), _named_rows(means, rest)
+    ends = {VALUE: "", "low": ".low", "high": ".high"}
+    table = pd.concat(
+        means.assign(**{METRIC: label}, **{end: scale * means[f"{metric}{of}"] for end, of in ends.items()})
+        for metric, (label, scale) in picture.metrics.items()
+    )
+    table = table[table[VALUE].notna()]
+    if table.empty:
         raise NotDrawn("needs a point with the metric")
-    names = list(dict.fromkeys(row[PANEL] for row in rows))
-    styles = list(zip(dict.fromkeys(row[LINE] for row in rows), cycle(COLOURS), cycle(MARKERS), cycle(DASHES)))
-    figure, metrics = _panels_by_metric(names, picture.metrics)
-    for (metric, (label, scale)), axes in zip(picture.metrics.items(), metrics, strict=True):
-        known = [row for row in rows if row[metric] == row[metric]]
-        values = [scale * row[metric] for row in known] or [1.0]
-        for axis, name in zip(axes, names, strict=True):
-            for line, colour, marker, dash in styles:
-                is_own = not is_apart or line == name
-                shown = [row for row in known if row[LINE] == line and (is_apart or row[PANEL] == name)]
-                _line(axis, shown, x, metric, scale, line, colour if is_own else RULE, marker if is_own else "", dash)
-            axis.set_ylim(min(values) / MARGIN if picture.is_log else 0.0, max(*values, 1e-9) * MARGIN)
-            if picture.is_log:
-                set_log_scale(axis, "y")
-            axis.tick_params(axis="y", labelleft=names.index(name) % MAX_COLUMNS == 0)
-            if x in points.keys:
-                set_ticks(axis, points.values(x))
-            panel(axis, name, "output (tokens/s)" if x == TOKENS_PER_S else spoken(x), label if axis is axes[0] else "")
-            if picture.has_labels:
-                axis.set_xlim(0.0, max(row[x] for row in rows if is_apart or row[PANEL] == name) * 1.08)
-                label_points(
-                    axis, [(row[x], scale * row[metric], f"{row[load]:g}") for row in known if row[PANEL] == name]
-                )
-    if not is_apart:
-        legend(figure, [metrics[0][: min(len(names), MAX_COLUMNS)]])
+    grid = _grid("line", table, x, VALUE, row=METRIC, facet_kws={"sharey": "row", "sharex": False})
+    colours = dict(zip(dict.fromkeys(table[LINE]), COLOURS, strict=False))
+    for (label, name), axis in grid.axes_dict.items():
+        shown = table[(table[METRIC] == label) & (table[PANEL] == name)]
+        own = [colours[line] for line in shown[LINE]]
+        axis.vlines(shown[x], shown["low"], shown["high"], colors=own, linewidth=0.8)
+        hollow = shown["is_overloaded"].to_numpy(bool)
+        edges = [colour for colour, is_hollow in zip(own, hollow, strict=True) if is_hollow]
+        axis.scatter(shown[x][hollow], shown[VALUE][hollow], s=20, facecolors=PAPER, edgecolors=edges, zorder=3)
+        is_first = name == table[PANEL].iloc[0]
+        panel(axis, name, "output (tokens/s)" if x == TOKENS_PER_S else spoken(x), label if is_first else "")
+        if picture.is_log:
+            set_log_scale(axis, "y")
+        else:
+            axis.set_ylim(0.0, 1.25 * max(table[table[METRIC] == label][VALUE].max(), 1e-9))
+        if x in points.keys:
+            set_ticks(axis, points.values(x))
+        if picture.has_labels:
+            label_points(axis, [(row[x], row[VALUE], f"{row[load]:g}") for _, row in shown.iterrows()])
     title = picture.title.format(load=spoken(load) if load else "")
     title += "; hollow: overloaded" if table["is_overloaded"].any() else ""
-    headline(figure, f"{title}\n{_of_one(points)}{held}".strip())
-    return figure
+    fixed = [key for key in ("profile", "policy") if key in points.rows and points.rows[key].nunique() == 1]
+    of_one = ", ".join(str(points.rows[key].iloc[0]) for key in fixed)
+    grid.tight_layout()
+    return headline(grid.figure, f"{title}\n{of_one}{held}".strip())
 
 
-def _panels_by_metric(names: Sequence[str], metrics: Iterable[str]) -> tuple[Figure, list[list[Axes]]]:
-    """A figure and, for each metric, its axes: one per name, in as many rows as they need."""
-    columns, metrics = min(len(names), MAX_COLUMNS), list(metrics)
-    rows = -(-len(names) // columns)
-    small = len(names) > columns
-    figure, axes = canvas(rows * len(metrics), columns, width=3.6 if columns > 2 else 4.6, height=2.7 if small else 3.3)
-    blocks = [list(chain.from_iterable(axes[rows * each : rows * (each + 1)])) for each in range(len(metrics))]
-    for axis in chain.from_iterable(block[len(names) :] for block in blocks):
-        axis.set_visible(False)
-    return figure, [block[: len(names)] for block in blocks]
+def draw_pareto(points: StorePoints, price_per_hour: float | None = None) -> Figure:
+    """Tokens per second that a user sees against what a GPU delivers; nothing beats the line in both."""
+    across = [key for key in (points.load, K) if key in points.keys]
+    if not across:
+        raise NotDrawn("needs a grid over the load or the draft length")
+    by = ["policy", *[key for key in ("profile",) if key in points.keys]]
+    points, rest, held = _held(_plain_once(points, [*by, *across]), [*by, *across])
+    table = points.means([TOKENS_PER_S, PER_GPU, "mean_tpot_ms", JOULES])
+    table = table[table["mean_tpot_ms"].notna() & ~table["is_overloaded"]].copy()
+    if table.empty:
+        raise NotDrawn("needs a point that is not overloaded")
+    table["user"], table["gpu"] = 1e3 / table["mean_tpot_ms"], table[PER_GPU].fillna(table[TOKENS_PER_S])
+    table[LINE], table[PANEL] = _named_rows(table, by), _named_rows(table, rest)
+    grid = _grid("scatter", table, "user", "gpu", s=40)
+    for name, axis in grid.axes_dict.items():
+        shown = table[table[PANEL] == name].sort_values(["user", "gpu"], ascending=False)
+        best = shown[shown["gpu"] > shown["gpu"].cummax().shift(fill_value=0.0)]
+        axis.plot(best["user"], best["gpu"], color=INK, linewidth=1.0, zorder=1)
+        is_first = name == table[PANEL].iloc[0]
+        panel(axis, str(name), "output (tokens/s per user)", "output (tokens/s per GPU)" if is_first else "")
+        axis.margins(x=0.2)
+        axis.set_ylim(bottom=0.0)
+        texts = [(row["user"], row["gpu"], _label(row, across, price_per_hour)) for _, row in best.iterrows()]
+        label_points(axis, texts)
+    dollars = "" if price_per_hour is None else ", $ per million output tokens"
+    numbers = f"line: the best of all; numbers: {', '.join(spoken(key) for key in across)}{dollars}{held}"
+    return headline(grid.figure, f"Output per user against output per GPU, without overloaded points\n{numbers}")
 
 
-def _line(
-    axis: Axes, rows: Sequence[Draw], x: str, metric: str, scale: float, label: str, colour: str, marker: str, dash: Any
-) -> None:
-    """One series through its loads; without a marker it is there for comparison, thin and without intervals."""
-    xs, ys = [row[x] for row in rows], [scale * row[metric] for row in rows]
-    if not marker:
-        axis.plot(xs, ys, color=colour, linewidth=1.0, zorder=1)
-        return
-    axis.plot(xs, ys, color=colour, linestyle=dash, marker=marker, markersize=5, label=label)
-    hollow = [at for at, row in enumerate(rows) if row["is_overloaded"]]
-    axis.scatter(
-        [xs[at] for at in hollow], [ys[at] for at in hollow], s=25, marker=marker, facecolors=PAPER, edgecolors=colour,
-        zorder=3,
-    )  # fmt: skip
-    ends = [[scale * row[f"{metric}.{end}"] for row in rows] for end in ("low", "high")]
-    axis.vlines(xs, *ends, color=colour, linewidth=0.8)
+def _label(row: pd.Series, across: Sequence[str], price_per_hour: float | None) -> str:
+    """`8, k=4, 0.31 J, $0.42`: joules per output token and dollars per million of them where they are known."""
+    texts = [f"k={row[key]:g}" if key == K else f"{row[key]:g}" for key in across if row[key] == row[key]]
+    texts += [f"{row[JOULES]:.2g} J"] if row[JOULES] == row[JOULES] else []
+    texts += [] if price_per_hour is None else [f"${price_per_hour / HOUR_S / row['gpu'] * MILLION:.2g}"]
+    return ", ".join(texts)
 
 
-LIGHT_TEXT, DARK_TEXT, NO_MEAN = "#fdfdfd", "#111111", "#d9d9d9"
-"""Texts of cells, whose ground is the same in the light and in the dark."""
-Panel = tuple[str, Floats, list[list[str]]]
-"""Title, shades [down, across], and texts of the cells."""
+# -- cells
 
 
 def draw_improvement(points: StorePoints) -> Figure:
@@ -272,24 +285,19 @@ def draw_improvement(points: StorePoints) -> Figure:
     if not rest:
         raise NotDrawn("needs a second key beside the load: acceptance, or any other")
     down = next((key for key in (ACCEPTANCE, K) if key in rest), rest[0])
-    panels: list[Panel] = []
-    for title, panel_points in _apart(points, ["policy", load, down]):
-        changes = (
-            panel_points.paired("policy", "mean_e2el_ms")
-            if first in panel_points.values("policy")
-            else panel_points.rows[:0]
-        )
+    panels = []
+    for title, of_panel in _apart(points, ["policy", load, down]):
+        has_first = first in of_panel.values("policy")
+        changes = of_panel.paired("policy", "mean_e2el_ms") if has_first else of_panel.rows[:0]
+        changes = changes[[not row["is_overloaded"] for _, row in changes.iterrows()]]
+        changes = changes.assign(text=[_change_text(row) for _, row in changes.iterrows()])
         for policy in others:
-            cells = [
-                (row[load], row[down], row["change_pct"], _change_text(row))
-                for _, row in changes.iterrows()
-                if row["policy"] == policy and not row["is_overloaded"] and row["change_pct"] == row["change_pct"]
-            ]
-            panels.append((f"{policy} against {first}\n{title}".strip(), *_cells(points, load, down, cells)))
-    most = max(5.0, *(np.nan_to_num(np.abs(shade)).max() for _, shade, _ in panels))
+            own = changes[changes["policy"] == policy] if len(changes) else changes.assign(change_pct=[])
+            panels.append((f"{policy} against {first}\n{title}".strip(), own))
+    most = max(5.0, *(float(own["change_pct"].abs().max() or 0.0) for _, own in panels if len(own)), 0.0)
     note = "(…): not clear; ?: depends on overlap; grey: no steady means"
     title = f"Mean E2EL against {first}, % (below 0: faster)\n{note}"
-    return _heat_maps(points, panels, load, down, title, palette="RdBu_r", bounds=(-most, most))
+    return _heat_maps(points, panels, (load, down, "change_pct"), title, cmap="RdBu_r", bounds=(-most, most))
 
 
 def draw_draft_length(points: StorePoints) -> Figure:
@@ -298,22 +306,21 @@ def draw_draft_length(points: StorePoints) -> Figure:
         raise NotDrawn(f"needs a grid over {K} and the load")
     load, metric = points.load, "mean_tpot_ms"
     drafts = points.rows.groupby("policy")["acceptance_length_tokens"].transform("max").notna()
-    speculative = points.with_rows(points.rows[drafts])
-    panels: list[Panel] = []
-    for title, panel_points in _apart(speculative, [load, K]) if drafts.any() else ():
-        cells = [
-            (row[load], row[K], row[metric], f"{row[metric]:.3g}")
-            for _, row in panel_points.means([metric]).iterrows()
-            if not row["is_overloaded"]
-        ]
-        panels.append((title, *_cells(points, load, K, cells)))
-    if not panels:
+    if not drafts.any():
         raise NotDrawn("needs a policy that drafts")
-    values = [value for _, shade, _ in panels for value in shade[~np.isnan(shade)].tolist()] or [0.0]
+    speculative = points.with_rows(points.rows[drafts])
+    panels = []
+    for title, of_panel in _apart(speculative, [load, K]):
+        means = of_panel.means([metric])
+        means = means[~means["is_overloaded"]]
+        panels.append((title, means.assign(text=[f"{value:.3g}" for value in means[metric]])))
+    values = [value for _, means in panels for value in means[metric]] or [0.0]
     title = f"Mean TPOT (ms) of {', '.join(speculative.values('policy'))} by draft length"
     note = "boxed: the shortest of each load; grey: overloaded"
     bounds = min(values), max(values)
-    return _heat_maps(points, panels, load, K, f"{title}\n{note}", palette="YlGnBu", bounds=bounds, is_boxed=True)
+    return _heat_maps(
+        points, panels, (load, K, metric), f"{title}\n{note}", cmap="YlGnBu", bounds=bounds, is_boxed=True
+    )
 
 
 def _apart(points: StorePoints, used: Sequence[str]) -> list[tuple[str, StorePoints]]:
@@ -330,103 +337,60 @@ def _change_text(row: pd.Series) -> str:
     return f"{text}?" if row["is_open"] else text if row["is_clear"] else f"({text})"
 
 
-def _cells(
-    points: StorePoints, across: str, down: str, known: Iterable[tuple[Setting, Setting, float, str]]
-) -> tuple[Floats, list[list[str]]]:
-    """Shades and texts of the cells of a panel, by the values of the keys `across` and `down`; empty if not `known`."""
-    xs, ys = points.values(across), points.values(down)
-    shades, texts = np.full((len(ys), len(xs)), np.nan), [["" for _ in xs] for _ in ys]
-    for x, y, shade, text in known:
-        row, column = ys.index(y), xs.index(x)
-        shades[row, column], texts[row][column] = shade, text
-    return shades, texts
-
-
 def _heat_maps(
     points: StorePoints,
-    panels: Sequence[Panel],
-    across: str,
-    down: str,
+    panels: Sequence[tuple[str, pd.DataFrame]],
+    keys: tuple[str, str, str],
     title: str,
     *,
-    palette: str,
+    cmap: str,
     bounds: tuple[float, float],
     is_boxed: bool = False,
 ) -> Figure:
+    """Panels of cells by the keys across and down, shaded by a metric, with the texts of the rows."""
+    import matplotlib.pyplot as plt
+    import seaborn
     from matplotlib.patches import Rectangle
 
     left_out = f"; {MAX_PANELS} of {len(panels)} panels, --where chooses" if len(panels) > MAX_PANELS else ""
-    panels = panels[:MAX_PANELS]
+    panels, (across, down, metric) = panels[:MAX_PANELS], keys
     xs, ys = points.values(across), points.values(down)
-    columns = min(max(1, 14 // len(xs)), MAX_COLUMNS, len(panels))
-    rows = -(-len(panels) // columns)
-    width, height = 1.6 + 0.62 * len(xs), 1.5 + 0.42 * len(ys)
-    figure, axes = canvas(rows, columns, width=max(width, 5.0 / columns), height=height)
-    for number, (axis, (name, shade, texts)) in enumerate(zip(chain.from_iterable(axes), panels, strict=False)):
-        image = axis.pcolormesh(shade, cmap=palette, vmin=bounds[0], vmax=bounds[1], edgecolors=PAPER, linewidth=0.5)
-        luminance = image.to_rgba(shade)[..., :3] @ (0.21, 0.72, 0.07)
-        for y, x in np.ndindex(shade.shape):
-            colour = LIGHT_TEXT if luminance[y, x] < 0.5 else DARK_TEXT
-            axis.text(x + 0.5, y + 0.5, texts[y][x], ha="center", va="center", fontsize=8, color=colour)
-        axis.set_xticks(np.arange(len(xs)) + 0.5, [f"{x:g}" for x in xs])
-        axis.set_yticks(np.arange(len(ys)) + 0.5, [str(y) for y in ys])
+    size = (2.0 + 0.62 * len(xs)) * len(panels), 2.2 + 0.42 * len(ys)
+    figure, axes = plt.subplots(1, len(panels), figsize=size, squeeze=False, sharey=True, layout="constrained")
+    for axis, (name, rows) in zip(axes[0], panels, strict=True):
+        shades = _cells(rows, down, across, metric, ys, xs).astype(float)
+        texts = _cells(rows, down, across, "text", ys, xs).fillna("")
+        low, high = bounds
+        seaborn.heatmap(
+            shades, annot=texts, fmt="", cmap=cmap, vmin=low, vmax=high, cbar=False, ax=axis, linewidths=0.5,
+            linecolor=PAPER, annot_kws={"fontsize": 8}, xticklabels=[f"{x:g}" for x in xs], yticklabels=ys,
+        )  # fmt: skip
+        for text in axis.texts:
+            text.set_color(LIGHT_TEXT if text.get_color() == "w" else DARK_TEXT)
         axis.set_facecolor(NO_MEAN)
-        axis.grid(visible=False)
-        panel(axis, name, spoken(across), spoken(down) if number % columns == 0 else "")
-        axis.tick_params(axis="y", labelleft=number % columns == 0)
-        for x, column in enumerate(shade.T if is_boxed else ()):
-            if not np.isnan(column).all():
-                corner = x + 0.04, int(np.nanargmin(column)) + 0.04
+        axis.invert_yaxis()
+        axis.tick_params(rotation=0)
+        panel(axis, name, spoken(across), spoken(down) if axis is axes[0][0] else "")
+        for place, column in enumerate(shades.columns if is_boxed else ()):
+            if shades[column].notna().any():
+                corner = place + 0.04, list(shades.index).index(shades[column].idxmin()) + 0.04
                 axis.add_patch(Rectangle(corner, 0.92, 0.92, fill=False, edgecolor=DARK_TEXT, linewidth=1.8))
-    for axis in list(chain.from_iterable(axes))[len(panels) :]:
-        axis.set_visible(False)
-    headline(figure, f"{title}{left_out}")
-    return figure
+    return headline(figure, f"{title}{left_out}")
 
 
-def draw_pareto(points: StorePoints, price_per_hour: float | None = None) -> Figure:
-    """Tokens per second that a user sees against what a GPU delivers; nothing beats the line in both."""
-    across = [key for key in (points.load, K) if key in points.keys]
-    if not across:
-        raise NotDrawn("needs a grid over the load or the draft length")
-    by = ["policy", *[key for key in ("profile",) if key in points.keys]]
-    points, rest, held = _held(_plain_once(points, [*by, *across]), [*by, *across])
-    table = points.means([TOKENS_PER_S, PER_GPU, "mean_tpot_ms", JOULES])
-    table = table[table["mean_tpot_ms"].notna() & ~table["is_overloaded"]].copy()
-    if table.empty:
-        raise NotDrawn("needs a point that is not overloaded")
-    table["user"], table["gpu"] = 1e3 / table["mean_tpot_ms"], table[PER_GPU].fillna(table[TOKENS_PER_S])
-    table[LINE], table[PANEL] = _named_rows(table, by), _named_rows(table, rest)
-    names = list(table[PANEL].unique())
-    styles = list(zip(table[LINE].unique(), cycle(COLOURS), cycle(MARKERS)))
-    figure, (axes,) = _panels_by_metric(names, ["user"])
-    for axis, name in zip(axes, names, strict=True):
-        shown = table[table[PANEL] == name].sort_values(["user", "gpu"], ascending=False)
-        best = shown[shown["gpu"] > shown["gpu"].cummax().shift(fill_value=0.0)]
-        for line, colour, marker in styles:
-            own = shown[shown[LINE] == line]
-            axis.scatter(own["user"], own["gpu"], s=30, color=colour, marker=marker, label=line)
-        axis.plot(best["user"], best["gpu"], color=INK, linewidth=1.0, zorder=1)
-        is_first = names.index(name) % MAX_COLUMNS == 0
-        panel(axis, str(name), "output (tokens/s per user)", "output (tokens/s per GPU)" if is_first else "")
-        axis.margins(x=0.2)
-        axis.set_ylim(bottom=0.0)
-        texts = [(row["user"], row["gpu"], _label(row, across, price_per_hour)) for _, row in best.iterrows()]
-        label_points(axis, texts)
-    legend(figure, [axes[:MAX_COLUMNS]])
-    dollars = "" if price_per_hour is None else ", $ per million output tokens"
-    numbers = f"line: the best of all; numbers: {', '.join(spoken(key) for key in across)}{dollars}{held}"
-    headline(figure, f"Output per user against output per GPU, without overloaded points\n{numbers}")
-    return figure
+def _cells(
+    rows: pd.DataFrame, down: str, across: str, column: str, ys: Sequence[Any], xs: Sequence[Any]
+) -> pd.DataFrame:
+    """The column's values by the keys down and across; empty where there is no row."""
+    import pandas as pd
+
+    if rows.empty:
+        return pd.DataFrame(index=ys, columns=xs, dtype=object)
+    table = rows.drop_duplicates([down, across]).pivot(index=down, columns=across, values=column)
+    return table.reindex(index=ys, columns=xs)
 
 
-def _label(row: pd.Series, across: Sequence[str], price_per_hour: float | None) -> str:
-    """`8, k=4, 0.31 J, $0.42`: joules per output token and dollars per million of them where they are known."""
-    texts = [f"k={row[key]:g}" if key == K else f"{row[key]:g}" for key in across if row[key] == row[key]]
-    texts += [f"{row[JOULES]:.2g} J"] if row[JOULES] == row[JOULES] else []
-    texts += [] if price_per_hour is None else [f"${price_per_hour / HOUR_S / row['gpu'] * MILLION:.2g}"]
-    return ", ".join(texts)
-
+# -- files
 
 SUFFIXES = (".png", ".svg")
 

@@ -1,21 +1,18 @@
-"""Figures of recorded works: lane timelines, where requests spend their time, memory over time.
+"""Timelines of recorded works, a panel per policy.
 
-Imports matplotlib; only called where figures were requested. Not here: the numbers (sim.metrics.breakdown,
-sim.metrics.records).
+Imports matplotlib; only called where figures were requested. Not here: the works (sim.metrics.records).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from itertools import chain
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sim.metrics.breakdown import PHASES
 from sim.metrics.records import RunRecord, WorkRecord
-from sim.report.pictures.panels import canvas, headline, panel, save_and_close
+from sim.report.pictures.panels import headline, panel, save_and_close
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -29,14 +26,6 @@ KIND_COLOURS = {
 }
 KIND_HATCHES = {"prefill": "", "draft": "////", "verify": "....", "step": "", "copy": "xx"}
 """They tell kinds apart in grey."""
-PHASE_COLOURS = {
-    "queue": "#8c8c8c",
-    "prefill": KIND_COLOURS["prefill"],
-    "draft": KIND_COLOURS["draft"],
-    "verify": KIND_COLOURS["verify"],
-    "transfer": KIND_COLOURS["copy"],
-    "waiting": "#d0d0d0",
-}
 TIMELINE_WORKS, WINDOWS_TRIED = 60, 400
 """Works of the busiest stream that a timeline shows; times in the middle half of the runs where it might begin."""
 
@@ -119,61 +108,3 @@ def timeline_window(works: Sequence[WorkRecord]) -> tuple[float, float]:
     first = max(0, len(busiest) // 2 - TIMELINE_WORKS // 2)
     stretch = busiest[first : first + TIMELINE_WORKS]
     return stretch[0].start_s, stretch[-1].end_s
-
-
-def draw_phases(path: Path, title: str, phases: Mapping[str, Mapping[str, float]]) -> None:
-    """Mean seconds per request by policy and phase, one bar per policy; over ten times the shortest they are cut."""
-    import matplotlib.pyplot as plt
-
-    totals = {policy: sum(parts.values()) for policy, parts in phases.items()}
-    limit_s = min(total for total in totals.values() if total > 0.0) * 10.0
-    figure, axis = plt.subplots(figsize=(12, 0.9 + 0.42 * len(phases)))
-    left = np.zeros(len(phases))
-    for phase in PHASES:
-        widths = np.array([parts[phase] for parts in phases.values()])
-        if widths.any():
-            axis.barh(list(phases), widths, left=left, color=PHASE_COLOURS[phase], label=phase, edgecolor="white")
-        left += widths
-    axis.set_xlim(0, min(limit_s, max(totals.values()) * 1.08))
-    for row, total in enumerate(totals.values()):
-        if total > limit_s:
-            axis.text(
-                limit_s * 0.99,
-                row,
-                f"{total:.1f} s in all",
-                ha="right",
-                va="center",
-                fontsize=8,
-                backgroundcolor="white",
-            )
-    axis.invert_yaxis()
-    axis.grid(axis="y", visible=False)
-    axis.set_xlabel("mean seconds per request")
-    figure.legend(loc="upper right", ncols=len(PHASES), frameon=False)
-    headline(figure, f"Where a request's time goes\n{title}")
-    save_and_close(figure, path)
-
-
-def draw_occupancy(path: Path, title: str, records: Sequence[RunRecord]) -> None:
-    """GPU memory over time, a panel per policy: the KV really held, and in the title the weights."""
-    columns = min(3, len(records))
-    figure, axes = canvas(-(-len(records) // columns), columns, width=4.2, height=2.4, shared="xy")
-    for number, axis in enumerate(chain.from_iterable(axes)):
-        if number >= len(records):
-            axis.set_visible(False)
-            continue
-        record = records[number]
-        times_s, tokens = np.array(record.kv_series, dtype=float).reshape(-1, 2).T
-        kv_gb = tokens * record.kv_bytes_per_token / 1e9
-        axis.fill_between(times_s, 0.0, kv_gb, step="post", color=KIND_COLOURS["prefill"], linewidth=0)
-        idle = 1.0 - record.device_busy_s / record.end_s
-        is_lowest, is_first = number + columns >= len(records), number % columns == 0
-        panel(
-            axis,
-            f"{record.policy}: weights {record.weight_bytes / 1e9:.1f} GB, GPU idle {idle:.0%}",
-            "simulated time (s)" if is_lowest else "",
-            "KV held (GB)" if is_first else "",
-        )
-    axes[0][0].set(xlim=(0, None), ylim=(0, None))
-    headline(figure, f"KV held on the GPU over time, beside the weights\n{title}")
-    save_and_close(figure, path)

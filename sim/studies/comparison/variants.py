@@ -147,7 +147,7 @@ class Variants:
         if not acceptance and "acceptance" not in given:
             assumed = assumed_of(method.name)
             acceptance = assumed.acceptance
-            self.notes[f"acceptance of {name} assumed: {acceptance} ({assumed.source}); yours: {name}@FORM"] = None
+            self.notes[f"Acceptance of {name}: {acceptance} ({assumed.source}). Yours: {name}@FORM."] = None
         if acceptance:
             given["acceptance"] = acceptance
         given.setdefault("num_speculative_tokens", SHORT_K)

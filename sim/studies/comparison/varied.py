@@ -1,6 +1,6 @@
 """Values of a scenario's keys side by side: `--vary KEY=A,B`, on the same draws, with the line that starts the fastest.
 
-Not here: keys and values (variants), one comparison (in_draws), tables (sim.report.varied_tables).
+Not here: keys and values (variants), one comparison (in_draws), tables (sim.report.comparisons).
 """
 
 from __future__ import annotations
@@ -84,12 +84,12 @@ def _verdict(loads: Sequence[UnderLoad], bests: Sequence[str | None]) -> str:
     if len(loads) == 1:
         return loads[0].comparison.verdict
     if len(loads[0].comparison.policies) == 1:
-        return "; ".join(f"{each.name}: {each.comparison.verdict}" for each in loads)
+        return "\n".join(f"{each.name}: {each.comparison.verdict}" for each in loads)
     if not any(bests):
-        return f"no setting has a steady mean at any of {len(loads)} loads"
+        return f"No setting has a steady mean at any of {len(loads)} loads."
     words = Counter(_word(each.comparison, best) for each, best in zip(loads, bests, strict=True))
     parts = [f"{word} at {count} of {len(loads)} loads" for word, count in words.most_common()]
-    return f"fastest by mean E2EL: {', '.join(parts)}"
+    return f"Lowest latency: {', '.join(parts)}."
 
 
 def _word(comparison: Comparison, best: str | None) -> str:

@@ -37,7 +37,7 @@ def test_drafts_that_are_hardly_accepted_are_to_be_changed(tmp_path: Path, capsy
     assert "2,000 requests of 100 and 41 tokens, 12.0 decoding at once, accepted 0.2,0.04," in answer["notes"][0]
     assert run(["tune", *FLAGS[:-2], "--metrics", str(tmp_path / "now.txt")]) == 0
     words = " ".join(capsys.readouterr().out.split())
-    assert words.startswith(f"change K = 4: {change['of']} has +")
+    assert words.startswith(f"Change K = 4: {change['of']} has +")
     assert "Assumed: load and acceptance stay so" in words
 
 

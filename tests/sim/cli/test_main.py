@@ -70,7 +70,7 @@ def test_flags_override_the_file_and_set_comes_last(tmp_path: Path, capsys: pyte
 def test_a_table_is_printed_with_intervals_and_notes(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(compare("--policy", "pd", "--policy", "unified", "--replications", "2")) == 0
     out = capsys.readouterr().out
-    assert "difference to pd" in out
+    assert "against pd" in out
     assert "overlap of streams" in out
     assert "in 19 cases of 20" in out
 

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from rich.console import Console
 
 from sim.compare.capacity import NEAR_SATURATION, Saturation, load_of, peak_in_flight
 from sim.compare.point_runs import run_points
@@ -20,7 +21,7 @@ from sim.costs.profile_files import changed, load
 from sim.devices.contention import BRACKET, PhiLevel, Regime
 from sim.interface.request import Request
 from sim.metrics.load import SHORT_RUN_ERROR, Load, Verdict
-from sim.report.tables import comparison_in_brief, notes
+from sim.report.comparisons import notes, said_comparison
 from sim.run.resolve import resolve, resolve_all, with_keys
 from sim.run.scenario import Scenario
 from sim.run.simulate import simulate
@@ -283,7 +284,8 @@ def test_roofs_are_an_upper_bound_and_state_no_order_of_lanes() -> None:
 )
 def test_what_is_assumed_of_overlap_stands_beside_the_verdict_in_brief(given: dict[str, Any], said: str) -> None:
     found = run(policy=["continuous", "pd"], num_prompts=20, request_rate=4, **given)
-    for lines in (comparison_in_brief(found), notes(found)):
+    in_brief = [text for _, text in said_comparison(found, Console()).lines]
+    for lines in (in_brief, notes(found)):
         assert [said in line for line in lines].count(True) == 1
     over_phi = [line for line in notes(found) if "at phi 0 / 0.07 / 0.25: pd " in line]
     assert len(over_phi) == (0 if given else 2)

@@ -17,7 +17,8 @@ from sim.devices.partition import MEASURED
 from sim.interface.work import Kind
 from sim.metrics.summary import summarise
 from sim.policies.registry import PolicyOptions
-from sim.report.tables import comparison_tables, notes
+from sim.report.comparisons import notes
+from sim.report.say import print_answer
 from sim.run.checks import IgnoredKeyWarning
 from sim.run.resolve import resolve, resolve_all
 from sim.run.scenario import Scenario
@@ -102,7 +103,7 @@ def test_shares_stand_in_every_run_and_beside_the_table_and_need_no_bracket() ->
     assert plain.policies[1].by_overlap
     assert found.runs[0] == plain.runs[0]
     out = StringIO()
-    comparison_tables(Console(file=out, width=200), found, is_verbose=True)
+    print_answer(Console(file=out, width=200), found, is_verbose=True)
     assert "pd: prefill 0.5, decode 0.5" in out.getvalue()
     assert "overlap of streams" not in out.getvalue()
 

@@ -167,12 +167,12 @@ def test_compare_calls_nobody_fastest_inside_the_error_of_the_difference_unless_
     out = tmp_path / "c.json"
     assert run([*CLOSE, "--draws", "0", "--json", str(out)]) == 0
     without = json.loads(out.read_text())
-    assert "continuous is fastest" in without["verdict"]
+    assert "Continuous is fastest" in without["verdict"]
     assert without["drawn"] == []
     assert run([*CLOSE, "--json", str(out), "--overwrite"]) == 0
     found = json.loads(out.read_text())
     assert "fastest" not in found["verdict"]
-    assert "depends on errors of costs and acceptance" in found["verdict"]
+    assert "depends on errors of GPU times and acceptance" in found["verdict"]
     assert found["runs"] == without["runs"]
     drawn = next(row for row in found["drawn"] if row["metric"] == METRIC)
     assert drawn["interval"][0] < 0.0 < drawn["interval"][1]

@@ -13,7 +13,8 @@ from rich.console import Console
 
 from sim.compare.side_by_side import Comparison, Level, compare
 from sim.costs.profile_files import load
-from sim.report.tables import comparison_tables, level_lines
+from sim.report.comparisons import level_lines
+from sim.report.say import print_answer
 from sim.run.resolve import resolve, resolve_all
 from sim.run.scenario import Scenario, parse_scenario
 from sim.studies.evidence import Question, evidence, levels, measured
@@ -102,7 +103,7 @@ def test_near_a_capacity_that_was_not_measured_a_level_answers_to_step_times_too
 def test_the_table_says_levels_in_place_of_the_errors_of_kernels() -> None:
     result, found = compared(EAGLE, policy=["autoregressive", "continuous"], engine="sglang-0.5")
     out = StringIO()
-    comparison_tables(Console(file=out, width=200), msgspec.structs.replace(result, levels=found))
+    print_answer(Console(file=out, width=200), msgspec.structs.replace(result, levels=found))
     assert "in 19 cases of 20 a server's mean E2EL is" in out.getvalue()
     assert "the engine's own times, averaged over machines, add" in out.getvalue()
     assert "held-out error" not in out.getvalue()

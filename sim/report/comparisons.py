@@ -1,0 +1,469 @@
+"""A comparison on the terminal: policies, or values of keys, with a row each. Not here: its numbers (sim.compare)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from sim.compare.side_by_side import MIN_FOR_P99, Comparison
+from sim.compare.verdict import METRIC, STATED, Order, Paired, PolicySummary, Standing, common_key, flips_at
+from sim.devices.contention import Regime
+from sim.devices.partition import MEASURED
+from sim.metrics.load import Verdict
+from sim.names import duration, in_words, span
+from sim.policies.options import DEFERRED, ONLY_TOGETHER, PARTITION_FLAGS
+from sim.report.said import ASSUMED, LIMITS, START, SURE, Said
+from sim.report.tables import new_table, number
+from sim.studies.comparison.varied import Varied
+from sim.studies.cost_draws import ONLY_IF
+from sim.studies.evidence import shortened
+from sim.workload.generate import FIXED_INPUT_LEN, FIXED_OUTPUT_LEN
+
+PASSES = ("prefill", "decode", "draft", "verify")
+"""Kinds of a profile's errors that are whole passes."""
+OUTPUT = "steady_output_throughput"
+IN_BRIEF = (
+    ("mean_ttft_ms", "first token"),
+    ("mean_tpot_ms", "per token"),
+    (METRIC, "latency"),
+    (OUTPUT, "tokens/s"),
+)
+"""Columns of every comparison."""
+NAMES = {
+    "mean_ttft_ms": "TTFT mean (ms)",
+    "p99_ttft_ms": "TTFT p99 (ms)",
+    "mean_tpot_ms": "TPOT mean (ms)",
+    "p99_tpot_ms": "TPOT p99 (ms)",
+    "p99_itl_ms": "ITL p99 (ms)",
+    METRIC: "E2EL mean (ms)",
+    OUTPUT: "output (tok/s)",
+    "output_throughput": "output (tok/s)",
+    "device_utilization": "GPU busy (%)",
+}
+"""Rows on demand."""
+PAIRED_SHOWN = ("mean_ttft_ms", "mean_tpot_ms", METRIC, OUTPUT)
+SLO_NAMES = {"ttft_ms": "TTFT", "tpot_ms": "TPOT", "e2el_ms": "E2EL"}
+COLUMN_WIDTH = 15
+"""Characters of a policy's column on demand."""
+WIDER = 1.5
+"""Intervals so many times as wide as the narrowest stand by themselves."""
+SHORT_NAME, NEW_LINE = 6, "\n"
+"""Characters of a name that a title has beside another word."""
+MAX_NOTES, MAX_SENTENCES = 2, 3
+"""Notes that are printed, and loads up to which each has its own answer."""
+WHOLE_RUN = {OUTPUT: "output_throughput", "steady_output_throughput_per_gpu": "output_throughput_per_gpu"}
+"""Metrics of the table where all requests arrive at once, so that no part of a run is steady."""
+
+
+def said_comparison(result: Comparison, console: Console, percentiles: Sequence[float] = ()) -> Said:
+    """Policies side by side; `percentiles` that were requested get columns."""
+    overlap = [] if result.profile.phi is None else _overlap_lines(result)[:1]
+    lines = [*_sure(result), *((ASSUMED, line) for line in overlap)]
+    lines += [*((LIMITS, line) for line in _caps_lines(result)[1]), *_power(result)]
+    notes = [note for note in result.notes if not note.startswith(ONLY_IF)]
+    lines += [("note", note) for note in notes[:MAX_NOTES]]
+    return Said(result.verdict, [("", _settings([("", result)], percentiles))], lines, _details(result, console))
+
+
+def said_varied(result: Varied, console: Console, percentiles: Sequence[float] = ()) -> Said:
+    """Settings under one load or several, and the line that starts the best."""
+    answer, first = result.verdict, result.loads[0].comparison
+    if 1 < len(result.loads) <= MAX_SENTENCES:
+        answer = "\n".join(f"{each.name}: {each.comparison.verdict}" for each in result.loads)
+    lines = [*_sure(first), *_power(first)]
+    lines += [(ASSUMED, note) for note in result.notes[:MAX_NOTES]]
+    lines += [(START, line) for line in result.start.values()]
+    loads = [(each.name, each.comparison) for each in result.loads]
+    details: list[str | Table] = [_header(result), *(f"note: {note}" for note in result.notes[MAX_NOTES:])]
+    for each in result.loads:
+        details += [each.name] * bool(each.name) + _details(each.comparison, console)
+    return Said(answer, [("", _settings(loads, percentiles))], lines, details)
+
+
+# -- one table
+
+
+def _settings(loads: Sequence[tuple[str, Comparison]], percentiles: Sequence[float]) -> Table:
+    """A row per setting, those of a load below its name; differences are to the first setting."""
+    first = loads[0][1]
+    columns = _columns(first, percentiles)
+    base, is_many, has_others = first.policies[0].policy, len(loads) > 1, len(first.policies) > 1
+    key = common_key(row.policy for row in first.policies)
+    titles = [title for _, title in columns]
+    other = base.removeprefix(key)
+    titles += [f"against{' ' if len(other) <= SHORT_NAME else NEW_LINE}{other}"] * has_others
+    head = key.rstrip("=") or ("scheduler" if has_others or not is_many else "")
+    table = new_table([head], titles, [], show_edge=False, padding=(0, 1, 0, 0))
+    for name, comparison in loads:
+        if is_many and has_others:
+            table.add_row(f"[dim]{escape(name)}[/]")
+        for row in comparison.policies:
+            label = row.policy.removeprefix(key) if has_others or not name else name
+            cells = [_cell(comparison, row, _shown(comparison, each)) for each, _ in columns]
+            cells += [_against(comparison, row)] * has_others
+            style = "bold" if row.verdict is Standing.FASTEST else "dim" if row.unstable else None
+            table.add_row(f"{'  ' * (is_many and has_others)}{escape(label)}{_state(row)}", *cells, style=style)
+    return table
+
+
+def _columns(result: Comparison, percentiles: Sequence[float]) -> list[tuple[str, str]]:
+    """(key, title) of each column; what was requested has its own."""
+    columns = list(IN_BRIEF)
+    if any((run.get("num_gpus") or 1) != 1 for run in result.runs):
+        columns.append(("steady_output_throughput_per_gpu", "a GPU"))
+    if result.scenario["window"]["stop_s"] is not None:
+        columns.insert(0, ("completed", "ended"))
+    for percent in percentiles:
+        columns += [(f"p{percent:g}_{name}_ms", f"p{percent:g} {name.upper()}") for name in ("ttft", "tpot", "e2el")]
+    if any(bound is not None for bound in result.scenario["goodput"].values()):
+        columns += [("request_goodput", "goodput"), ("slo_attainment", "meet SLO\nof finished")]
+    return columns
+
+
+def _shown(result: Comparison, key: str) -> str:
+    """`key`, or its neighbour of the whole run where no policy has it."""
+    return key if any(row.mean.get(key) is not None for row in result.policies) else WHOLE_RUN.get(key, key)
+
+
+def _state(row: PolicySummary) -> str:
+    """What keeps a mean from being what a longer run would have, and requests that a window cut."""
+    states = [] if row.load.verdict in (Verdict.STABLE, Verdict.CLOSED) else [str(row.load.verdict)]
+    states += [f"{row.mean['censored']:.0f} unfinished"] if row.mean.get("censored") else []
+    return "".join(f"\n  {state}" for state in states)
+
+
+def _cell(result: Comparison, row: PolicySummary, key: str) -> str:
+    if key == "slo_attainment":
+        return _slo_cell(result, row.policy)
+    mean = row.mean.get(key)
+    if mean is None:
+        return number(None)
+    return "≥ " * (key in row.at_least) + (duration(mean) if key.endswith("_ms") else number(mean))
+
+
+def _slo_cell(result: Comparison, policy: str) -> str:
+    """Share of the finished requests that meet all SLOs, and each of them, over all replications."""
+    runs: list[Any] = [run["slo_attainment"] for run in result.runs if run["policy"] == policy]
+    means = {name: 100.0 * sum(shares[name] or 0.0 for shares in runs) / len(runs) for name in runs[0]}
+    parts = [f"{SLO_NAMES[name]} {value:.0f}" for name, value in means.items() if name != "all"]
+    return "\n".join([f"{means.get('all', 0.0):.1f} %", *(parts if len(parts) > 1 else [])])
+
+
+def _against(comparison: Comparison, row: PolicySummary) -> str:
+    """`-59 %` of the first setting's latency; `unsure` where the order is open."""
+    first = comparison.policies[0]
+    pair = next((p for p in comparison.paired if (p.a, p.b, p.metric) == (row.policy, first.policy, METRIC)), None)
+    base = first.mean[METRIC]
+    if pair is None or pair.difference is None or not base:
+        return ""
+    if pair.order is Order.SAME:
+        return pair.order.value
+    pct = 100.0 * pair.difference / base
+    shown = "0" if abs(pct) < 0.05 else f"{pct:+.{1 if abs(pct) < 9.95 else 0}f}"
+    return f"{shown} %" + " (unsure)" * (pair.order not in STATED)
+
+
+# -- how sure
+
+
+def _sure(result: Comparison) -> Iterator[tuple[str, str]]:
+    """The range of a server's latency, and the nearest that was measured."""
+    yield from ((SURE, line) for line in level_lines(result))
+    if result.evidence:
+        yield "", shortened(result.evidence)
+
+
+def _power(result: Comparison) -> list[tuple[str, str]]:
+    return [("power", line.removeprefix("power: ")) for line in _power_lines(result)]
+
+
+# -- on demand
+
+
+def _details(result: Comparison, console: Console) -> list[str | Table]:
+    """Scenario, every metric with its interval, differences, and all that they rest on."""
+    shared, differing = _caps_lines(result)
+    lines: list[str | Table] = [_scenario_line(result), *(f"caps: {line}" for line in shared + differing)]
+    lines += [_scheduling_line(result), *_metrics(result, console.width)]
+    return [*lines, *([_paired(result)] if len(result.policies) > 1 else []), *notes(result)]
+
+
+def _scenario_line(result: Comparison) -> str:
+    scenario = result.scenario
+    workload, speculation = scenario["workload"], scenario["speculation"]
+    pace = "as recorded" if workload["trace_arrivals"] == "recorded" else f"at {workload['request_rate']}/s"
+    load = f"{result.length.num_prompts} requests {pace}"
+    if workload["max_concurrency"]:
+        load += f", at most {workload['max_concurrency']} at once"
+    engine = result.runs[0].get("engine")
+    drafts = "no speculation"
+    if any(row.mean["spec_decode_num_drafts"] for row in result.policies):
+        drafts = f"k={speculation['num_speculative_tokens']}, {speculation['acceptance']}"
+    return (
+        f"{result.profile.name}, {f'engine {engine}, ' if engine else ''}{load}, {workload['dataset_name']} lengths, "
+        f"{drafts}, {scenario['replications']} replication{'s' * (scenario['replications'] > 1)} from seed "
+        f"{scenario['seed']}"
+    )
+
+
+def _scheduling_line(result: Comparison) -> str:
+    """Policies by the way in which they hide the host's time behind the GPU's."""
+    names = {None: "planned between works", True: "planned while the GPU works", False: "planned after each step"}
+    by_regime: dict[str, list[str]] = {}
+    for policy, run in _first_runs(result).items():
+        by_regime.setdefault(names[run["async_scheduling"]], []).append(policy)
+    return "host: " + "; ".join(f"{regime} ({', '.join(policies)})" for regime, policies in by_regime.items())
+
+
+def _first_runs(result: Comparison) -> dict[str, Any]:
+    """The first run of each policy, whose engine, caps and partition are those of all."""
+    return {row.policy: next(run for run in result.runs if run["policy"] == row.policy) for row in result.policies}
+
+
+def _caps_lines(result: Comparison) -> tuple[list[str], list[str]]:
+    """The caps that all policies share, and those in which they differ; a line of each, if there are any."""
+    caps = {policy: run.get("caps") or {} for policy, run in _first_runs(result).items()}
+    shared, differing = [], []
+    for name in dict.fromkeys(name for by_name in caps.values() for name in by_name):
+        known = {policy: by_name[name] for policy, by_name in caps.items() if by_name.get(name) is not None}
+        if len(set(known.values())) == 1:
+            shared.append(f"{name} {next(iter(known.values()))}")
+        elif known:
+            differing.append(f"{name} " + ", ".join(f"{value} ({policy})" for policy, value in known.items()))
+    return [", ".join(shared)] * bool(shared), ["; ".join(differing)] * bool(differing)
+
+
+def _metrics(result: Comparison, width: int) -> Iterator[Table]:
+    """Tables with a row per metric and a column per policy, as many as fit."""
+    columns = [_shown(result, key) for key in NAMES if key != "output_throughput"]
+    at_once = max(1, (width - 16) // COLUMN_WIDTH)
+    caption = "mean, ± half of its 95 % interval over replications" if result.scenario["replications"] > 1 else None
+    for start in range(0, len(result.policies), at_once):
+        shown = result.policies[start : start + at_once]
+        rows = [(NAMES[key], *(_with_interval(row, key) for row in shown)) for key in columns]
+        yield new_table([""], [row.policy for row in shown], rows, show_edge=False, padding=(0, 1), caption=caption)
+
+
+def _with_interval(row: PolicySummary, key: str) -> str:
+    mean, interval = row.mean[key], row.ci95[key]
+    scale = 100.0 if key == "device_utilization" else 1.0
+    if mean is None:
+        return number(None)
+    text = "≥ " * (key in row.at_least) + number(mean * scale)
+    return text if interval is None else f"{text} ±{number((interval[1] - interval[0]) / 2 * scale)}"
+
+
+def _paired(result: Comparison) -> Table:
+    first = result.policies[0].policy
+    shown = [_shown(result, metric) for metric in PAIRED_SHOWN]
+    title = f"difference to {first} on the same requests [95 % interval]"
+    table = new_table(["policy"], [], [], title=title, title_justify="left", show_edge=False)
+    for metric in shown:
+        table.add_column(NAMES[metric], justify="right", overflow="fold")
+    rows = {(row.a, row.metric): row for row in result.paired if row.b == first}
+    for policy in dict.fromkeys(policy for policy, _ in rows):
+        table.add_row(policy, *(_difference(rows[policy, metric]) for metric in shown))
+    return table
+
+
+def _difference(row: Paired) -> str:
+    if row.difference is None:
+        return number(None)
+    sign = "+" if row.difference > 0 else ""
+    text = f"{sign}{number(row.difference)}"
+    phi = flips_at(row)
+    if phi is not None or row.order in (Order.OVERLAP, Order.DRAWS):
+        return f"{text}\n{row.order.value}" + ("" if phi is None else f"\nphi* {phi}")
+    return text + ("\n[{}, {}]".format(*map(number, row.interval)) if row.interval else "")
+
+
+def notes(result: Comparison) -> list[str]:
+    """All that the table rests on."""
+    errors = result.profile.errors
+    known = ", ".join(f"{kind} {value:.1f} %" for kind, value in errors.items() if value is not None)
+    lines = [f"costs: mean error of kernels and passes on held-out points: {known or 'none stated'}"]
+    unknown = [kind for kind, value in errors.items() if value is None]
+    if unknown:
+        lines[0] += f"; not validated: {', '.join(unknown)}"
+    accepted = [row.mean["spec_decode_acceptance_length"] for row in result.policies]
+    lengths = [length for length in accepted if length is not None]
+    if lengths:
+        shown = span(f"{length:.2f}" for length in sorted(lengths))
+        lines.append(f"acceptance length (tokens per verify): {shown}")
+    lines += _overlap_lines(result) + _partition_lines(result)
+    lines += _power_lines(result) + _load_lines(result) + _tail_lines(result)
+    if result.length.num_cooldowns:
+        lines.append("output: tokens that come before the last arrival that is measured")
+    elif _shown(result, "steady_output_throughput") == "output_throughput":
+        lines.append("output: tokens of the whole run, the drain included, as vLLM counts")
+    else:
+        lines.append(
+            "output: tokens that come before the last arrival, or until the end where that is more; with the drain, as "
+            "vLLM counts, in the JSON"
+        )
+    left_out = [(result.length.num_warmups, "first"), (result.length.num_cooldowns, "last")]
+    parts = [f"the {which} {count}" for count, which in left_out if count]
+    if parts:
+        lines.append(f"{' and '.join(parts)} requests of each run are left out" + " (MSER-5)" * result.length.is_auto)
+    if result.scenario["replications"] < 2:
+        lines.append("no intervals: they need --replications 2 or more")
+    return [*lines, *(level_lines(result) if result.levels else []), *result.notes, *result.evidence]
+
+
+def _overlap_lines(result: Comparison) -> list[str]:
+    """Three lines at most: where overlap was not measured, what each policy with several streams gives over phi."""
+    profile, devices = result.profile, result.scenario["devices"]
+    phi = profile.phi
+    if phi is None:
+        return [f"overlap of streams: {profile.overlap}"]
+    if devices["overlap"] == Regime.ROOFS:
+        return ["overlap of streams: up to the roofs, an upper bound, as requested; no order of lanes is stated"]
+    if devices["overlap"] is not None or devices.get("phi") is not None:
+        given = phi.value if devices.get("phi") is None else devices["phi"]
+        shown = "serial" if devices["overlap"] == Regime.SERIAL else f"phi {given:g}"
+        return [f"overlap of streams: not measured; {shown}, as requested, other values not checked"]
+    lanes = [row for row in result.policies if row.by_overlap]
+    if not lanes:
+        return []
+    lines = [f"overlap of streams: phi {phi.value:g}, bracket {phi.low:g} to {phi.high:g} ({phi.source})"]
+    for metric in ("mean_e2el_ms", _shown(result, "steady_output_throughput")):
+        spans = [
+            f"{row.policy} {' / '.join(number(means[metric]) for means in row.by_overlap.values())}" for row in lanes
+        ]
+        lines.append(f"{NAMES[metric]} at phi {phi.low:g} / {phi.value:g} / {phi.high:g}: {', '.join(spans)}")
+    return lines
+
+
+def _partition_lines(result: Comparison) -> list[str]:
+    """Shares of the multiprocessors that lanes have, and the errors of their curves."""
+    lines = []
+    for row in result.policies:
+        shares = _first_runs(result)[row.policy]["partition"]
+        if isinstance(shares, dict):
+            parts = [f"{lane} {share:g}" for lane, share in shares.items() if lane not in PARTITION_FLAGS]
+            while_ = " while several lanes have work" if shares.get(ONLY_TOGETHER) else ""
+            deferred = ", prompts from round end to round end" if shares.get(DEFERRED) else ""
+            lines.append(f"{row.policy}: {', '.join(parts)}{while_}{deferred}")
+    if lines:
+        measured = result.profile.errors.get("partition")
+        known = {"here": measured} if measured is not None else MEASURED.errors_pct
+        alone = ", ".join(f"{name} {error:.3g} %" for name, error in known.items())
+        lines.insert(0, f"shares of the multiprocessors (mean errors of their curves: {alone}):")
+    return lines
+
+
+def _load_lines(result: Comparison) -> list[str]:
+    lines = []
+    for row in result.policies:
+        load = row.load
+        if load.capacity_per_s is None or load.ci95 is None or load.verdict is Verdict.STABLE:
+            continue
+        low, high = load.ci95
+        lines.append(
+            f"{row.policy} is {load.verdict}: {number(load.rate_per_s)} requests/s arrive, it serves "
+            f"{number(load.capacity_per_s)} [{number(low)}, {number(high)}]; its means depend on the run's length"
+        )
+    return lines
+
+
+def _tail_lines(result: Comparison) -> list[str]:
+    """Distance from an interval where only the tail lacks one."""
+    counts = [
+        row.mean["effective_requests"] or 0.0
+        for row in result.policies
+        if row.ci95["mean_e2el_ms"] is not None and row.ci95["p99_e2el_ms"] is None
+    ]
+    if not counts:
+        return []
+    count = number(result.scenario["replications"] * min(counts))
+    return [
+        f"p99 has no interval: {count} independent requests in all where {MIN_FOR_P99:,} are wanted (neighbours in "
+        "time resemble each other)"
+        + "; near saturation it is too low, and marked ≥"
+        * any(row.at_least for row in result.policies)
+    ]
+
+
+def _power_lines(result: Comparison) -> list[str]:
+    """Watts of a GPU and joules of a token, where they were requested."""
+    if not result.scenario.get("energy"):
+        return []
+    gpu = result.profile.name.partition("/")[0]
+    parts = [
+        f"{row.policy} {number(row.mean['power_w'])} W a GPU, {number(row.mean['joules_per_output_token'])} J a token"
+        for row in result.policies
+        if row.mean.get("power_w") is not None
+    ]
+    if not parts:
+        return [f"power: not known of {gpu}"]
+    where = "within 15 % on A100s" if gpu == "a100-sxm" else f"measured on A100s alone, none on {gpu}"
+    return [f"power: {'; '.join(parts)} ({where})"]
+
+
+def level_lines(result: Comparison) -> list[str]:
+    """Distances that levels may have from a server's, end to end, and the elasticity of latency to step times near
+    saturation: a line each, where there is something to say."""
+    if not result.levels:
+        return [costs_line(result.profile.errors)]
+    widths = {level.policy: 100.0 * (level.interval[1] / level.mean_e2el_ms - 1.0) for level in result.levels}
+    least = min(widths.values())
+    alike = [level for level in result.levels if widths[level.policy] <= WIDER * least]
+    below = max(100.0 * (1.0 - level.interval[0] / level.mean_e2el_ms) for level in alike)
+    others = [
+        f"{policy} {width:.0f} %" if width < 100.0 else f"{policy} {1.0 + width / 100.0:.1f} times"
+        for policy, width in widths.items()
+        if width > WIDER * least
+    ]
+    known = result.levels[0].num_set_ups
+    where = f"{known} measured set-up{'s' * (known > 1)} like it" if known else "measured set-ups, none like it"
+    higher = ", ".join([f"{least:.0f} % higher", *others])
+    text = f"in 19 cases of 20 a server's mean E2EL is {below:.0f} % lower to {higher} (by errors on {where}"
+    engine = [max(0.0, level.engine_pct) for level in result.levels if level.engine_pct is not None]
+    if engine and max(engine) >= 0.5:
+        text += f"; the engine's own times, averaged over machines, add {_percents(engine)}"
+    text += ")"
+    steep = [f"{level.elasticity:.1f} % ({level.policy})" for level in result.levels if level.elasticity is not None]
+    return [text, *([f"near saturation: steps 1 % longer make mean E2EL longer by {in_words(steep)}"] if steep else [])]
+
+
+def _percents(values: Iterable[float]) -> str:
+    return f"{span(f'{value:.0f}' for value in sorted(values))} %"
+
+
+def costs_line(errors: Mapping[str, float | None]) -> str:
+    """Held-out errors of whole passes."""
+    stated = {kind: errors[kind] for kind in PASSES if kind in errors}
+    known = [f"{kind} {'unknown' if value is None else f'{value:.1f} %'}" for kind, value in stated.items()]
+    return f"costs: held-out error {', '.join(known)}" if known else "costs: no error stated"
+
+
+def _header(result: Varied) -> str:
+    """All that the settings share: profile and engine, load, draws."""
+    first = result.loads[0].comparison
+    workload, keys = first.scenario["workload"], {key.rpartition(".")[2] for key in result.grid}
+    shown = []
+    if not keys & {"gpu", "profile"}:
+        shown.append(first.profile.name)
+    if not keys & {"engine", "name"}:
+        engines = dict.fromkeys(str(run.get("engine")) for run in first.runs)
+        shown.append(f"engine {', '.join(engines)}")
+    counts = span(str(each.comparison.length.num_prompts) for each in result.loads)
+    if workload["trace_arrivals"] == "recorded":
+        shown.append(f"{counts} requests as recorded")
+    elif "request_rate" in keys:
+        shown.append(f"{counts} requests")
+    else:
+        shown.append(f"{counts} requests at {workload['request_rate']}/s")
+    if workload["max_concurrency"] and "max_concurrency" not in keys:
+        shown.append(f"at most {workload['max_concurrency']} at once")
+    lengths = [workload["input_len"] or FIXED_INPUT_LEN, workload["output_len"] or FIXED_OUTPUT_LEN]
+    if workload["dataset_name"] == "fixed" and not keys & {"context", "input_len", "output_len"}:
+        shown.append("{} tokens in, {} out".format(*lengths))
+    else:
+        shown.append(f"{workload['dataset_name']} lengths")
+    count = first.scenario["replications"]
+    return f"{', '.join(shown)}; {count} run{'s' * (count > 1)} each, all on the same requests"
