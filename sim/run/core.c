@@ -436,7 +436,10 @@ static void take_in(Run *run, int after_rows) {
     const Settings *set = &run->set;
     Count tokens = run->num_running;
     note_arrivals(run);
-    while (run->first_row < run->num_seen && is_finished(row_of(run, run->first_row))) run->first_row++;
+    Count kept = run->num_seen; /* SGLang has some who have finished in its batch */
+    for (Count j = 0; j < run->num_batch; j++) kept = fewer(kept, run->batch[j]);
+    for (Count j = 0; j < run->num_ended; j++) kept = fewer(kept, run->ended[j]);
+    while (run->first_row < kept && is_finished(row_of(run, run->first_row))) run->first_row++;
     run->steps_unseen++;
     if (!after_rows || run->steps_unseen >= set->receive_interval)
         for (run->steps_unseen = 0; run->num_seen < run->num_queued && open_row(run, run->num_seen); run->num_seen++) {

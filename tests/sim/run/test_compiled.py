@@ -199,6 +199,7 @@ TWICE_PREEMPTED = {
 }
 """A request loses its memory twice, and an EAGLE head wants the last block that is found computed again."""
 ENGINE_RULES = (
+    {"engine.name": "sglang-0.5", "num_prompts": 200, "input_len": 900, "output_len": 2, "dataset_name": "fixed"},
     {"engine.name": "sglang-0.5", "engine.rules.scheduler_recv_interval": 4, "engine.num_gpu_blocks": 1500},
     {"engine.name": "sglang-0.5", "engine.rules.enable_chunked_prefill": False, "max_num_batched_tokens": 512},
     {"engine.name": "trtllm-1.0", "engine.rules.batch_wait_timeout_iters": 6},
