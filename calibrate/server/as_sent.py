@@ -57,7 +57,7 @@ def as_requests(sent: Sequence[Sent], planned: Sequence[Request] = ()) -> list[R
 def simulated(resolved: Resolved, seed: int, requests: Sequence[Request]) -> tuple[list[Request], GapSamples]:
     """The same requests, served by the simulator."""
     record = simulate(resolved, seed, requests=fresh(requests))
-    return record.requests, record.gaps
+    return record.requests.objects(), record.gaps
 
 
 def metrics(

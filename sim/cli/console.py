@@ -27,6 +27,8 @@ DRAWN_EVERY_S = 0.1
 """A bar."""
 MANY_RUNS = 1_000
 """Runs of which a command says how many they are before it begins."""
+PART = 1 << 16
+"""Characters that stdout is given at a time."""
 CONSENT = "lanesim.overwrite"
 """Key of click's meta for whether the running command may replace what is there."""
 
@@ -170,7 +172,8 @@ def write_text(path: str, text: str) -> None:
     from sim.files import write
 
     if path == "-":
-        sys.stdout.write(text)
+        for start in range(0, len(text), PART):  # The stream has as much again of what it is given.
+            sys.stdout.write(text[start : start + PART])
     else:
         write.write_text(Path(path), text)
 

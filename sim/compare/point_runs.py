@@ -18,7 +18,7 @@ from sim.files.arrow_tables import writing_parquet
 from sim.metrics.breakdown import mean_phases_s
 from sim.metrics.load import needs_capacity
 from sim.metrics.records import RunRecord, request_parts
-from sim.metrics.summary import PERCENTILES, Run, detailed, measured_requests, slo_shares, summarise
+from sim.metrics.summary import PERCENTILES, Run, detailed, finished_of, measured_requests, slo_shares, summarise
 from sim.run.compiled import SIMPY
 from sim.run.resolve import Resolved
 from sim.run.simulate import simulate
@@ -89,7 +89,7 @@ def run_point(point: Point) -> PointRun:
         run=run,
         num_streams=_num_streams(record),
         needs_capacity=needs_capacity(record),
-        arrivals_s=[request.arrival_s for request in record.requests] if is_trace(scenario.workload) else [],
+        arrivals_s=record.requests.column("arrival_s").tolist() if is_trace(scenario.workload) else [],
         record=record if point.keeps_record else None,
         form=record.form,
     )
@@ -100,7 +100,7 @@ def attained_share(point: Point) -> float:
     resolved = point.resolved.at_phi(point.phi)
     workload, bounds = resolved.scenario.workload, resolved.scenario.goodput.bounds_ms
     measured = measured_requests(simulate(resolved, point.seed), workload.num_warmups, workload.num_cooldowns)
-    return slo_shares([request for request in measured if request.is_finished], bounds)["all"] or 0.0
+    return slo_shares(finished_of(measured), bounds)["all"] or 0.0
 
 
 def _end_of(record: RunRecord, count: int) -> float | None:

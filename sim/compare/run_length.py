@@ -21,6 +21,7 @@ from sim.compare.pool import Runner
 from sim.draws import child_seed
 from sim.metrics.records import RunRecord
 from sim.metrics.stats import Floats, mser_5
+from sim.metrics.summary import finished_of, latencies_s
 from sim.run.resolve import Resolved
 from sim.run.scenario import Scenario
 from sim.workload.generate import MIN_AUTO_PROMPTS, is_trace, trace_length
@@ -206,8 +207,8 @@ def _filled_by(scenario: Scenario, record: RunRecord) -> int:
     filling_s = FILLINGS * float(np.quantile(e2els_s, FILLING))
     if record.cache_block_tokens is not None:
         filling_s = max(filling_s, _session_s(scenario, float(e2els_s.mean())))
-    filled_s = record.requests[0].arrival_s + filling_s
-    return sum(request.arrival_s < filled_s for request in record.requests)
+    arrivals_s = record.requests.column("arrival_s")
+    return int(np.count_nonzero(arrivals_s < arrivals_s[0] + filling_s))
 
 
 def _session_s(scenario: Scenario, e2el_s: float) -> float:
@@ -219,5 +220,4 @@ def _session_s(scenario: Scenario, e2el_s: float) -> float:
 
 
 def _e2els_s(record: RunRecord) -> Floats:
-    finished: Sequence[float] = [r.last_token_s - r.arrival_s for r in record.requests if r.is_finished]
-    return np.array(finished)
+    return latencies_s(finished_of(record.requests))["e2el"]

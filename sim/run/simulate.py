@@ -11,8 +11,8 @@ from dataclasses import replace
 from functools import partial
 from heapq import nlargest
 from time import process_time_ns
+from typing import TYPE_CHECKING
 
-from sim import reference
 from sim.acceptance.draws import AcceptanceDraws
 from sim.costs.in_service import has_history
 from sim.devices.ticket import SimTicket
@@ -20,6 +20,7 @@ from sim.engine.fleet import Fleet
 from sim.engine.serving import Serving
 from sim.hosts.simulated import SimHost, Usage
 from sim.interface.request import Request
+from sim.interface.request_columns import Requests
 from sim.interface.work import Kind
 from sim.metrics.energy import PowerMeter
 from sim.metrics.records import RunRecord, StreamUsage, WorkRecord, work_record
@@ -28,6 +29,9 @@ from sim.run import compiled
 from sim.run.experiment import Accounts, Experiment
 from sim.run.resolve import Resolved
 from sim.workload.served import ServedRequests
+
+if TYPE_CHECKING:
+    from sim import reference
 
 OnWork = Callable[[SimTicket], None]
 
@@ -48,9 +52,9 @@ def simulate(
     Raises ValueError for requests that no KV memory of this profile can hold, PolicyStalled for a stuck policy.
     """
     experiment, begun_ns = Experiment(resolved, seed), process_time_ns()
-    served = experiment.served() if requests is None else ServedRequests(list(requests))
+    served = experiment.served() if requests is None else ServedRequests(Requests.of(requests))
     requests = served.requests
-    draws = experiment.draws(requests)
+    draws = experiment.draws()
     meter = _meter(resolved) if resolved.scenario.energy else None
     hear = None if meter is None else meter.hear
     if record_works:
@@ -105,6 +109,8 @@ def _serve_in_simpy(experiment: Experiment, serving: Serving | Fleet, host: SimH
 
 def _in_simpy(resolved: Resolved, seed: int, served: Sequence[Request]) -> reference.Server:
     """The server of sim.reference, after it has served. Raises ValueError for what it does not know."""
+    from sim import reference
+
     scenario, limits, controller = resolved.scenario, resolved.limits, resolved.lengths
     policy, host, engine = resolved.policy.name, getattr(resolved.host_costs, "host", None), resolved.engine
     experiment, pool = Experiment(resolved, seed), resolved.new_pool()
