@@ -12,7 +12,7 @@ CORE = Extension(
     optional=True,
     py_limited_api=True,
     # A fused multiply-add rounds once where Python rounds twice.
-    extra_compile_args=[] if os.name == "nt" else ["-O2", "-ffp-contract=off", "-fwrapv"],
+    extra_compile_args=[] if os.name == "nt" else ["-O3", "-ffp-contract=off", "-fwrapv"],
 )
 
 setup(ext_modules=[CORE], options={"bdist_wheel": {"py_limited_api": "cp311"}})

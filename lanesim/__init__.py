@@ -38,7 +38,6 @@ from sim.report.notebook import (
     load,
     paired,
     simulate,
-    simulate_in_simpy,
     sweep,
     tune,
 )
@@ -93,7 +92,6 @@ __all__ = [
     "run_lengths",
     "save_profile",
     "simulate",
-    "simulate_in_simpy",
     "sweep",
     "thresholds",
     "tune",

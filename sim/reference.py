@@ -52,6 +52,7 @@ class Pass:
 
     def __init__(self, env: simpy.Environment, work: Work, costs: CostModel) -> None:
         self.prepare_s, self.launch_s, self.device_s, num_kernels = costs.cost(work)
+        self.begun_s = self.over_s = 0.0  # from its start on the GPU to its end
         self.kernel_s = self.device_s / num_kernels
         self.result_s = prompt_result_s(costs) if work.chunks else costs.result_s
         self.prepared, self.launched, self.ended = env.event(), env.event(), env.event()
@@ -64,11 +65,14 @@ class Gpu:
         self.env, self.costs, self.phi = env, costs, phi
         self.launching: list[Pass] = []
         self.running: list[Pass] = []
+        self.works: list[tuple[Work, Stream, Pass]] = []
+        self.busy_s = 0.0
         self.sharing = env.process(self.share())
 
     def submit(self, work: Work, stream: Stream, after: Sequence[simpy.Event] = ()) -> tuple[simpy.Event, simpy.Event]:
         """Queue `work`, to run `after` others have ended. Two events: its result is on the host, and it has ended."""
         new, (thread, order) = Pass(self.env, work, self.costs), stream
+        self.works.append((work, stream, new))
         self.env.process(self.turn(new, thread, self.launching, (), new.launched, 0.0))
         after = (new.prepared, *after)
         return self.env.process(self.turn(new, order, self.running, after, new.ended, new.result_s)), new.ended
@@ -78,7 +82,9 @@ class Gpu:
             yield self.env.all_of([turn, *after])
             joined.append(new)
             self.sharing.interrupt()
+            new.begun_s = self.env.now
             yield over
+            new.over_s = self.env.now
         yield self.env.timeout(then_s)
 
     def share(self) -> Steps:
@@ -93,6 +99,7 @@ class Gpu:
                 yield self.env.timeout(passed_s) if passed_s < inf else self.env.event()
             except simpy.Interrupt:
                 passed_s = self.env.now - since_s
+            self.busy_s += passed_s if self.running else 0.0
             for (each, part, rate), left_s in zip(parts, due_s, strict=True):
                 setattr(each, part, 0.0 if left_s <= passed_s else getattr(each, part) - passed_s * rate)
             for each in [each for each in self.launching if not each.prepare_s]:
@@ -134,6 +141,7 @@ class Server:
         self.blocks = simpy.Container(env, setup.num_blocks, init=setup.num_blocks)
         self.verify_took = env.event()  # the verify lane takes a batch
         self.came = env.event()  # a request comes into the queue
+        self.gaps: list[tuple[int, float]] = []  # (request index, seconds since its last tokens)
         self.running: list[Request] = []  # with continuous batching: on seats, oldest first
 
     def arrivals(self, requests: Sequence[Request]) -> Steps:
@@ -148,6 +156,7 @@ class Server:
         while True:
             request = yield self.waiting.get()
             yield self.seats.get(1) & self.blocks.get(self.setup.blocks_for(request))
+            request.scheduled_s = self.env.now
             yield self.prompt(request, self.draft, None)[1]
             while not request.is_finished:
                 yield from self.round([request], self.draft, self.draft, None)
@@ -210,6 +219,7 @@ class Server:
         if oldest is None or not self.seats.level or self.blocks.level < self.setup.blocks_for(oldest):
             return None
         self.seats.get(1), self.blocks.get(self.setup.blocks_for(oldest)), self.waiting.get()
+        oldest.scheduled_s = self.env.now
         return oldest
 
     def engine(self) -> Steps:
@@ -288,9 +298,7 @@ class Server:
     def commit_step(self, rows: list[Request], prompts: list[tuple[Request, Chunk]]) -> None:
         through = [request for request, chunk in prompts if is_last(request, chunk)]
         for request in rows:
-            drafted = request.drafted
-            accepted = self.setup.run_length(request.index, request.emitted_tokens, drafted) if drafted else 0
-            self.emit(request, accepted + 1, None)
+            self.emit(request, self.accepted(request) + 1, None)
         for request, chunk in prompts:
             request.prefilled_tokens = min(request.prompt_tokens, request.prefilled_tokens + chunk.new_tokens)
         for request in through:
@@ -326,11 +334,22 @@ class Server:
         drafts = [self.gpu.submit(works.draft(batch, self.setup.draft_tokens), draft)[1]] if draft else []
         yield self.gpu.submit(works.verify(batch), verify, after=drafts)[0]
         for request in batch:
-            accepted = self.setup.run_length(request.index, request.emitted_tokens, request.drafted)
+            accepted = self.accepted(request)
             request.needs_catch_up = accepted == request.drafted
             self.emit(request, accepted + 1, lane)
 
+    def accepted(self, request: Request) -> int:
+        """Tokens of its draft that the target accepts."""
+        drafted = request.drafted
+        accepted = self.setup.run_length(request.index, request.emitted_tokens, drafted) if drafted else 0
+        request.num_rounds += drafted > 0
+        request.drafted_tokens += drafted
+        request.accepted_tokens += accepted
+        return accepted
+
     def emit(self, request: Request, num_tokens: int, lane: Any) -> None:
+        if request.emitted_tokens:
+            self.gaps.append((request.index, self.env.now - request.last_token_s))
         request.emitted_tokens = min(request.output_tokens, request.emitted_tokens + num_tokens)
         request.last_token_s = self.env.now
         if request.is_finished:
@@ -344,9 +363,9 @@ def is_last(request: Request, chunk: Chunk) -> bool:
     return chunk.history_tokens + chunk.new_tokens >= request.prompt_tokens
 
 
-def simulate(policy: str | Callable[[Server], Sequence[Steps]], requests: Sequence[Request], setup: Setup) -> None:
+def simulate(policy: str | Callable[[Server], Sequence[Steps]], requests: Sequence[Request], setup: Setup) -> Server:
     """Serve fresh `requests`, in order of arrival; they have the times of their tokens then, seconds. `policy` is
-    one of POLICIES, or makes processes of your own."""
+    one of POLICIES, or makes processes of your own. The server has its works and the gaps between tokens."""
     server, hybrid = Server(env := simpy.Environment(), setup), setup.options.hybrid_requests
     processes = {
         "baseline": [server.worker() for _ in range(setup.options.workers)],
@@ -360,3 +379,4 @@ def simulate(policy: str | Callable[[Server], Sequence[Steps]], requests: Sequen
         env.process(process)
     while any(not request.is_finished for request in requests):
         env.step()
+    return server

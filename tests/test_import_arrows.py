@@ -214,3 +214,13 @@ def test_help_imports_nothing_heavy(command: list[str]) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code, *command], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize("command", [["--help"], ["profiles"], ["profiles", "show", "cpu/tiny"]])
+def test_no_comparison_is_imported_where_none_is_made(command: list[str]) -> None:
+    code = (
+        "import sys; from sim.cli.main import run; run(sys.argv[1:]); "
+        "print([name for name in sys.modules if name.startswith(('sim.compare', 'sim.studies', 'sim.run', 'simpy'))])"
+    )
+    done = subprocess.run([sys.executable, "-c", code, *command], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"

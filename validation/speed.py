@@ -2,11 +2,12 @@
 
     python -m validation speed [--rounds 5] [--only TEXT]
 
-Each case runs with lanesim's compiled core, without it, and with the offline replay of Dynamo (Apache-2.0). Programs
-take turns, and the first round does not count. Figures are medians over rounds, and ratios are medians of the rounds'
-own ratios. Dynamo needs the wheels ai-dynamo and ai-dynamo-runtime 1.6 or later, and is left out without them. Its
-drafts cost nothing, so lanesim drafts with n-grams. Compare ratios, not the seconds of two machines. Not here: the
-figures of a release (docs/validation/speed.md).
+Each case runs with lanesim's compiled core and without it. The first cases run with the offline replay of Dynamo
+(Apache-2.0), too, which has no equal of the others. Programs take turns, and the first round does not count. Figures
+are medians over rounds, and ratios are medians of the rounds' own ratios. Dynamo needs the wheels ai-dynamo and
+ai-dynamo-runtime 1.6 or later, and is left out without them. Its drafts cost nothing, so lanesim drafts with n-grams
+beside it. Compare ratios, not the seconds of two machines. Not here: the figures of a release
+(docs/validation/speed.md).
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
-from sim.run.compiled import SWITCH, is_on
+from sim.run.compiled import LANE_POLICIES, SWITCH, is_on
 from sim.workload.generate import Workload, build_requests
 from validation.tables import markdown
 
@@ -66,14 +67,26 @@ class SpeedCase(NamedTuple):
     num_prompts: int
     draft_tokens: int
     rate: float
+    title: str = "continuous"
+    keys: tuple[str, ...] = ()
+    """Keys of the scenario that Dynamo has no equal of."""
+    policy: str = "continuous"
 
     @property
     def name(self) -> str:
-        drafts = "k=4, n-grams" if self.draft_tokens else "k=0"
-        return f"continuous, {self.num_prompts:,} requests, {drafts}"
+        method = "draft model" if self.policy in LANE_POLICIES else "n-grams"
+        drafts = f"k={self.draft_tokens}, {method}" if self.draft_tokens else "k=0"
+        return f"{self.title}, {self.num_prompts:,} requests, {drafts}"
 
 
-CASES = tuple(SpeedCase(count, k, rate) for count in (10_000, 100_000) for k, rate in ((0, 12.4), (4, 18.0)))
+LANES = ("speculation.method=draft_model",)
+CASES = (
+    *(SpeedCase(count, k, rate) for count in (10_000, 100_000) for k, rate in ((0, 12.4), (4, 18.0))),
+    SpeedCase(1_000, 4, 18.0, "short memory", ("engine.num_gpu_blocks=2000",)),
+    SpeedCase(1_000, 4, 18.0, "SGLang", ("engine.name=sglang-0.5", "engine.num_gpu_blocks=4000")),
+    SpeedCase(1_000, 0, 12.4, "context window", ("engine.max_model_len=1500",)),
+    *(SpeedCase(1_000, 4, 2.0, f"lanes, {policy}", LANES, policy) for policy in LANE_POLICIES),
+)
 
 
 class Used(NamedTuple):
@@ -96,11 +109,12 @@ def simulated(case: SpeedCase, core: str) -> Used:
     """`lanesim compare`; its result is the seed and the output tokens."""
     used, stdout = child(
         LANESIM,
-        *("compare", "--policy", "continuous", "--profile", PAIR, "--dataset-name", "azure-conv", "--seed", "0"),
+        *("compare", "--policy", case.policy, "--profile", PAIR, "--dataset-name", "azure-conv", "--seed", "0"),
         *("--num-prompts", str(case.num_prompts), "--request-rate", str(case.rate), "--acceptance", f"iid:{ACCEPTED}"),
         *("--num-speculative-tokens", str(case.draft_tokens), "--set", "speculation.method=ngram"),
         *("--max-num-seqs", "256", "--set", "engine.max_num_batched_tokens=2048"),
         *("--set", "engine.async_scheduling=false", "--save-detailed", "--json", "-"),
+        *(word for key in case.keys for word in ("--set", key)),
         core=core,
     )
     assert used.result == 0, case
@@ -141,7 +155,7 @@ def measured(case: SpeedCase, rounds: int, folder: Path) -> dict[str, list[Used]
         for name, core in ((PURE, "off"), (COMPILED, "on")):
             if name == PURE or is_on():
                 by_program.setdefault(name, []).append(simulated(case, core))
-        if find_spec("dynamo") is not None:
+        if not case.keys and find_spec("dynamo") is not None:
             seed, tokens = by_program[PURE][-1].result
             by_program.setdefault(DYNAMO, []).append(replayed(case, seed, tokens, folder))
     return {name: used[1:] for name, used in by_program.items()}

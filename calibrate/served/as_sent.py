@@ -98,7 +98,7 @@ def fresh(requests: Sequence[Request]) -> list[Request]:
 def simulated(resolved: Resolved, seed: int, requests: Sequence[Request]) -> tuple[list[Request], GapSamples]:
     """The same requests, served by the simulator."""
     record = simulate(resolved, seed, requests=fresh(requests))
-    return record.requests, record.gaps
+    return record.requests.objects(), record.gaps
 
 
 def metrics(

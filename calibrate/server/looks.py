@@ -70,7 +70,7 @@ def _drawn(scenario: Scenario, profile: Profile, seed: int, count: int, rate: fl
     """So many requests of the scenario's lengths, none of which has content in common with another."""
     workload = structs.replace(scenario.workload, num_prompts=count, request_rate=rate, max_concurrency=None)
     resolved = resolve_all(structs.replace(scenario, workload=workload), profile)[0]
-    requests = Experiment(resolved, seed).requests()
+    requests = Experiment(resolved, seed).requests().objects()
     for each in requests:
         each.content = ()
     return requests

@@ -165,7 +165,7 @@ class Side:
     def predict(self) -> None:
         """Plan the load and say what it will come to."""
         resolved = resolve_all(self.scenario, self.profile)[0]
-        self.planned = Experiment(resolved, self.scenario.seed).requests()
+        self.planned = Experiment(resolved, self.scenario.seed).requests().objects()
         self.run = predict(self.scenario, self.profile, self.planned, self.doubt, self.on_step)
         self.run.intake = self.light
 

@@ -53,6 +53,7 @@ def directory_command(flags: DirectoryFlags) -> None:
 
 def _tell(judged: list[JudgedRun]) -> None:
     """Print of each run the headline, each part of the error, and where the schedules part."""
+    print("simulated in Python, with the policy object that the replay ran")
     for each in judged:
         verdict = each.verdict
         print(f"{verdict['policy']}, seed {verdict['seed']}: error in % of the real run")

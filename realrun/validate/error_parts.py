@@ -28,6 +28,7 @@ from sim.interface.work import Work
 from sim.metrics.compared import PERCENTILES, errors
 from sim.metrics.records import RunRecord, WorkRecord
 from sim.metrics.summary import Run, number, summarise
+from sim.run.compiled import PYTHON
 from sim.run.experiment import Experiment
 from sim.run.simulate import OnWork, run_recorded
 
@@ -80,6 +81,7 @@ def result_of(summary: Mapping[str, Any], profile: Profile, judged: Sequence[Jud
         "profile": {"name": profile.name, "source": profile.source},
         "replay": summary["replay"],
         "policy": first["policy"],
+        "ran_in": PYTHON,
         "metrics": first["metrics"],
         "decomposition": first["decomposition"],
         "runs": [each.verdict for each in judged],

@@ -1,13 +1,12 @@
 """Acceptance belongs to the request: how many drafted tokens are accepted depends on (seed, arrival index, position)
 alone.
 
-Every answer equals a fresh computation from keyed draws; what is kept here only saves time, and is bounded. `rounds`
-is quick after `prepare`, `run_length` always. Not here: the models (sim.acceptance.models).
+Every answer equals a fresh computation from keyed draws; what is kept here only saves time, and is bounded. Not here:
+the models (sim.acceptance.models).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -30,9 +29,7 @@ _KEY_BITS = 40
 _MIN_DEPTH = 8
 _BLOCK_REQUESTS = 2048
 _BLOCK_POSITIONS = 1 << 19
-"""`rounds` computes blocks of prepared requests of at most this many and so many positions."""
-_MAX_READY = 2 * _BLOCK_REQUESTS
-"""Requests whose rounds are kept until they are requested, the oldest leaving first."""
+"""`all_rounds` computes blocks of at most so many requests and positions."""
 _ROUNDS_PER_CHECK = 8
 
 
@@ -54,7 +51,7 @@ _last: list[AllRounds] = []
 class AcceptanceDraws:
     """The draws of every request under one acceptance and one seed."""
 
-    __slots__ = ("_acceptance", "_depth", "_draft_tokens", "_indexes", "_next", "_outputs", "_ready", "_seed", "_tiles")
+    __slots__ = ("_acceptance", "_depth", "_seed", "_tiles")
 
     def __init__(self, acceptance: Acceptance, seed: int) -> None:
         self._acceptance = acceptance
@@ -62,13 +59,6 @@ class AcceptanceDraws:
         self._depth = _MIN_DEPTH
         """Run lengths in tiles are cut here; grows when somebody asks for more."""
         self._tiles: dict[int, bytes] = {}
-        self._indexes: Integers = np.zeros(0, dtype=np.int64)
-        self._outputs: Integers = self._indexes
-        self._draft_tokens = 0
-        self._next = 0
-        """First prepared request that no block covers yet."""
-        self._ready: dict[int, tuple[int, Accepted]] = {}
-        """index -> output tokens and rounds of prepared requests that have not been requested."""
 
     def run_length(self, index: int, position: int, most: int) -> int:
         """Accepted tokens of a draft of `most` for request `index` with `position` >= 1 output tokens out."""
@@ -85,15 +75,6 @@ class AcceptanceDraws:
 
         Every round emits one token more than it accepts; the last draft is not shortened.
         """
-        if draft_tokens == 0:
-            return np.zeros(max(0, output_tokens - emitted_tokens), dtype=np.int8)
-        if emitted_tokens == 1 and draft_tokens == self._draft_tokens:
-            ready = self._ready.pop(index, None)
-            if ready is None and self._next < len(self._indexes):
-                self._compute_up_to(index)
-                ready = self._ready.pop(index, None)
-            if ready is not None and ready[0] == output_tokens:
-                return ready[1]
         run_length = self.run_length
         accepted = bytearray()
         while emitted_tokens < output_tokens:
@@ -109,31 +90,25 @@ class AcceptanceDraws:
         for kept in _last:
             if kept.acceptance is self._acceptance and kept.key == key:
                 return kept
-        pairs = zip(indexes.tolist(), output_tokens.tolist(), strict=True)
-        rounds = [self.rounds(index, 1, output, draft_tokens) for index, output in pairs]
-        _last[:] = [
-            AllRounds(self._acceptance, key, np.concatenate(rounds), np.array([len(each) for each in rounds], np.int64))
-        ]
+        blocks, begin = [(np.zeros(0, np.int8), np.zeros(0, np.int64))], 0
+        while begin < len(indexes):
+            end = begin + _block_size(output_tokens[begin:])
+            blocks.append(self._rounds_of(indexes[begin:end], output_tokens[begin:end], draft_tokens))
+            begin = end
+        accepted, counts = (np.concatenate(parts) for parts in zip(*blocks, strict=True))
+        _last[:] = [AllRounds(self._acceptance, key, accepted, counts)]
         return _last[0]
 
-    def prepare(
-        self, indexes: Sequence[int] | Integers, output_tokens: Sequence[int] | Integers, draft_tokens: int
-    ) -> None:
-        """Announce that `rounds(index, 1, output, draft_tokens)` will be asked once per request, about in this order.
-
-        Costs nothing but 16 bytes per request until then; any other question is answered as well, only more slowly.
-        """
-        self._indexes = np.asarray(indexes, dtype=np.int64)
-        self._outputs = np.asarray(output_tokens, dtype=np.int64)
-        if len(self._indexes) != len(self._outputs):
-            raise ValueError(f"{len(self._indexes)} indexes and {len(self._outputs)} output lengths: want one each")
-        self._draft_tokens = _checked_depth(draft_tokens)
-        self._next = 0
-        self._ready.clear()
-
-    def release(self, index: int) -> None:
-        """Request `index` will not be requested again; optional, since all that is kept is bounded."""
-        self._ready.pop(index, None)
+    def by_position(self, indexes: Integers, outputs: Integers, draft_tokens: int) -> tuple[Accepted, Integers]:
+        """`run_length` of all these requests at each position, one request after the other, and where each begins."""
+        widths = outputs + draft_tokens + 1
+        windows = [
+            Positions(self._seed, indexes[at], 0, widths[at] + (widths[at] & 1))
+            for at in (slice(at, at + _BLOCK_REQUESTS) for at in range(0, len(indexes), _BLOCK_REQUESTS))
+        ]
+        lengths = [self._acceptance.run_lengths(each, draft_tokens).view(np.int8) for each in windows]
+        ends = np.cumsum(np.concatenate([each.widths for each in windows]))
+        return np.concatenate(lengths), ends - widths - (widths & 1)
 
     # -- run_length's tiles
 
@@ -161,22 +136,10 @@ class AcceptanceDraws:
 
     # -- blocks of rounds
 
-    def _compute_up_to(self, index: int) -> None:
-        """Compute the next blocks until one holds `index`; none if it is not among the requests still to come."""
-        if not (self._indexes[self._next :] == index).any():
-            return
-        while index not in self._ready:
-            begin = self._next
-            ends = np.cumsum(self._outputs[begin : begin + _BLOCK_REQUESTS])
-            self._next = begin + max(1, int(np.searchsorted(ends, _BLOCK_POSITIONS, side="right")))
-            self._compute_block(self._indexes[begin : self._next], self._outputs[begin : self._next])
-
-    def _compute_block(self, indexes: Integers, outputs: Integers) -> None:
-        """All requests of a block jump from round to round together, longest first so that the rest can be left out."""
-        order = np.argsort(-outputs, kind="stable")
-        indexes, outputs = indexes[order], outputs[order]
-        depth = self._draft_tokens
-        widths = outputs + depth + 1
+    def _rounds_of(self, indexes: Integers, outputs: Integers, depth: int) -> tuple[Accepted, Integers]:
+        """Rounds of a block's requests, one request after the other, and [requests] how many: all jump from round to
+        round together."""
+        widths = outputs + _checked_depth(depth) + 1
         window = Positions(self._seed, indexes, 0, widths + (widths & 1))
         offsets = window.offsets()
         steps = self._acceptance.run_lengths(window, depth)
@@ -189,18 +152,18 @@ class AcceptanceDraws:
             for _ in range(_ROUNDS_PER_CHECK):
                 is_start[positions] = True
                 positions += steps.take(positions)
-            is_going = np.flatnonzero(positions < ends[: len(positions)])
-            positions = positions[: is_going[-1] + 1 if len(is_going) else 0]
+            is_going = positions < ends
+            positions, ends = positions[is_going], ends[is_going]
         is_start &= steps != 0
         starts = np.flatnonzero(is_start)
         accepted = (steps[starts] - np.uint8(1)).view(np.int8)
-        bounds = np.searchsorted(starts, offsets).tolist()
-        bounds.append(len(starts))
-        ready = self._ready
-        for row, (index, output) in enumerate(zip(indexes.tolist(), outputs.tolist(), strict=True)):
-            ready[index] = (output, accepted[bounds[row] : bounds[row + 1]])
-        while len(ready) > _MAX_READY:
-            del ready[next(iter(ready))]
+        return accepted, np.diff(np.searchsorted(starts, offsets), append=len(starts))
+
+
+def _block_size(outputs: Integers) -> int:
+    """The first of these requests that are computed together."""
+    ends = np.cumsum(outputs[:_BLOCK_REQUESTS])
+    return max(1, int(np.searchsorted(ends, _BLOCK_POSITIONS, side="right")))
 
 
 def _checked_depth(draft_tokens: int) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from msgspec import Meta
 
@@ -25,9 +25,6 @@ EXAMPLE = (
     "    --profile h100-sxm/llama-2-7b+tinyllama-1.1b --request-rate 4"
 )
 
-MAX_CPU_S = 60.0
-"""Budget of `num_prompts: auto`."""
-
 
 class CompareFlags(CompareScenario, frozen=True, kw_only=True):
     """Flags of `lanesim compare`; those that take a number take several with commas between, a small grid."""
@@ -42,14 +39,17 @@ class CompareFlags(CompareScenario, frozen=True, kw_only=True):
     json: JsonFile = None
     save_detailed: Annotated[bool, "Add per-request lists to every run of the JSON."] = False
     out: Annotated[Path | None, "Results directory."] = None
-    plots: Annotated[
-        bool, "Record the works of the first replication and draw latencies and lanes into --out; slower."
-    ] = False
+    plots: Annotated[bool, "Draw latencies, and lanes while the first 100 requests are served, into --out."] = False
     workers: Workers = None
     draws: Annotated[
         Draws | None,
         "Draws within the errors of costs and acceptance, which orders must hold in; 0 = none. [default: 10 where "
         "policies are ordered, so short that they take no longer than the runs]",
+    ] = None
+    in_: Annotated[
+        Literal["simpy", "python", "core"] | None,
+        "Form of the simulator: SimPy explains, Python extends, the C core is fast. [default: core where it can, else "
+        "python]",
     ] = None
     verbose: Verbose = False
     emit_vllm: Annotated[bool, "Run nothing: print the vLLM command lines that would check it."] = False
@@ -103,12 +103,12 @@ def compare_command(flags: CompareFlags) -> None:
 
         from sim.report.say import print_answer
 
+        if flags.verbose:
+            say_core()
         if flags.out is not None:
             print(f"results in {flags.out}")
         asked = percentiles if flags.metric_percentiles else []
         print_answer(Console(), result, is_verbose=flags.verbose, percentiles=asked)
-        if flags.verbose:
-            say_core()
 
 
 def _varied_keys(flags: CompareFlags, lists: Collection[str]) -> dict[str, list[Json]]:
@@ -145,6 +145,8 @@ def _compare_values(
 
         from sim.report.say import print_answer
 
+        if flags.verbose:
+            say_core()
         print_answer(Console(), result, is_verbose=flags.verbose)
 
 
@@ -219,6 +221,7 @@ def _run(
     with progress() as on_step:
         return compared(
             policies,
+            form=flags.in_,
             draws=flags.draws,
             workers=flags.workers,
             on_done=on_step,
@@ -226,6 +229,5 @@ def _run(
             on_run=on_run,
             record_works=flags.plots,
             is_detailed=flags.save_detailed,
-            max_cpu_s=MAX_CPU_S,
             rows_in=rows_in,
         )

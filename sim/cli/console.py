@@ -27,6 +27,8 @@ DRAWN_EVERY_S = 0.1
 """A bar."""
 MANY_RUNS = 1_000
 """Runs of which a command says how many they are before it begins."""
+PART = 1 << 16
+"""Characters that stdout is given at a time."""
 CONSENT = "lanesim.overwrite"
 """Key of click's meta for whether the running command may replace what is there."""
 
@@ -170,7 +172,8 @@ def write_text(path: str, text: str) -> None:
     from sim.files import write
 
     if path == "-":
-        sys.stdout.write(text)
+        for start in range(0, len(text), PART):  # The stream has as much again of what it is given.
+            sys.stdout.write(text[start : start + PART])
     else:
         write.write_text(Path(path), text)
 
@@ -182,16 +185,16 @@ def show(path: str | None, answer: Stated, *, is_verbose: bool = False) -> None:
 
         from sim.report.say import print_answer
 
-        print_answer(Console(), answer, is_verbose=is_verbose)
         if is_verbose:
             say_core()
+        print_answer(Console(), answer, is_verbose=is_verbose)
 
 
 def say_core() -> None:
-    """Who served the runs of this process."""
+    """The first line of --verbose."""
     from sim.run.compiled import said
 
-    print(said() or "no run of this process: its workers served them, or a store had them")
+    print(said())
 
 
 def write_json(path: str | None, result: Mapping[str, Json]) -> bool:

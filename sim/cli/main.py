@@ -40,7 +40,7 @@ COMMANDS = {
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """A file that is full names itself; a stream does not."""
-OBJECTS_PER_COLLECTION = 10_000
+OBJECTS_PER_COLLECTION = 100_000
 """New objects from one look for cycles to the next; Python's own is 700."""
 
 
@@ -70,8 +70,7 @@ def _say_version(context: click.Context, _: click.Parameter, is_asked: bool) -> 
 
         from sim.run import compiled
 
-        build = "compiled core" if compiled.is_on() else "pure Python"
-        click.echo(f"lanesim, version {version('lanesim')} ({build})")
+        click.echo(f"lanesim, version {version('lanesim')} ({compiled.build()})")
         context.exit()
 
 
@@ -173,6 +172,7 @@ def main() -> None:
         code = _fail(f"{stopped_word()}; nothing incomplete was left", exit_code())
     finally:
         listen(signal.SIG_IGN)
+    gc.freeze()  # The process ends: it need not look for cycles once more.
     sys.exit(code)
 
 

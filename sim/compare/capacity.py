@@ -7,17 +7,20 @@ Not here: what a saturated run says of a load (sim.metrics.load).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cached_property
-from itertools import accumulate, chain
+from itertools import chain
 from math import inf
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from sim.compare.point_runs import PointRun
 from sim.draws import child_seed
 from sim.engine.paged import PagedPool
 from sim.interface.request import Request
+from sim.interface.request_columns import Requests
 from sim.metrics.load import Load, Verdict, judge, saturated_throughput, trace_rate
 from sim.run.resolve import Resolved
 from sim.run.scenario import Window
@@ -61,7 +64,8 @@ class Saturation:
 
     def __init__(self, resolved: Resolved, seed: int = LOAD_SEED) -> None:
         self._seed, self._count = seed, resolved.scenario.devices.count
-        self._given = resolved.changed(seed=seed)
+        # All forms of the simulator serve as many.
+        self._given = replace(resolved.changed(seed=seed), form=None)
         self._loops: dict[int, Capacity] = {}
         self._at_phi: dict[float, Saturation] = {}
 
@@ -185,7 +189,9 @@ def load_after(resolved: Resolved, saturation: Saturation, runs: Sequence[PointR
     return load_of(resolved, saturation, is_in_doubt=is_in_doubt, arrivals_s=runs[0].arrivals_s)
 
 
-def peak_in_flight(requests: list[Request]) -> int:
+def peak_in_flight(requests: Sequence[Request]) -> int:
     """The most requests that were admitted and unfinished at once."""
-    events = [(request.scheduled_s, 1) for request in requests] + [(request.last_token_s, -1) for request in requests]
-    return max(accumulate(change for _, change in sorted(events)), default=0)
+    begins, ends = (Requests.of(requests).column(name) for name in ("scheduled_s", "last_token_s"))
+    changes = np.repeat((1, -1), len(begins))
+    # At one instant who leaves goes first.
+    return int(np.cumsum(changes[np.lexsort((changes, np.concatenate((begins, ends))))]).max(initial=0))

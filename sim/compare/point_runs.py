@@ -9,14 +9,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from math import inf, nextafter
 from pathlib import Path
 from typing import TypeVar
 
 from sim.compare.pool import Runner
 from sim.files.arrow_tables import writing_parquet
+from sim.metrics.breakdown import mean_phases_s
 from sim.metrics.load import needs_capacity
 from sim.metrics.records import RunRecord, request_parts
-from sim.metrics.summary import PERCENTILES, Run, detailed, measured_requests, slo_shares, summarise
+from sim.metrics.summary import PERCENTILES, Run, detailed, finished_of, measured_requests, slo_shares, summarise
+from sim.run.compiled import SIMPY
 from sim.run.resolve import Resolved
 from sim.run.simulate import simulate
 from sim.workload.generate import is_trace, num_requests
@@ -24,6 +27,10 @@ from sim.workload.generate import is_trace, num_requests
 Result = TypeVar("Result")
 WORTH_A_POOL = 4_000
 """Requests in all from which several processes pay."""
+RECORDED = 100
+"""Requests after the warm-up whose works are recorded, by Python: of more it would take longer than the comparison."""
+UNKNOWN_IN_SIMPY = ("poll_cpu_share", "mean_kv_usage", "max_kv_usage", "max_kv_gb")
+"""Metrics that sim.reference keeps no account of."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,8 +44,7 @@ class Point:
     percentiles: tuple[float, ...] = PERCENTILES
     is_detailed: bool = False
     record_works: bool = False
-    keeps_works: bool = True
-    """True where recorded works come back with the record; False: only what was read from them."""
+    """Until the first RECORDED requests have ended."""
     keeps_record: bool = False
     rows_path: str | None = None
     """Parquet file to write the requests to, where they are wanted without the record."""
@@ -55,32 +61,37 @@ class PointRun:
     arrivals_s: list[float]
     """Arrivals of a trace's requests; empty for drawn ones, whose rate is known."""
     record: RunRecord | None
+    form: str
+    """Form of the simulator that it ran in."""
 
 
 def run_point(point: Point) -> PointRun:
     """Simulate one point in this process."""
     resolved, scenario = point.resolved.at_phi(point.phi), point.resolved.scenario
-    record = simulate(resolved, point.seed, record_works=point.record_works)
-    run = summarise(
-        record,
-        percentiles=point.percentiles,
-        goodput_ms=scenario.goodput.bounds_ms,
-        num_warmups=scenario.workload.num_warmups,
-        num_cooldowns=scenario.workload.num_cooldowns,
-    )
+    record = simulate(resolved, point.seed)
+    first, last = scenario.workload.num_warmups, scenario.workload.num_cooldowns
+    bounds_ms = scenario.goodput.bounds_ms
+    run = summarise(record, percentiles=point.percentiles, goodput_ms=bounds_ms, num_warmups=first, num_cooldowns=last)
+    if point.record_works:
+        shown = range(first, min(first + RECORDED, len(record.requests) - last))
+        begun = simulate(resolved, point.seed, record_works=True, stop_s=_end_of(record, shown.stop))
+        run["phases_ms"] = {phase: 1e3 * mean_s for phase, mean_s in mean_phases_s(begun, shown).items()}
+        record = replace(record, works=begun.works, kv_series=begun.kv_series)
+    if record.form == SIMPY:
+        run |= dict.fromkeys(UNKNOWN_IN_SIMPY)
     if point.is_detailed:
         run |= detailed(record)
     if point.rows_path is not None:
         with writing_parquet(Path(point.rows_path)) as write:
             for columns in request_parts(record):
                 write(columns)
-    kept = record if point.keeps_works else replace(record, works=[], kv_series=[])
     return PointRun(
         run=run,
         num_streams=_num_streams(record),
         needs_capacity=needs_capacity(record),
-        arrivals_s=[request.arrival_s for request in record.requests] if is_trace(scenario.workload) else [],
-        record=kept if point.keeps_record else None,
+        arrivals_s=record.requests.column("arrival_s").tolist() if is_trace(scenario.workload) else [],
+        record=record if point.keeps_record else None,
+        form=record.form,
     )
 
 
@@ -89,7 +100,14 @@ def attained_share(point: Point) -> float:
     resolved = point.resolved.at_phi(point.phi)
     workload, bounds = resolved.scenario.workload, resolved.scenario.goodput.bounds_ms
     measured = measured_requests(simulate(resolved, point.seed), workload.num_warmups, workload.num_cooldowns)
-    return slo_shares([request for request in measured if request.is_finished], bounds)["all"] or 0.0
+    return slo_shares(finished_of(measured), bounds)["all"] or 0.0
+
+
+def _end_of(record: RunRecord, count: int) -> float | None:
+    """When the first `count` requests have ended; None where others do not go on or some never end."""
+    ends_s = [request.last_token_s if request.is_finished else inf for request in record.requests]
+    end_s = max(ends_s[:count], default=inf)
+    return nextafter(end_s, inf) if end_s < max(ends_s, default=inf) < inf else None
 
 
 def _num_streams(record: RunRecord) -> int:

@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 import warnings
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
@@ -29,9 +30,10 @@ from sim.costs.extrapolation import Extrapolation, collecting, pass_on
 from sim.plugins import checked_count
 from sim.policies import registry
 from sim.policies.policy import Build
+from sim.run import compiled
 
 if TYPE_CHECKING:
-    from concurrent.futures import Executor, Future, ProcessPoolExecutor
+    from concurrent.futures import Executor, Future
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
@@ -42,8 +44,8 @@ OnDone = Callable[[str, int, int], None]
 ENDING_S = 0.5
 """Time for the threads of a pool to be gone, which takes far less."""
 
-_lasting: list[_Processes] | None = None
-"""Processes of the outermost `lasting` block, one set at most; None outside."""
+_lasting: list[Pool] | None = None
+"""The pool of the outermost `lasting` block, one at most; None outside."""
 
 
 class WorkerDied(RuntimeError):
@@ -69,15 +71,16 @@ def lasting() -> Iterator[None]:
     if _lasting is not None:
         yield
         return
-    _lasting = []
+    kept: list[Pool] = []
     is_failed = True
+    _lasting = kept
     try:
         yield
         is_failed = False
     finally:
-        kept, _lasting = _lasting, None
-        for processes in kept:
-            processes.end(is_failed=is_failed)
+        _lasting = None
+        for pool in kept:
+            pool.end(is_failed=is_failed)
 
 
 @contextmanager
@@ -92,71 +95,53 @@ def started(
     """
     checked_count("workers", workers, 1)
     if executor is not None or (workers <= 1 and not is_apart):
-        yield Pool(executor=executor, workers=workers)
+        yield Pool(executor, workers)
         return
     kept = None if is_apart else _lasting
-    if kept and (kept[0].is_broken or kept[0].workers < workers):
+    if kept and (getattr(kept[0].executor, "_broken", False) or kept[0].workers < workers):
         kept.pop().end(is_failed=False)
-    is_forking = kept[0].is_forking if kept else sys.platform == "linux" and _num_threads() == 1
-    homeless = next((name for name, _ in _unimportable(is_forking=is_forking) if name in uses), None)
+    is_fresh = kept[0].is_fresh if kept else sys.platform != "linux" or _num_threads() > 1
+    homeless = next((name for name, _ in _unimportable(is_forking=not is_fresh) if name in uses), None)
     if workers > 1 and homeless is not None:
         warnings.warn(
             f"in one process: {homeless} is written in a script, where other processes do not find it", stacklevel=3
         )
-        yield Pool(executor=None, workers=1)
+        yield Pool(None, 1)
         return
-    processes = kept[0] if kept else _Processes(workers, is_forking=is_forking)
+    pool = kept[0] if kept else _new_pool(workers, is_fresh=is_fresh)
     if kept is not None and not kept:
-        kept.append(processes)
+        kept.append(pool)
     is_failed = True
     try:
-        yield Pool(executor=processes.executor, workers=workers, is_fresh=not is_forking)
+        yield pool
         is_failed = False
     finally:
         if kept is None or is_failed:
-            processes.end(is_failed=is_failed)
+            pool.end(is_failed=is_failed)
             if kept:
                 kept.clear()
 
 
-class _Processes:
-    """Worker processes, from their start to their end."""
+def _new_pool(workers: int, *, is_fresh: bool) -> Pool:
+    import multiprocessing
+    from concurrent.futures import ProcessPoolExecutor
+    from concurrent.futures.process import BrokenProcessPool
 
-    def __init__(self, workers: int, *, is_forking: bool) -> None:
-        import multiprocessing
-        from concurrent.futures import ProcessPoolExecutor
-        from concurrent.futures.process import BrokenProcessPool
-
-        fresh = "forkserver" if sys.platform == "linux" else "spawn"
-        self.workers, self.is_forking = workers, is_forking
-        self._others, self._threads = multiprocessing.active_children(), _num_threads()
-        self.executor: ProcessPoolExecutor = ProcessPoolExecutor(
-            workers,
-            mp_context=multiprocessing.get_context("fork" if is_forking else fresh),
-            initializer=_start_worker,
-            initargs=([] if is_forking else registered(),),
-        )
-        with suppress(BrokenProcessPool), _without_main():
-            self.executor.submit(os.getpid)
-
-    @property
-    def is_broken(self) -> bool:
-        """A worker has died."""
-        return bool(self.executor._broken)
-
-    def end(self, *, is_failed: bool) -> None:
-        import multiprocessing
-
-        if is_failed:
-            # A task under way may take minutes, and nobody wants what it gives.
-            for process in multiprocessing.active_children():
-                if process not in self._others:
-                    process.terminate()
-        self.executor.shutdown(wait=True, cancel_futures=True)
-        _await_threads(self._threads)
+    others, num_threads = multiprocessing.active_children(), _num_threads()
+    executor = ProcessPoolExecutor(
+        workers,
+        mp_context=multiprocessing.get_context(
+            "fork" if not is_fresh else "forkserver" if sys.platform == "linux" else "spawn"
+        ),
+        initializer=_start_worker,
+        initargs=(registered() if is_fresh else [],),
+    )
+    with suppress(BrokenProcessPool), _without_main():
+        executor.submit(os.getpid)
+    return Pool(executor, workers, is_fresh, others, num_threads)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Pool:
     """Workers that have started."""
 
@@ -165,6 +150,9 @@ class Pool:
     workers: int
     is_fresh: bool = False
     """Its processes begin as tasks come, and afresh."""
+    others: Sequence[object] = ()
+    num_threads: int = 0
+    """Processes and threads that were there before it."""
 
     def run(self, function: Callable[[Task], Result], tasks: Iterable[Task]) -> Iterator[tuple[Task, Result]]:
         """(task, what `function` gave) as each is done, in whatever order that is.
@@ -198,7 +186,23 @@ class Pool:
                 for category, text in heard.warnings:
                     warnings.warn(text, category, stacklevel=2)
                 pass_on(heard.extrapolation)
+                compiled.told.update(heard.told)
+                compiled.told_ns.update(heard.told_ns)
                 yield under_way.pop(future), heard.result
+
+    def end(self, *, is_failed: bool) -> None:
+        import multiprocessing
+
+        assert self.executor is not None
+        for process in multiprocessing.active_children() if is_failed else ():
+            # A task under way may take minutes, and nobody wants what it gives.
+            if process not in self.others:
+                process.terminate()
+        self.executor.shutdown(wait=True, cancel_futures=True)
+        # A thread that has been joined is still listed for a moment: the next workers would not be forked beside it.
+        until_s = time.monotonic() + ENDING_S
+        while _num_threads() > self.num_threads and time.monotonic() < until_s:
+            time.sleep(1e-4)
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,14 +238,18 @@ class Heard(Generic[Result]):
     result: Result
     warnings: list[tuple[type[Warning], str]]
     extrapolation: Extrapolation
+    told: Counter[str]
+    told_ns: Counter[str]
 
 
 def _listen(function: Callable[[Task], Result], task: Task) -> Heard[Result]:
+    compiled.told.clear()
+    compiled.told_ns.clear()
     with warnings.catch_warnings(record=True) as heard, collecting() as extrapolation:
         warnings.simplefilter("default")
         result = function(task)
     said = dict.fromkeys((warning.category, str(warning.message)) for warning in heard)
-    return Heard(result, list(said), extrapolation)
+    return Heard(result, list(said), extrapolation, compiled.told.copy(), compiled.told_ns.copy())
 
 
 Call = Callable[[], object]
@@ -250,12 +258,10 @@ Call = Callable[[], object]
 def registered() -> list[Call]:
     """The calls that make what is registered here known elsewhere, as far as it can be imported there."""
     homeless = {id(build) for _, build in _unimportable(is_forking=False)}
-    calls: list[Call] = [
-        partial(registry.register, policy) for policy in registry.registered() if id(policy.build) not in homeless
-    ]
-    return calls + [
-        partial(forms.register_acceptance, *entry) for entry in forms.registered() if id(entry[1]) not in homeless
-    ]
+    calls: list[tuple[Callable[..., object], tuple[Any, ...], object]]
+    calls = [(registry.register, (policy,), policy.build) for policy in registry.registered()]
+    calls += [(forms.register_acceptance, entry, entry[1]) for entry in forms.registered()]
+    return [partial(register, *entry) for register, entry, build in calls if id(build) not in homeless]
 
 
 def _unimportable(*, is_forking: bool) -> list[tuple[str, Build | forms.Build]]:
@@ -264,14 +270,13 @@ def _unimportable(*, is_forking: bool) -> list[tuple[str, Build | forms.Build]]:
     named: list[tuple[str, Build | forms.Build]] = [(name, build) for name, build, _ in forms.registered()]
     if not is_forking:
         named += [(policy.name, policy.build) for policy in registry.registered()]
-    return [(name, build) for name, build in named if not _can_be_imported(build, with_scripts=is_forking)]
 
+    def is_there(build: Build | forms.Build) -> bool:
+        module = sys.modules.get(build.__module__)
+        is_script = build.__module__ == "__main__" or getattr(module, "__file__", None) is None
+        return getattr(module, build.__qualname__, None) is build and (is_forking or not is_script)
 
-def _can_be_imported(build: Build | forms.Build, *, with_scripts: bool) -> bool:
-    module = sys.modules.get(build.__module__)
-    is_there = getattr(module, build.__qualname__, None) is build
-    is_script = build.__module__ == "__main__" or getattr(module, "__file__", None) is None
-    return is_there and (with_scripts or not is_script)
+    return [(name, build) for name, build in named if not is_there(build)]
 
 
 def _start_worker(calls: list[Call]) -> None:
@@ -305,14 +310,6 @@ def _num_threads() -> int:
         return len(os.listdir("/proc/self/task"))
     except OSError:
         return threading.active_count() + 1
-
-
-def _await_threads(num: int) -> None:
-    """Wait until there are `num` threads again, or ENDING_S: one that has been joined is still listed for a moment, and
-    the next workers would not be forked beside it."""
-    until_s = time.monotonic() + ENDING_S
-    while _num_threads() > num and time.monotonic() < until_s:
-        time.sleep(1e-4)
 
 
 @contextmanager

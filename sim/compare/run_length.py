@@ -9,7 +9,6 @@ Not here: running (sim.run.simulate, point_runs), how a load stands to capacity 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from math import ceil, inf, sqrt
 
@@ -22,6 +21,7 @@ from sim.compare.pool import Runner
 from sim.draws import child_seed
 from sim.metrics.records import RunRecord
 from sim.metrics.stats import Floats, mser_5
+from sim.metrics.summary import finished_of, latencies_s
 from sim.run.resolve import Resolved
 from sim.run.scenario import Scenario
 from sim.workload.generate import MIN_AUTO_PROMPTS, is_trace, trace_length
@@ -52,20 +52,13 @@ class Length(msgspec.Struct, frozen=True, kw_only=True):
     num_cooldowns: int = 0
     """And how many of the last, of a closed loop whose length was not given."""
     is_auto: bool
-    notes: tuple[str, ...] = ()
-    """Warnings for the reader: a transient, a length that the CPU budget cut."""
 
 
 def choose_run_length(
-    policies: Sequence[Resolved],
-    saturations: Sequence[Saturation],
-    *,
-    max_cpu_s: float = inf,
-    workers: int | None = 1,
+    policies: Sequence[Resolved], saturations: Sequence[Saturation], workers: int | None = 1
 ) -> Length:
-    """The length of all `policies` of a scenario. Deterministic, unless `max_cpu_s` of CPU time cuts the length short;
-    that of other processes is not seen, so there are none then."""
-    workers, scenario = workers if max_cpu_s == inf else 1, policies[0].scenario
+    """The length of all `policies` of a scenario."""
+    scenario = policies[0].scenario
     workload = scenario.workload
     fixed = workload.num_prompts if isinstance(workload.num_prompts, int) else None
     if fixed is None and scenario.window.arrivals_end_s is not None:
@@ -80,22 +73,12 @@ def choose_run_length(
             num_cooldowns=workload.num_cooldowns,
             is_auto=workload.num_prompts != fixed,
         )
-    started_s = time.process_time()
     judged = _judged(policies, saturations, MIN_AUTO_PROMPTS, workers)
-    pilot_s = time.process_time() - started_s
-    affordable = _affordable(scenario, len(policies), pilot_s, max_cpu_s)
     num_prompts = _longest(scenario, judged)
-    if MIN_AUTO_PROMPTS < num_prompts <= affordable / 2:
+    if num_prompts > MIN_AUTO_PROMPTS:
         # A pilot that was itself too short saw a queue still filling.
         judged = _judged(policies, saturations, num_prompts, workers)
         num_prompts = max(num_prompts, _longest(scenario, judged))
-    notes = []
-    if num_prompts > affordable:
-        notes.append(
-            f"{num_prompts} requests per run would be long enough; {affordable} fit into the CPU budget "
-            f"({max_cpu_s:g} s of CPU time), so means may still be those of a transient"
-        )
-        num_prompts = affordable
     num_warmups = workload.num_warmups or max([_warmup(scenario, record) for record in judged], default=0)
     num_cooldowns = workload.num_cooldowns or max([_num_ending(scenario, record) for record in judged], default=0)
     is_closed = workload.max_concurrency is not None
@@ -106,7 +89,6 @@ def choose_run_length(
         num_warmups=num_warmups,
         num_cooldowns=min(num_cooldowns, most - num_warmups),
         is_auto=True,
-        notes=tuple(notes),
     )
 
 
@@ -209,16 +191,6 @@ def _num_ending(scenario: Scenario, record: RunRecord) -> int:
     return ceil(in_flight * float(np.quantile(e2els_s, LASTING)) / float(e2els_s.mean()))
 
 
-def _affordable(scenario: Scenario, num_policies: int, pilot_s: float, max_cpu_s: float) -> int:
-    """Requests per run within the budget, judged by what the pilots took; at least as many as they had."""
-    per_request_s = pilot_s / (MIN_AUTO_PROMPTS * num_policies)
-    if max_cpu_s == inf or per_request_s <= 0.0:
-        return 1 << 62
-    num_runs = num_policies * scenario.replications
-    fitting = int((max_cpu_s - pilot_s) / (per_request_s * num_runs)) // ROUND_TO * ROUND_TO
-    return max(MIN_AUTO_PROMPTS, fitting)
-
-
 def _warmup(scenario: Scenario, record: RunRecord) -> int:
     """Requests to leave out: by MSER-5 on the latencies in order of arrival, but at least those of the filling."""
     e2els_s = _e2els_s(record)
@@ -235,8 +207,8 @@ def _filled_by(scenario: Scenario, record: RunRecord) -> int:
     filling_s = FILLINGS * float(np.quantile(e2els_s, FILLING))
     if record.cache_block_tokens is not None:
         filling_s = max(filling_s, _session_s(scenario, float(e2els_s.mean())))
-    filled_s = record.requests[0].arrival_s + filling_s
-    return sum(request.arrival_s < filled_s for request in record.requests)
+    arrivals_s = record.requests.column("arrival_s")
+    return int(np.count_nonzero(arrivals_s < arrivals_s[0] + filling_s))
 
 
 def _session_s(scenario: Scenario, e2el_s: float) -> float:
@@ -248,5 +220,4 @@ def _session_s(scenario: Scenario, e2el_s: float) -> float:
 
 
 def _e2els_s(record: RunRecord) -> Floats:
-    finished: Sequence[float] = [r.last_token_s - r.arrival_s for r in record.requests if r.is_finished]
-    return np.array(finished)
+    return latencies_s(finished_of(record.requests))["e2el"]

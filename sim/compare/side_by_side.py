@@ -1,9 +1,9 @@
 """Policies side by side on the same draws: runs, means with intervals, paired differences, and what they rest on.
 
 Replication r of a seed draws from child r of it, for every policy, so that differences are taken draw by draw. Where
-overlap of streams was not measured, policies with several streams on a GPU are simulated at both ends of phi's bracket,
-too, and an order of two policies is stated only if all agree. Not here: one run (sim.run.simulate), its length
-(sim.compare.run_length), files (sim.report.results), tables (sim.report.tables).
+overlap of streams was not measured, the first run of policies with several streams on a GPU is simulated at both ends
+of phi's bracket, too, and an order of two policies is stated only if all agree. Not here: one run (sim.run.simulate),
+its length (sim.compare.run_length), files (sim.report.results), tables (sim.report.tables).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from itertools import combinations, pairwise
-from math import inf, isclose
+from math import isclose
 from pathlib import Path
 from typing import Any
 
@@ -159,7 +159,8 @@ class Frame:
     """Runs of a comparison, policy x phi x replication, and the load on each policy at each phi."""
 
     runs: Mapping[tuple[str, PhiLevel], Sequence[Run]]
-    """[replications] by policy and phi of the bracket; of a policy without a bracket at the middle one alone."""
+    """[replications] by policy and phi of the bracket, the first alone at its ends; of a policy without a bracket at
+    the middle one alone."""
     loads: Mapping[tuple[str, PhiLevel], Load]
 
     @property
@@ -175,7 +176,16 @@ class Frame:
         return all(self.loads[self._key(policy, level)].is_steady for policy in policies)
 
     def values(self, policy: str, metric: str, level: PhiLevel = PhiLevel.MIDDLE) -> list[float]:
-        """[replications] of a metric; none where some run has none."""
+        """[replications] of a metric; none where some run has none. Those without a run at that phi change by as much,
+        relative to the middle one, as the first does: the noise of requests is in an interval once."""
+        middle = self._at(policy, metric, PhiLevel.MIDDLE)
+        values = self._at(policy, metric, level)
+        if not values or not middle:
+            return []
+        ratio = values[0] / middle[0] if middle[0] else 1.0
+        return values + [ratio * value for value in middle[len(values) :]]
+
+    def _at(self, policy: str, metric: str, level: PhiLevel) -> list[float]:
         runs = self.runs[self._key(policy, level)]
         values = [value for run in runs if (value := number(run, metric)) is not None]
         return values if len(values) == len(runs) else []
@@ -194,20 +204,20 @@ def compare(
     record_works: bool = False,
     is_detailed: bool = False,
     workers: int | None = None,
-    max_cpu_s: float = inf,
     rows_in: Path | None = None,
 ) -> Comparison:
     """Run all of a scenario's resolved `policies` with every replication.
 
     Each run writes its requests into the directory `rows_in`, as Parquet files in the order of the runs.
 
-    `on_run` gets each record, `on_done` hears how far it is. With `record_works` every run says where its time went,
-    and the first replication of each policy carries its works; with `is_detailed` every run carries per-request lists.
+    `on_run` gets each record, `on_done` hears how far it is. With `record_works` the first replication of each policy
+    carries works of its first requests and says where their time went; with `is_detailed` every run carries per-request
+    lists.
     Raises ValueError for input that cannot run.
     """
     saturations, scenario_hash = [Saturation(one) for one in policies], policies[0].scenario.digest
     on_done("settling the length", 0, 1)
-    length = choose_run_length(policies, saturations, max_cpu_s=max_cpu_s, workers=workers)
+    length = choose_run_length(policies, saturations, workers)
     policies = [settled(one, length) for one in policies]
     scenario, profile = policies[0].scenario, policies[0].profile
     points = [
@@ -216,8 +226,7 @@ def compare(
             seed=child_seed(scenario.seed, replication),
             percentiles=tuple(sorted({*PERCENTILES, *percentiles})),
             is_detailed=is_detailed,
-            record_works=record_works,
-            keeps_works=replication == 0,
+            record_works=record_works and replication == 0,
             keeps_record=on_run is not None,
             rows_path=None if rows_in is None else str(rows_in / f"{index:03}-{replication:06}.parquet"),
         )
@@ -237,15 +246,18 @@ def compare(
         if is_bracketed(point.resolved.profile, one)
     }
     if lanes and not scenario.devices.is_overlap_given:
-        ends = [(level, point) for level in (PhiLevel.LOW, PhiLevel.HIGH) for point in points]
-        ends = [(level, point) for level, point in ends if point.resolved.label in lanes]
+        firsts = [point for point in points[:: scenario.replications] if point.resolved.label in lanes]
+        ends = [(level, point) for level in (PhiLevel.LOW, PhiLevel.HIGH) for point in firsts]
         keys += [(point.resolved.label, level) for level, point in ends]
         at_ends = [replace(point, phi=phi_at(point.resolved.profile.overlap, level), **BARE) for level, point in ends]
         done += run_points(at_ends, runner, "at both ends of phi's bracket")
-    frame = _frame(policies, saturations, zip(keys, done, strict=True))
+    ran = list(zip(keys, done, strict=True))
+    frame = _frame(policies, saturations, ran)
     bounded = lanes if scenario.devices.overlap is Regime.ROOFS else set()
     paired = paired_differences(frame, phi_of(profile.overlap), bounded)
-    summaries = judged([_policy_summary(frame, one.label) for one in policies], paired)
+    forms = {label: list(dict.fromkeys(one.form for key, one in ran if key[0] == label)) for label in frame.policies}
+    rows = [msgspec.structs.replace(_policy_summary(frame, label), ran_in=ran_in) for label, ran_in in forms.items()]
+    summaries = judged(rows, paired)
     return Comparison(
         scenario=to_plain(scenario),
         scenario_hash=scenario_hash,
@@ -263,7 +275,6 @@ def compare(
         verdict=verdict(summaries, paired, drafting(policies)),
         notes=[
             *_rank_notes(policies[0]),
-            *length.notes,
             *_transients(policies, length, summaries),
             *_acceptance_notes(policies[0]),
         ],

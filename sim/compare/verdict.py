@@ -106,6 +106,8 @@ class PolicySummary(msgspec.Struct, frozen=True, kw_only=True):
     """By mean E2EL; None of a policy alone or without a steady mean."""
     slower_pct: Interval | None = None
     """Percent by which a slower policy's mean E2EL is above the lowest, least and most over the bracket of overlap."""
+    ran_in: list[str] = []
+    """Forms of the simulator that its runs were in: core, python or simpy; none of a replay."""
 
 
 class Paired(msgspec.Struct, frozen=True, kw_only=True):

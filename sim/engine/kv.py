@@ -47,8 +47,11 @@ class KvPool:
 
     def blocks_for(self, request: Request) -> int:
         """Blocks for the whole life of `request`, the last round's drafts included."""
-        tokens = request.prompt_tokens + request.output_tokens + self.draft_slots
-        return -(-tokens // self.block_size) + self.kept_blocks
+        return self.blocks_of(request.prompt_tokens + request.output_tokens)
+
+    def blocks_of(self, tokens: int) -> int:
+        """The same of a request whose prompt and answer are `tokens`."""
+        return -(-(tokens + self.draft_slots) // self.block_size) + self.kept_blocks
 
     def reserve(self, request: Request) -> bool:
         num_blocks = self.blocks_for(request)

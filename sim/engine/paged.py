@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from sim.engine.kv import KvPool
 from sim.interface.request import Request
+from sim.interface.request_columns import Requests
 from sim.interface.work import Chunk
 
 _POSITION_BITS = 32
@@ -136,9 +137,10 @@ class PagedPool(KvPool):
     def expect(self, requests: Sequence[Request]) -> None:
         """`requests` are all that will come: content that only one of them has need not be named, and whoever is longer
         than the context is served all the same."""
-        longest = max([request.prompt_tokens + request.output_tokens for request in requests], default=0)
-        self.max_tokens = max(self.max_tokens, longest)
-        contents = [request.content for request in requests if request.content]
+        asked = Requests.of(requests)
+        longest = (asked.column("prompt_tokens") + asked.column("output_tokens")).max(initial=0)
+        self.max_tokens = max(self.max_tokens, int(longest))
+        contents = [each for each in asked.contents if each]
         if not self.is_caching or not contents:
             return
         uses = Counter(chain.from_iterable(contents))

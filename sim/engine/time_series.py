@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from array import array
 
+import numpy as np
+from numpy.typing import NDArray
+
 
 class Gauge:
     """A step function of time, integrated as it changes. `peak` counts values that lasted, not those of an instant."""
@@ -57,7 +60,7 @@ class GapSamples:
 
     def __init__(self) -> None:
         self.gaps_s = array("d")
-        self.counts = array("l")
+        self.counts = array("I")
 
     def add(self, gap_s: float, count: int = 1) -> None:
         if self.gaps_s and self.gaps_s[-1] == gap_s:
@@ -65,3 +68,13 @@ class GapSamples:
         else:
             self.gaps_s.append(gap_s)
             self.counts.append(count)
+
+    def extend(self, gaps: NDArray[np.void]) -> None:
+        """Add all of these, which have a `gap_s` and a `count`."""
+        if not len(gaps):
+            return
+        starts = np.flatnonzero(np.diff(gaps["gap_s"], prepend=np.nan))
+        gaps_s, counts = gaps["gap_s"][starts], np.add.reduceat(gaps["count"], starts)
+        self.add(float(gaps_s[0]), int(counts[0]))
+        self.gaps_s.frombytes(gaps_s[1:].tobytes())
+        self.counts.frombytes(counts[1:].astype(self.counts.typecode).tobytes())

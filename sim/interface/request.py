@@ -1,6 +1,7 @@
 """One request: what was asked, where it stands, and when each thing happened.
 
-Not here: how requests arrive (sim.workload.generate) and the metrics read from them (sim.metrics.summary).
+Not here: many requests (request_columns), how they arrive (sim.workload.generate) and the metrics read from them
+(sim.metrics.summary).
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 
 from sim.interface.request import Request
+from sim.interface.request_columns import Requests
 from sim.metrics.records import RunRecord
 from sim.metrics.stats import Floats, t_975
 
@@ -103,16 +104,18 @@ def needs_capacity(record: RunRecord) -> bool:
     busiest_s = max(by_device.values()) if len(by_device) > 1 else record.device_busy_s
     if busiest_s > BUSY_SHARE * record.end_s:
         return True
-    half, last = _in_system(record, requests[len(requests) // 2].arrival_s), _in_system(record, requests[-1].arrival_s)
+    arrivals_s = requests.column("arrival_s")
+    half, last = _in_system(record, arrivals_s[len(requests) // 2]), _in_system(record, arrivals_s[-1])
     return last > GROWTH * half + MIN_GROWTH
 
 
 def _in_system(record: RunRecord, time_s: float) -> int:
     """Requests that have arrived by `time_s` and are not finished then."""
-    return sum(
-        request.arrival_s <= time_s and not (request.is_finished and request.last_token_s <= time_s)
-        for request in record.requests
+    requests = record.requests
+    is_out = (requests.column("emitted_tokens") >= requests.column("output_tokens")) & (
+        requests.column("last_token_s") <= time_s
     )
+    return int(np.count_nonzero((requests.column("arrival_s") <= time_s) & ~is_out))
 
 
 def saturated_throughput(
@@ -127,9 +130,8 @@ def saturated_throughput(
     so how long a request of `mean_tokens` (prompt, output) does. That few requests happen to be long or short then
     matters little. The interval is the jackknife's over the stretches, and SHORT_RUN_ERROR besides.
     """
-    begins = np.array([request.scheduled_s for request in requests])
-    firsts = np.array([request.first_token_s for request in requests])
-    ends = np.array([request.last_token_s for request in requests])
+    served = Requests.of(requests)
+    begins, firsts, ends = (served.column(name) for name in ("scheduled_s", "first_token_s", "last_token_s"))
     first = np.sort(ends)[max(1, min(in_flight, len(ends) // 3)) - 1]
     last = float(begins.max())
     if last <= first:
@@ -137,8 +139,8 @@ def saturated_throughput(
     cuts = np.linspace(first, last, STRETCHES + 1)
     tokens = np.column_stack(
         [
-            _served(cuts, begins, firsts, np.array([request.prompt_tokens for request in requests])),
-            _served(cuts, firsts, ends, np.array([request.output_tokens - 1 for request in requests])),
+            _served(cuts, begins, firsts, served.column("prompt_tokens")),
+            _served(cuts, firsts, ends, served.column("output_tokens") - 1),
         ]
     )
     per_request = np.array([mean_tokens[0], mean_tokens[1] - 1.0])

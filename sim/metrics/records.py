@@ -14,7 +14,7 @@ import msgspec
 from sim.engine.time_series import GapSamples
 from sim.files.json_values import Json
 from sim.interface.host import Stream
-from sim.interface.request import Request
+from sim.interface.request_columns import Requests
 from sim.interface.work import Kind, Model, Work
 from sim.metrics.energy import PowerTrace
 from sim.workload.classes import SloClass
@@ -112,7 +112,7 @@ class RunRecord:
 
     policy: str
     seed: int
-    requests: list[Request]
+    requests: Requests
     """Ordered by arrival index. Unfinished ones are censored."""
     slo_classes: Sequence[SloClass] = ()
     """Classes of the requests, if they are of several."""
@@ -138,6 +138,8 @@ class RunRecord:
     """Arrivals at a rate, so that the run can be overloaded."""
     weight_bytes: int = 0
     kv_bytes_per_token: int = 0
+    form: str = ""
+    """Form of the simulator that it ran in (sim.run.compiled); empty of a real run."""
     engine: str = ""
     """Name of the engine whose costs were added to the GPU's time (sim.costs.engine_costs)."""
     is_async: bool | None = None
@@ -164,14 +166,15 @@ def request_parts(record: RunRecord) -> Iterator[dict[str, list[Json]]]:
         yield request_columns(record, record.requests[first : first + PART_ROWS])
 
 
-def request_columns(record: RunRecord, requests: Sequence[Request] | None = None) -> dict[str, list[Json]]:
+def request_columns(record: RunRecord, requests: Requests | None = None) -> dict[str, list[Json]]:
     """The requests of a run, or some of them, as columns: one list [requests] per field, unfinished ones marked
     censored."""
     if requests is None:
         requests = record.requests
+    is_censored = requests.column("emitted_tokens") < requests.column("output_tokens")
     return {
         "policy": [record.policy] * len(requests),
         "seed": [record.seed] * len(requests),
-        **{name: [getattr(request, name) for request in requests] for name in REQUEST_COLUMNS},
-        "is_censored": [not request.is_finished for request in requests],
+        **{name: requests.column(name).tolist() for name in REQUEST_COLUMNS},
+        "is_censored": is_censored.tolist(),
     }

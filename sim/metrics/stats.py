@@ -5,14 +5,18 @@ Not here: which metrics exist (sim.metrics.summary).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from math import isqrt, sqrt
 from statistics import NormalDist
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
+Counts = NDArray[Any]
+PART, BINS = 1 << 17, 1 << 12
+"""Samples that are looked at together, and bins that tell where a percentile is."""
 
 _T_975 = (
     12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622, 2.2281,
@@ -51,17 +55,43 @@ def _mean_and_spread(samples: Sequence[float]) -> tuple[float, float]:
     return mean, sqrt(sum((sample - mean) ** 2 for sample in samples) / (count - 1))
 
 
-def weighted_percentiles(values: Floats, counts: Floats, percents: Sequence[float]) -> list[float]:
+def mean_and_variance(values: Floats, counts: Counts) -> tuple[float, float]:
+    """Mean and variance of `values` [samples] repeated `counts` [samples] times."""
+    num = float(counts.sum())
+    mean = sum(float((part * of).sum()) for part, of in _parts(values, counts)) / num
+    return mean, sum(float(((part - mean) ** 2 * of).sum()) for part, of in _parts(values, counts)) / num
+
+
+def weighted_percentiles(values: Floats, counts: Counts, percents: Sequence[float]) -> list[float]:
     """Percentiles of `values` [samples] repeated `counts` [samples] times, linear as in numpy.percentile."""
-    order = np.argsort(values, kind="stable")
-    ordered = values[order]
-    last_index = np.cumsum(counts[order]) - 1
-    total = last_index[-1]
-    ranks = np.asarray(percents) / 100.0 * total
-    low = np.floor(ranks)
-    below = ordered[np.searchsorted(last_index, low)]
-    above = ordered[np.searchsorted(last_index, np.minimum(low + 1, total))]
+    last = int(counts.sum()) - 1
+    ranks = np.asarray(percents) / 100.0 * last
+    low = np.floor(ranks).astype(np.int64)
+    below, above = np.split(_at_places(values, counts, np.concatenate((low, np.minimum(low + 1, last)))), 2)
     return [float(value) for value in below + (above - below) * (ranks - low)]
+
+
+def _parts(values: Floats, counts: Counts) -> Iterator[tuple[Floats, Counts]]:
+    """Both in parts: what is computed of all samples at once would be larger than they are."""
+    return ((values[at : at + PART], counts[at : at + PART]) for at in range(0, len(values), PART))
+
+
+def _at_places(values: Floats, counts: Counts, places: NDArray[np.int64]) -> Floats:
+    """[places] of all repeated values in order: only those of the bins in which they are get sorted."""
+    low, width = values.min(), max(float(np.ptp(values)), 1e-300) / (BINS - 1)
+    totals = np.zeros(BINS)
+    for part, of in _parts(values, counts):
+        totals += np.bincount(((part - low) / width).astype(np.intp), of, BINS)
+    bins = np.searchsorted(np.cumsum(totals), places, side="right")
+    is_in = np.zeros(BINS, dtype=np.bool_)
+    is_in[bins] = True
+    is_sorted = np.concatenate([is_in[((part - low) / width).astype(np.intp)] for part, _ in _parts(values, counts)])
+    values, counts = values[is_sorted], counts[is_sorted]
+    order = np.argsort(values, kind="stable")
+    # What is left out lies before the bins of these places.
+    places = places - np.cumsum(np.where(is_in, 0.0, totals))[bins]
+    at: Floats = values[order][np.searchsorted(np.cumsum(counts[order]), places, side="right")]
+    return at
 
 
 def effective_count(values: Floats) -> float:

@@ -9,19 +9,21 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from math import isnan
-from operator import attrgetter
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sim.interface.request import Request
+from sim.interface.request_columns import Requests
 from sim.metrics.breakdown import PHASES, mean_phases_s
 from sim.metrics.records import RunRecord
-from sim.metrics.stats import Floats, effective_count, weighted_percentiles
+from sim.metrics.stats import Counts, Floats, effective_count, mean_and_variance, weighted_percentiles
 from sim.workload.classes import SloClass
 
 PERCENTILES = (50.0, 90.0, 95.0, 99.0)
 LATENCIES = ("ttft", "tpot", "itl", "e2el")
+DETAILS = ("start_times", "input_lens", "output_lens", "ttfts", "tpots", "e2els")
+"""Per-request lists."""
 ByName = dict[str, int | float | None]
 Value = bool | str | int | float | None | ByName | list[float | None]
 Run = dict[str, Value]
@@ -32,8 +34,8 @@ POLL_CPU_S = 1e-6
 
 def _columns(requests: Sequence[Request]) -> list[Floats]:
     """Arrival, first and last token (s), and tokens that came out [requests]."""
-    names = ("arrival_s", "first_token_s", "last_token_s", "emitted_tokens")
-    return [np.array([*map(attrgetter(name), requests)]) for name in names]
+    columns = Requests.of(requests)
+    return [columns.column(name) for name in ("arrival_s", "first_token_s", "last_token_s", "emitted_tokens")]
 
 
 def latencies_s(requests: Sequence[Request]) -> dict[str, Floats]:
@@ -59,19 +61,21 @@ def summarise(
     last; with the latter throughputs are of what ends, and of tokens that come, between the first and the last arrival
     that are measured. A stretch in which fewer than half of these end shows no throughput: then it goes on to the end
     of the last one. Every key is always there."""
-    last = len(record.requests) - num_cooldowns
-    measured = measured_requests(record, num_warmups, num_cooldowns)
-    finished = [request for request in measured if request.is_finished]
-    start_s = min((request.arrival_s for request in measured), default=0.0) if num_warmups else 0.0
-    end_s, ended, output_tokens = record.end_s, finished, float(sum(request.emitted_tokens for request in finished))
+    everyone, measured = record.requests, measured_requests(record, num_warmups, num_cooldowns)
+    finished = finished_of(measured)
+    start_s = float(measured.column("arrival_s").min()) if num_warmups and measured else 0.0
+    end_s, ended, output_tokens = record.end_s, finished, float(_total(finished, "emitted_tokens"))
     if num_cooldowns:
-        end_s = max((request.arrival_s for request in measured), default=start_s)
-        if 2 * sum(request.last_token_s <= end_s for request in finished) < len(finished):
-            end_s = max(request.last_token_s for request in finished)
-        ended = [each for each in record.requests if each.is_finished and start_s < each.last_token_s <= end_s]
-        output_tokens = _emitted(record.requests, start_s, end_s)
+        lasts_s = finished.column("last_token_s")
+        end_s = float(measured.column("arrival_s").max()) if measured else start_s
+        if 2 * np.count_nonzero(lasts_s <= end_s) < len(finished):
+            end_s = float(lasts_s.max())
+        ended = finished_of(everyone)
+        lasts_s = ended.column("last_token_s")
+        ended = ended.kept((start_s < lasts_s) & (lasts_s <= end_s))
+        output_tokens = _emitted(everyone, start_s, end_s)
     duration_s = end_s - start_s
-    input_tokens = sum(request.prompt_tokens for request in ended)
+    input_tokens = _total(ended, "prompt_tokens")
     result: Run = {
         "policy": record.policy,
         "seed": record.seed,
@@ -83,10 +87,10 @@ def summarise(
         "completed": len(finished),
         "censored": len(measured) - len(finished),
         "rejected_requests": record.num_rejected,
-        "preemptions": sum(request.num_preemptions for request in measured),
+        "preemptions": _total(measured, "num_preemptions"),
         "duration": duration_s,
-        "total_input_tokens": sum(request.prompt_tokens for request in finished),
-        "total_output_tokens": sum(request.emitted_tokens for request in finished),
+        "total_input_tokens": _total(finished, "prompt_tokens"),
+        "total_output_tokens": _total(finished, "emitted_tokens"),
         "request_throughput": _ratio(len(ended), duration_s),
         "output_throughput": _ratio(output_tokens, duration_s),
         "num_gpus": record.num_gpus,
@@ -95,7 +99,11 @@ def summarise(
     }
     samples = latencies_s(finished)
     result["effective_requests"] = effective_count(samples["e2el"])
-    phases = mean_phases_s(record, range(num_warmups, last)) if record.works else dict.fromkeys(PHASES)
+    phases = (
+        mean_phases_s(record, range(num_warmups, len(everyone) - num_cooldowns))
+        if record.works
+        else dict.fromkeys(PHASES)
+    )
     result["phases_ms"] = {name: None if mean_s is None else mean_s * 1e3 for name, mean_s in phases.items()}
     shares = slo_shares(finished, goodput_ms or {})
     result["slo_attainment"] = shares
@@ -107,8 +115,8 @@ def summarise(
         for key, value in _class_summary(each, measured, ended, duration_s).items()
     }
     for name in ("ttft", "tpot", "e2el"):
-        result |= spread_ms(name, samples[name], np.ones(len(samples[name])), percentiles)
-    result |= spread_ms("itl", np.array(record.gaps.gaps_s), np.array(record.gaps.counts, dtype=float), percentiles)
+        result |= spread_ms(name, samples[name], np.broadcast_to(1, len(samples[name])), percentiles)
+    result |= spread_ms("itl", np.asarray(record.gaps.gaps_s), np.asarray(record.gaps.counts), percentiles)
     steady = _ratio(output_tokens, duration_s) if num_cooldowns else _steady_throughput(record, measured)
     result["steady_output_throughput"] = steady
     result["steady_output_throughput_per_gpu"] = None if steady is None else steady / record.num_gpus
@@ -137,32 +145,43 @@ def detailed(record: RunRecord) -> Run:
 
     None for what an unfinished request, or one of a single token, does not have.
     """
-    requests = record.requests
-    finished = [request if request.is_finished else None for request in requests]
-    return {
-        "start_times": [request.arrival_s for request in requests],
-        "input_lens": [request.prompt_tokens for request in requests],
-        "output_lens": [request.emitted_tokens for request in requests],
-        "ttfts": [r.first_token_s - r.arrival_s if r else None for r in finished],
-        "tpots": [
-            (r.last_token_s - r.first_token_s) / (r.emitted_tokens - 1) if r and r.emitted_tokens > 1 else None
-            for r in finished
-        ],
-        "e2els": [r.last_token_s - r.arrival_s if r else None for r in finished],
-    }
+    arrival_s, first_s, last_s, tokens = _columns(record.requests)
+    is_finished = tokens >= record.requests.column("output_tokens")
+    has_gaps = is_finished & (tokens > 1)
+    lists = (
+        arrival_s.tolist(),
+        record.requests.column("prompt_tokens").tolist(),
+        tokens.tolist(),
+        _where(is_finished, first_s - arrival_s),
+        _where(has_gaps, (last_s - first_s) / np.maximum(1, tokens - 1)),
+        _where(is_finished, last_s - arrival_s),
+    )
+    return dict(zip(DETAILS, lists, strict=True))
+
+
+def _where(is_there: NDArray[np.bool_], values: Floats) -> list[float | None]:
+    """`values`, None where they are not there."""
+    assert np.isfinite(values[is_there]).all()
+    listed: list[float | None] = values.tolist()
+    for place in np.flatnonzero(~is_there).tolist():
+        listed[place] = None
+    return listed
+
+
+def _total(requests: Requests, name: str) -> int:
+    return int(requests.column(name).sum(dtype=np.int64))
 
 
 def _ratio(amount: float, by: float) -> float | None:
     return amount / by if by > 0.0 else None
 
 
-def spread_ms(name: str, values_s: Floats, counts: Floats, percentiles: Sequence[float]) -> dict[str, float | None]:
+def spread_ms(name: str, values_s: Floats, counts: Counts, percentiles: Sequence[float]) -> dict[str, float | None]:
     """Mean, median, standard deviation and percentiles of one latency, milliseconds."""
     keys = [f"p{percent:g}_{name}_ms" for percent in percentiles]
     if len(values_s) == 0:
         return dict.fromkeys((f"mean_{name}_ms", f"median_{name}_ms", f"std_{name}_ms", *keys))
-    mean = float(np.average(values_s, weights=counts))
-    variance = float(np.average((values_s - mean) ** 2, weights=counts))
+    mean, variance = mean_and_variance(values_s, counts)
     median, *values = weighted_percentiles(values_s, counts, (50.0, *percentiles))
     result: dict[str, float | None] = {
         f"mean_{name}_ms": mean * 1e3,
@@ -172,27 +191,32 @@ def spread_ms(name: str, values_s: Floats, counts: Floats, percentiles: Sequence
     return result | {key: value * 1e3 for key, value in zip(keys, values, strict=True)}
 
 
-def _class_summary(of: SloClass, measured: Sequence[Request], ended: Sequence[Request], duration_s: float) -> ByName:
+def _class_summary(of: SloClass, measured: Requests, ended: Requests, duration_s: float) -> ByName:
     """Metrics of one class: its requests that meet all of its SLOs, as a share of the finished, and that share of those
     that `ended` in `duration_s`, per second."""
-    requests = [request for request in measured if request.slo_class == of.name]
-    finished = [request for request in requests if request.is_finished]
+    requests = measured.kept(measured.column("slo_class") == of.name)
+    finished = finished_of(requests)
     good = slo_shares(finished, of.bounds_ms).get("all")
-    num_ended = sum(request.slo_class == of.name for request in ended)
-    ttfts_s = [request.first_token_s - request.arrival_s for request in finished]
+    num_ended = int(np.count_nonzero(ended.column("slo_class") == of.name))
+    ttfts_s = latencies_s(finished)["ttft"]
     return {
         "num_prompts": len(requests),
         "completed": len(finished),
         "slo_attainment": good,
         "request_goodput": None if good is None else _ratio(good * num_ended, duration_s),
-        "mean_ttft_ms": 1e3 * sum(ttfts_s) / len(ttfts_s) if ttfts_s else None,
+        "mean_ttft_ms": 1e3 * float(ttfts_s.mean()) if len(finished) else None,
     }
 
 
-def measured_requests(record: RunRecord, num_warmups: int, num_cooldowns: int) -> list[Request]:
+def measured_requests(record: RunRecord, num_warmups: int, num_cooldowns: int) -> Requests:
     """Requests of a run but those that arrived first and last."""
-    last = len(record.requests) - num_cooldowns
-    return [request for request in record.requests if num_warmups <= request.index < last]
+    index, last = record.requests.column("index"), len(record.requests) - num_cooldowns
+    return record.requests.kept((num_warmups <= index) & (index < last))
+
+
+def finished_of(requests: Requests) -> Requests:
+    """Those that have all their tokens."""
+    return requests.kept(requests.column("emitted_tokens") >= requests.column("output_tokens"))
 
 
 def slo_shares(finished: Sequence[Request], slo_ms: Mapping[str, float | None]) -> dict[str, int | float | None]:
@@ -201,6 +225,8 @@ def slo_shares(finished: Sequence[Request], slo_ms: Mapping[str, float | None]) 
     A single token has no TPOT to miss.
     """
     bounds = {name: bound for name, bound in slo_ms.items() if bound is not None}
+    if not bounds:
+        return {}
     arrival, first, last, tokens = _columns(finished)
     values_ms = {
         "ttft_ms": (first - arrival) * 1e3,
@@ -208,12 +234,11 @@ def slo_shares(finished: Sequence[Request], slo_ms: Mapping[str, float | None]) 
         "e2el_ms": (last - arrival) * 1e3,
     }
     met = {name: values_ms[name] <= bound for name, bound in bounds.items()}
-    if met:
-        met["all"] = np.logical_and.reduce([*met.values()])
-    return {name: float(is_met.mean()) if finished else None for name, is_met in met.items()}
+    met["all"] = np.logical_and.reduce([*met.values()])
+    return {name: float(is_met.mean()) if len(finished) else None for name, is_met in met.items()}
 
 
-def _steady_throughput(record: RunRecord, measured: Sequence[Request]) -> float | None:
+def _steady_throughput(record: RunRecord, measured: Requests) -> float | None:
     """Output tokens per second between the first measured arrival and the last one; in an open loop until all have
     drained, where that is more: if requests come faster than they are served, most is served after the last arrival.
 
@@ -224,50 +249,50 @@ def _steady_throughput(record: RunRecord, measured: Sequence[Request]) -> float 
     """
     if len(measured) < 2:
         return None
-    start_s, end_s = measured[0].arrival_s, min(measured[-1].arrival_s, record.end_s)
+    arrivals_s = measured.column("arrival_s")
+    start_s, end_s = float(arrivals_s[0]), min(float(arrivals_s[-1]), record.end_s)
     if end_s <= start_s:
         return None
     ends_s = (end_s, record.end_s) if record.is_open_loop else (end_s,)
     return max(_emitted(record.requests, start_s, stop_s) / (stop_s - start_s) for stop_s in ends_s)
 
 
-def _emitted(requests: Sequence[Request], start_s: float, end_s: float) -> float:
+def _emitted(requests: Requests, start_s: float, end_s: float) -> float:
     """Tokens that came out in a stretch of time: the first of each request when it did, the others evenly up to its
     last. Where answers differ much in length, long ones that end in a stretch tell less of it."""
-    _, first, last, tokens = _columns([request for request in requests if request.emitted_tokens])
-    others = tokens - 1
-    span = np.where(last > first, last - first, 1.0)
-    part = np.clip(np.minimum(last, end_s) - np.maximum(first, start_s), 0.0, None) / span
+    _, first, last, tokens = _columns(requests.kept(requests.column("emitted_tokens") > 0))
     is_in = (start_s < first) & (first <= end_s)
-    return float(np.sum(is_in) + np.sum(others * np.where(last > first, part, is_in)))
+    part = np.clip(np.minimum(last, end_s) - np.maximum(first, start_s), 0.0, None)
+    part /= np.where(last > first, last - first, 1.0)
+    return float(np.sum(is_in) + np.sum((tokens - 1) * np.where(last > first, part, is_in)))
 
 
-def _windowed(record: RunRecord, measured: Sequence[Request], finished: Sequence[Request]) -> dict[str, float | None]:
+def _windowed(record: RunRecord, measured: Requests, finished: Requests) -> dict[str, float | None]:
     """Throughput over a window that was cut, from completed requests only (report 002) and from all of them."""
-    if record.window_s is None:
-        return {"throughput_completed_window": None, "throughput_emitted_window": None}
+    parts, window_s = {"completed": finished, "emitted": measured}, record.window_s
     return {
-        "throughput_completed_window": sum(request.emitted_tokens for request in finished) / record.window_s,
-        "throughput_emitted_window": sum(request.emitted_tokens for request in measured) / record.window_s,
+        f"throughput_{name}_window": None if window_s is None else _total(requests, "emitted_tokens") / window_s
+        for name, requests in parts.items()
     }
 
 
-def prefix_cache(record: RunRecord, measured: Sequence[Request]) -> dict[str, float | None]:
+def prefix_cache(record: RunRecord, measured: Requests) -> dict[str, float | None]:
     """Prefix-cache hits of prompts when they were first seated: tokens, and their share of all tokens, as vLLM counts.
     None where there is no prefix cache."""
     if record.cache_block_tokens is None:
         return {"prefix_cache_hit_tokens": None, "prefix_cache_hit_rate": None}
-    seated = [request for request in measured if not isnan(request.scheduled_s)]
-    tokens = sum(request.cached_tokens for request in seated)
-    asked = sum(request.prompt_tokens for request in seated)
-    return {"prefix_cache_hit_tokens": tokens, "prefix_cache_hit_rate": _ratio(tokens, asked)}
+    seated = measured.kept(~np.isnan(measured.column("scheduled_s")))
+    tokens = _total(seated, "cached_tokens")
+    return {
+        "prefix_cache_hit_tokens": tokens,
+        "prefix_cache_hit_rate": _ratio(tokens, _total(seated, "prompt_tokens")),
+    }
 
 
-def _speculation(record: RunRecord, measured: Sequence[Request]) -> dict[str, float | None]:
+def _speculation(record: RunRecord, measured: Requests) -> dict[str, float | None]:
     """vLLM's spec_decode keys: counted before outputs are cut, the last draft not shortened; rate in percent."""
-    drafts = sum(request.num_rounds for request in measured)
-    drafted = sum(request.drafted_tokens for request in measured)
-    accepted = sum(request.accepted_tokens for request in measured)
+    names = ("num_rounds", "drafted_tokens", "accepted_tokens")
+    drafts, drafted, accepted = [_total(measured, name) for name in names]
     return {
         "spec_decode_num_drafts": drafts,
         "spec_decode_draft_tokens": drafted,
@@ -284,8 +309,8 @@ def _rejected_share(record: RunRecord) -> float | None:
     Draft time counts by the rejected share of drafted tokens, verify and step time by rejected tokens among all
     token positions computed in such works.
     """
-    drafted = sum(request.drafted_tokens for request in record.requests)
-    rejected = drafted - sum(request.accepted_tokens for request in record.requests)
+    drafted = _total(record.requests, "drafted_tokens")
+    rejected = drafted - _total(record.requests, "accepted_tokens")
     total_s = sum(usage.device_s for usage in record.usage)
     if not drafted or total_s <= 0.0:
         return None

@@ -6,6 +6,7 @@ Imports pandas and rich inside functions. Not here: what the numbers mean (sim.m
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
@@ -18,7 +19,6 @@ from sim.compare.pool import default_workers, started
 from sim.costs.profile import Profile
 from sim.costs.profile_files import load as load_profile
 from sim.draws import child_seed
-from sim.interface.request import Request
 from sim.metrics.price import Price
 from sim.metrics.records import RunRecord, request_columns
 from sim.metrics.summary import PERCENTILES, Run
@@ -36,9 +36,9 @@ from sim.report.shown import (
 )
 from sim.report.store_frame import frame_of, store_frame
 from sim.report.store_points import Setting, read_points
-from sim.run.resolve import resolve, resolve_all
+from sim.run.compiled import FORMS
+from sim.run.resolve import resolve_all
 from sim.run.scenario import Scenario, parse_scenario, raw_scenario, to_plain
-from sim.run.simulate import simulate_in_simpy as in_simpy
 from sim.studies.attainment import DEFAULT_SHARE, highest_load
 from sim.studies.comparison.in_draws import compared
 from sim.studies.comparison.variants import Variants, check_given, replicated, tokens_of
@@ -69,6 +69,7 @@ def compare(
     percentiles: Sequence[float] = PERCENTILES,
     draws: int | None = None,
     workers: int | None = None,
+    form: str | None = None,
     **changes: Any,
 ) -> ShownComparison: ...
 
@@ -82,6 +83,7 @@ def compare(
     percentiles: Sequence[float] = PERCENTILES,
     draws: int | None = None,
     workers: int | None = None,
+    form: str | None = None,
     **changes: Any,
 ) -> ShownVaried: ...
 
@@ -94,6 +96,7 @@ def compare(
     percentiles: Sequence[float] = PERCENTILES,
     draws: int | None = None,
     workers: int | None = None,
+    form: str | None = None,
     **changes: Any,
 ) -> ShownComparison | ShownVaried:
     """Run every policy of a scenario with every seed, on the same draws: `lanesim compare`.
@@ -102,7 +105,7 @@ def compare(
     loaded one, too. Several policies run four times each unless `replications` are given. With `vary` the values of
     each of its keys take the place of the policies: short keys such as `speculation`, `prefix_cache`, `context` and
     `gpu`, flat names or dotted ones. Orders must hold in `draws` of costs and acceptance: ten unless given, 0 for none.
-    Raises ValueError for input that cannot run.
+    `form` is simpy, python or core: `--in` of the command. Raises ValueError for input that cannot run.
 
     >>> import lanesim
     >>> result = lanesim.compare(profile="cpu/tiny", policy=("continuous", "pd"), num_prompts=20, request_rate=10)
@@ -116,6 +119,7 @@ def compare(
         "percentiles": checked_reals("percentiles", percentiles, 0.0, 100.0),
         "draws": draws and checked_count("draws", draws, 2),
         "workers": None if workers is None else checked_count("workers", workers, 1),
+        "form": _form(form),
     }
     if vary is not None:
         raw, profile = _raw(source, changes)
@@ -150,35 +154,33 @@ class Simulation(msgspec.Struct, frozen=True, kw_only=True):
         return pd.DataFrame(request_columns(self.record))
 
 
-def simulate(source: Source = None, /, **changes: Any) -> Simulation:
+def simulate(source: Source = None, /, *, form: str | None = None, **changes: Any) -> Simulation:
     """Run the only or first policy of a scenario once, as the first run of `compare`, whose arguments it takes.
 
     >>> import lanesim
-    >>> one = lanesim.simulate(profile="cpu/tiny", policy="pd", num_prompts=5, request_rate=10)
-    >>> one.metrics["completed"]
-    5
+    >>> given = {"profile": "cpu/tiny", "policy": "pd", "num_prompts": 5, "request_rate": 10}
+    >>> keys = {"engine.name": "ideal", "engine.async_scheduling": False}
+    >>> fast, in_simpy = (lanesim.simulate(**given, **keys, form=form).record for form in (None, "simpy"))
+    >>> abs(fast.requests[0].last_token_s - in_simpy.requests[0].last_token_s) < 1e-9
+    True
     """
     scenario, profile = _scenario(source, changes)
     resolved, *_ = resolve_all(scenario, profile)
-    point = Point(resolved=resolved, seed=child_seed(scenario.seed, 0), is_detailed=True, keeps_record=True)
+    point = Point(
+        resolved=replace(resolved, form=_form(form)),
+        seed=child_seed(scenario.seed, 0),
+        is_detailed=True,
+        keeps_record=True,
+    )
     outcome = run_point(point)
     assert outcome.record is not None
     return Simulation(metrics=outcome.run, record=outcome.record)
 
 
-def simulate_in_simpy(source: Source = None, /, **changes: Any) -> list[Request]:
-    """The requests that `simulate` serves, as the simulator in SimPy's idiom (`reference`) serves them: open arrivals,
-    one draft length, lanes of one GPU that poll, an engine without a frontend that plans no step ahead.
-
-    >>> import lanesim
-    >>> keys = {"engine.name": "ideal", "engine.async_scheduling": False}
-    >>> scenario = lanesim.Scenario.of(profile="cpu/tiny", policy="pd", num_prompts=5, request_rate=10, **keys)
-    >>> one, *_ = lanesim.simulate_in_simpy(scenario)
-    >>> abs(one.last_token_s - lanesim.simulate(scenario).record.requests[0].last_token_s) < 1e-9
-    True
-    """
-    scenario, profile = _scenario(source, changes)
-    return in_simpy(resolve(scenario, profile, scenario.policy[0]), child_seed(scenario.seed, 0))
+def _form(form: str | None) -> str | None:
+    if form not in (None, *FORMS):
+        raise ValueError(unknown("form of the simulator", str(form), FORMS))
+    return form
 
 
 def _raw(source: Source, changes: dict[str, Any]) -> tuple[dict[str, Any], Profile | None]:

@@ -22,6 +22,7 @@ from sim.files.read import CONTROL, Unreadable
 from sim.files.write import new_folder
 from sim.files.yaml_values import yaml_text
 from sim.metrics.records import RunRecord, WorkRecord, request_parts
+from sim.metrics.summary import DETAILS
 from sim.report.perfetto import recorded_runs, trace_json
 from sim.run.scenario import Scenario, to_plain
 
@@ -230,7 +231,10 @@ def is_replay(directory: Path) -> bool:
 
 
 def to_json(result: Mapping[str, Json]) -> str:
-    """JSON text, on one line if it holds per-request lists; a nan or infinity in it is a defect and raises."""
+    """JSON text, on one line if it holds per-request lists; a nan or infinity beside them is a defect and raises."""
     runs = result.get("runs")
-    is_detailed = isinstance(runs, list) and any("ttfts" in run for run in runs)
-    return json.dumps(result, indent=None if is_detailed else 1, allow_nan=False) + "\n"
+    if isinstance(runs, list) and any("ttfts" in run for run in runs):
+        others = [{key: value for key, value in run.items() if key not in DETAILS} for run in runs]
+        json.dumps({**result, "runs": others}, allow_nan=False)
+        return msgspec.json.encode(result).decode() + "\n"
+    return json.dumps(result, indent=1, allow_nan=False) + "\n"

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import struct
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,14 +23,15 @@ from sim.costs.forms.slots import slots_of
 from sim.costs.forms.table import TableCosts
 from sim.devices.contention import Regime
 from sim.drafters.drafter import reads_all, reads_two
+from sim.engine.draft_length import ByBatch
 from sim.engine.fleet import Fleet, Routing
 from sim.engine.kv import KvPool
 from sim.engine.paged import PagedPool
 from sim.engine.radix import RadixPool
 from sim.engine.serving import Serving
-from sim.engine.time_series import GapSamples, Gauge
+from sim.engine.time_series import GapSamples
 from sim.hosts.simulated import SimHost, Usage
-from sim.interface.request import Request
+from sim.interface.request_columns import Requests
 from sim.interface.work import Kind, Model
 from sim.policies.options import BatchBy, KvMode, rows_per_work
 from sim.policies.unified import SPIN_S
@@ -44,41 +45,58 @@ except ImportError:  # No compiler was there at installation.
 SWITCH = "LANESIM_CORE"
 IN_SERVICE = ("prefill", "decode", "verify", "draft", "draft_prefill")
 """Kinds of passes, as the core numbers them."""
-MARKS = np.dtype([("at_s", "f8"), ("held", "i8")])
-"""Tokens held from a time on."""
+CHANGES = np.dtype([("at_s", "f8"), ("change", "i8")])
+"""Changes of a gauge, which the core keeps where those of several replicas are added up."""
 GAPS = np.dtype([("at_s", "f8"), ("gap_s", "f8"), ("count", "i8")])
 """Gaps of requests whose tokens came together."""
-WAITS = np.dtype([("at_s", "f8"), ("change", "i8")])
-"""Changes of the queue beside arrivals and first seats: who is preempted waits once more."""
-TIMES = ("arrival_s", "entered_s", "known_s", "queued_s", "scheduled_s", "first_s", "last_s", "delay_s")
-LENGTHS = ("prompt", "output", "blocks", "is_measured", "first_round")
-SERVED = ("num_rounds", "num_accepted", "num_drafted", "num_preemptions", "prefilled", "goal", "needs_catch_up")
-COUNTS = LENGTHS + SERVED
-REQUESTS = np.dtype([(name, "f8") for name in TIMES] + [(name, "i8") for name in COUNTS])
+TIMES = ("arrival_s", "known_s", "queued_s", "scheduled_s", "first_token_s", "last_token_s")
+SERVED = ("prefilled_tokens", "prefill_goal", "num_preemptions", "num_rounds", "accepted_tokens", "drafted_tokens")
+REQUESTS = np.dtype(
+    [(name, "f8") for name in TIMES]
+    + [("first_round", "i8")]
+    + [(name, "i4") for name in ("prompt_tokens", "output_tokens", "blocks", *SERVED)]
+    + [(name, "?") for name in ("needs_catch_up", "is_measured")],
+    align=True,
+)
 """A request, as the core has it; its rounds are those of `accepted` from the first one on."""
-SETTINGS = struct.Struct("=31q 17d")
+SETTINGS = struct.Struct("=32q 19d")
 """What the core goes by, in the order of its struct."""
+GAUGE = struct.Struct("=2d 2q")
+"""Integral, time of the last change, value and peak."""
 TOTALS = struct.Struct("=2d 2qd 2qd")
 """What the core sums up: now_s, busy_s, and works, tokens and device seconds of target and draft."""
 LANE_POLICIES = ("pd", "pdv", "unified", "baseline")
 """As the core numbers them."""
 LANE_KINDS = (Kind.PREFILL, Kind.DRAFT, Kind.VERIFY)
 """Kinds of works of lanes, likewise."""
-LANE_SETTINGS = struct.Struct("=12q 8d 11d")
+LANE_SETTINGS = struct.Struct("=12q 8d 13d")
 """What the core goes by with lanes, in the order of its struct."""
 LANE_TOTALS = struct.Struct("=2d q")
 """now_s, busy_s and polls; then works, tokens and device seconds of 3 streams by kind."""
 USAGE = np.dtype([("num_works", "i8"), ("tokens", "i8"), ("device_s", "f8")])
 MOST_STREAMS, MOST_WORKERS = 3, 64
+FORMS = SIMPY, PYTHON, CORE = "simpy", "python", "core"
+"""Forms of the simulator that a run can be in."""
+Table = NDArray[np.void]
 told: Counter[str] = Counter()
-"""Runs of this process by who served them: "core", or the reason why Python did."""
+"""Runs of this command by who served them: "core", "simpy", or the reason why Python did."""
+told_ns: Counter[str] = Counter()
+"""CPU time of these runs, likewise."""
 
 
 def said() -> str:
-    """Runs of this process, those that Python served with the reasons; empty where there were none."""
-    in_python = [f"{count} in Python ({reason})" for reason, count in sorted(told.items()) if reason != "core"]
-    runs = [f"{told['core']} runs in the compiled core"] if told["core"] else []
-    return ", ".join(runs + in_python)
+    """The build, runs of this command and their CPU seconds, those in Python by reason."""
+    names = {CORE: "in the compiled core", SIMPY: "in SimPy"}
+    runs = [
+        f"{told[who]} runs {names.get(who, f'in Python ({who})')} took {told_ns[who] / 1e9:.2f} CPU-s"
+        for who in sorted(told, key=lambda who: (who not in names, -told_ns[who]))
+    ]
+    return f"build: {build()}. {', '.join(runs) or 'No run: a store had them'}"
+
+
+def build() -> str:
+    """The build of this installation, in words."""
+    return "compiled core" if is_on() else "pure Python, 3 to 6 times slower than with the compiled core"
 
 
 def is_on() -> bool:
@@ -86,11 +104,13 @@ def is_on() -> bool:
     return core is not None and os.environ.get(SWITCH) != "off"
 
 
-def serve(resolved: Resolved, serving: Serving | Fleet, host: SimHost, draws: AcceptanceDraws) -> bool:
-    """Serve all requests in the core; False, and nothing has changed, where Python must."""
+def serve(resolved: Resolved, serving: Serving | Fleet, host: SimHost, draws: AcceptanceDraws) -> str:
+    """Serve all requests in the core; the reason, and nothing has changed, where Python must. Raises ValueError where
+    only the core may."""
     members = serving.servings if isinstance(serving, Fleet) else [serving]
     has_lanes = resolved.policy.is_built_in and resolved.policy.name in LANE_POLICIES
-    reason = _reason(resolved, serving, members[0], host, has_lanes=has_lanes) if is_on() else "no core"
+    reason = f"--in {PYTHON}" if resolved.form == PYTHON else "" if is_on() else "no compiled core"
+    reason = reason or _reason(resolved, serving, members[0], host, has_lanes=has_lanes)
     if not reason:
         try:
             if has_lanes:
@@ -100,8 +120,10 @@ def serve(resolved: Resolved, serving: Serving | Fleet, host: SimHost, draws: Ac
         except BaseException:
             host.close()
             raise
-    told[reason or "core"] += 1
-    return not reason
+    if reason and resolved.form == CORE:
+        host.close()
+        raise ValueError(f"--in {CORE}: the compiled core does not serve this run ({reason}); --in {PYTHON} does")
+    return reason
 
 
 def _reason(resolved: Resolved, whole: Serving | Fleet, serving: Serving, host: SimHost, *, has_lanes: bool) -> str:
@@ -114,12 +136,12 @@ def _reason(resolved: Resolved, whole: Serving | Fleet, serving: Serving, host: 
     if costs.host.idle_ramp is not None:
         return "costs or memory that remember"
     if resolved.scenario.window.stop_s is not None or host.is_heard:
-        return "somebody looks"
+        return "works that are recorded, or a window that closes"
     reason = _lane_reason(resolved, whole, serving) if has_lanes else _continuous_reason(resolved, whole, serving)
     if reason:
         return reason
-    length = controller.constant_length
-    if length != controller.draft_tokens_max:
+    length = controller.draft_tokens_max
+    if controller.constant_length != length and (has_lanes or type(controller) is not ByBatch):
         return "draft lengths that change"
     method = limits.method
     priced = reads_all if method.reads_features else reads_two
@@ -127,7 +149,7 @@ def _reason(resolved: Resolved, whole: Serving | Fleet, serving: Serving, host: 
         return f"drafts of {method}"
     if any(passes.projects_context for passes in (costs._target, costs._draft) if passes is not None):
         return "drafts of dspark"
-    if any(request.priority for request in serving.requests) or not serving.requests:
+    if not serving.requests or Requests.of(serving.requests).column("priority").any():
         return "priorities"
     return ""
 
@@ -168,62 +190,58 @@ def _serve(
     resolved: Resolved, whole: Serving | Fleet, members: Sequence[Serving], host: SimHost, draws: AcceptanceDraws
 ) -> bool:
     """Replicas to which requests go in turn are runs of their own, whose accounts are added up in order of time."""
-    requests, first, count = whole.requests, members[0], len(members)
-    draft_tokens = first.controller.draft_tokens_max
-    table, accepted = _table(requests, first, draws)
-    settings, (models, functions) = _settings(resolved, first), _models(resolved)
-    runs: list[_Run] = []
-    for index in range(min(count, len(requests))):
-        part, served = table if count == 1 else table[index::count].copy(), requests[index::count]
+    requests, first, count = Requests.of(whole.requests), members[0], len(members)
+    draft_tokens, indexes = first.controller.draft_tokens_max, requests.column("index")
+    table, accepted, lengths = _table(requests, first, draws)
+    settings, (models, functions) = _settings(resolved, first, is_part=count > 1), _models(resolved)
+    runs, samples = list[_Run](), GapSamples()
+    for place in range(min(count, len(requests))):
+        part = table if count == 1 else table[place::count].copy()
+        gaps: list[bytes] = []
 
-        def redraw(place: int, emitted_tokens: int, served: Sequence[Request] = served) -> bytes:
-            request = served[place]
-            return draws.rounds(request.index, emitted_tokens, request.output_tokens, draft_tokens).tobytes()
+        def redraw(at: int, emitted_tokens: int, place: int = place, part: Table = part) -> bytes:
+            index, output_tokens = int(indexes[place + at * count]), int(part["output_tokens"][at])
+            return draws.rounds(index, emitted_tokens, output_tokens, draft_tokens).tobytes()
 
-        given = core.serve(*functions, redraw, (settings, part, accepted, *models))
+        hear = _hear(samples) if count == 1 else gaps.append
+        given = core.serve(*functions, hear, redraw, (settings, part, accepted, lengths, *models))
         if given is None:
             return False
-        table[index::count] = part
-        marks, gaps, waits = (
-            np.frombuffer(each, kind) for each, kind in zip(given, (MARKS, GAPS, WAITS), strict=False)
-        )
-        now_s, busy_s, *used = TOTALS.unpack(given[3])
-        runs.append(_Run(marks, gaps, waits, now_s, busy_s, (used[:3], used[3:])))
-    for index, serving in enumerate(members):
-        num_requests = len(requests[index::count])
+        table[place::count] = part
+        now_s, busy_s, *used = TOTALS.unpack(given[0])
+        runs.append(_Run(given[1:3], given[3:], b"".join(gaps), now_s, busy_s, (used[:3], used[3:])))
+    for place, serving in enumerate(members):
+        num_requests = len(range(place, len(requests), count))
         serving.num_finished = serving.num_admitted = serving.intake.num_arrived = num_requests
     if isinstance(whole, Fleet):
         whole.num_arrived = len(requests)
-    _write_gaps(whole.gaps, [run.gaps for run in runs])
-    _write_queue(whole.queue, table, np.concatenate([run.waits for run in runs]))
-    changes = [np.diff(run.marks["held"], prepend=0) for run in runs]
-    _set(whole.kv.held, np.concatenate([run.marks["at_s"] for run in runs]), np.concatenate(changes))
+        _add_up(whole, runs)
+    else:
+        _set(whole, samples, runs[0].gauges)
     kinds = (Kind.STEP, Kind.HOST if resolved.limits.method.looks_up else Kind.DRAFT)[: 1 + (draft_tokens > 0)]
     usage = _usage(host, kinds, [run.usage[: len(kinds)] for run in runs])
     host.conclude(max([run.now_s for run in runs]), sum([run.busy_s for run in runs]) / count, usage)
-    del runs, given, marks, gaps  # They are as large as all requests.
-    _write(requests, table, draft_tokens)
+    _write(requests, table)
     return True
 
 
 def _serve_in_lanes(resolved: Resolved, serving: Serving, host: SimHost, draws: AcceptanceDraws) -> bool:
     """Requests of one replica, by a policy with lanes."""
-    requests, draft_tokens = serving.requests, serving.controller.draft_tokens_max
-    table, accepted = _table(requests, serving, draws)
+    requests = Requests.of(serving.requests)
+    table, accepted, lengths = _table(requests, serving, draws)
     models, functions = _models(resolved)
-    given = core.serve_in_lanes(*functions, None, (_lane_settings(resolved, serving), table, accepted, *models))
+    buffers = (_lane_settings(resolved, serving), table, accepted, lengths, *models)
+    samples = GapSamples()
+    given = core.serve_in_lanes(*functions, _hear(samples), None, buffers)
     if given is None:
         return False
-    marks, gaps = (np.frombuffer(each, kind) for each, kind in zip(given, (MARKS, GAPS), strict=False))
-    now_s, busy_s, host.num_polls = LANE_TOTALS.unpack(given[2][: LANE_TOTALS.size])
-    used = np.frombuffer(given[2], USAGE, offset=LANE_TOTALS.size).reshape(MOST_STREAMS, len(LANE_KINDS))
+    now_s, busy_s, host.num_polls = LANE_TOTALS.unpack(given[0][: LANE_TOTALS.size])
+    used = np.frombuffer(given[0], USAGE, offset=LANE_TOTALS.size).reshape(MOST_STREAMS, len(LANE_KINDS))
     usage = _usage(host, LANE_KINDS, used.tolist())
     serving.num_finished = serving.num_admitted = serving.intake.num_arrived = len(requests)
-    _write_gaps(serving.gaps, [gaps])
-    _write_queue(serving.queue, table, np.empty(0, WAITS))
-    _set(serving.kv.held, marks["at_s"], np.diff(marks["held"], prepend=0))
+    _set(serving, samples, given[1:3])
     host.conclude(now_s, busy_s, usage)
-    _write(requests, table, draft_tokens)
+    _write(requests, table)
     return True
 
 
@@ -237,26 +255,17 @@ def _lane_settings(resolved: Resolved, serving: Serving) -> bytearray:
     draft = Model.TARGET if costs.profile.draft is None else Model.DRAFT
     return bytearray(
         LANE_SETTINGS.pack(
-            LANE_POLICIES.index(name),
-            draft_tokens,
-            serving.max_num_seqs,
-            serving.max_num_batched_tokens,
-            serving.max_concurrency or 0,
-            serving.kv.num_blocks,
-            serving.plans_ahead,
-            options.workers,
-            options.hybrid_requests,
+            *(LANE_POLICIES.index(name), draft_tokens, serving.max_num_seqs, serving.max_num_batched_tokens),
+            *(serving.max_concurrency or 0, serving.kv.num_blocks, serving.plans_ahead),
+            *(options.workers, options.hybrid_requests),
             1 if is_baseline else rows_per_work(options, limits, decode_rows, draft_tokens),
             1 if is_baseline else rows_per_work(options, limits, options.verify_batch, draft_tokens),
             1 if is_baseline else limits.lane_batch(options.decode_batch, draft_tokens),
-            resolved.contention.phi,
-            poll_s,
-            costs.host.look_s,
+            *(resolved.contention.phi, poll_s, costs.host.look_s),
             # A stream that is alone on its device is never slowed by others.
             *[1.0 if num_streams == 1 else costs.host_inflation(count) for count in range(1, MOST_STREAMS + 1)],
-            costs.passes(Model.TARGET).num_kernels,
-            costs.passes(draft).num_kernels,
-            *_host(costs),
+            *(costs.passes(Model.TARGET).num_kernels, costs.passes(draft).num_kernels),
+            *_host(serving, costs),
         )
     )
 
@@ -264,12 +273,12 @@ def _lane_settings(resolved: Resolved, serving: Serving) -> bytearray:
 class _Run(NamedTuple):
     """The run of one replica."""
 
-    marks: NDArray[np.void]
-    """[steps, about] of MARKS."""
-    gaps: NDArray[np.void]
+    gauges: Sequence[bytes]
+    """Of the queue and of the tokens held."""
+    changes: Sequence[bytes]
+    """[changes] of both, as CHANGES, where there are several replicas."""
+    gaps: bytes
     """[steps, about] of GAPS."""
-    waits: NDArray[np.void]
-    """Of WAITS."""
     now_s: float
     busy_s: float
     usage: tuple[list[Any], list[Any]]
@@ -277,27 +286,37 @@ class _Run(NamedTuple):
 
 
 def _table(
-    requests: Sequence[Request], serving: Serving, draws: AcceptanceDraws
-) -> tuple[NDArray[np.void], NDArray[np.int8]]:
-    """[requests] of REQUESTS, and [rounds] accepted tokens; no loop of the core goes beyond them, or on for ever."""
-    table, draft_tokens = np.zeros(len(requests), dtype=REQUESTS), serving.controller.draft_tokens_max
-    for name in TIMES:
+    requests: Requests, serving: Serving, draws: AcceptanceDraws
+) -> tuple[Table, NDArray[np.int8], NDArray[np.int8]]:
+    """[requests] of REQUESTS, [rounds] accepted tokens, and draft lengths by the requests of a step, one if they are
+    all the same. No loop of the core goes beyond them, or on for ever."""
+    controller, table = serving.controller, np.zeros(len(requests), dtype=REQUESTS)
+    draft_tokens = controller.draft_tokens_max
+    is_constant = controller.constant_length == draft_tokens
+    most = 1 if is_constant else 2 * (serving.max_num_seqs or len(requests)) + 2
+    lengths = [controller.length_for(num_requests) for num_requests in range(most)]
+    for name in TIMES[1:]:
         table[name] = np.nan
-    table["arrival_s"] = [request.arrival_s for request in requests]
-    table["prompt"] = prompts = np.array([request.prompt_tokens for request in requests], dtype=np.int64)
-    table["output"] = outputs = np.array([request.output_tokens for request in requests], dtype=np.int64)
-    table["delay_s"] = serving.intake.frontend_s + serving.intake.frontend_token_s * prompts
+    sent = ("arrival_s", "prompt_tokens", "output_tokens")
+    for name in sent:
+        table[name] = requests.column(name)
+    if requests.is_table and serving.max_concurrency is None:
+        # The core changes none of these then, and they are there once.
+        requests.change({name: table[name] for name in sent})
+    prompts, outputs = table["prompt_tokens"], table["output_tokens"]
     table["blocks"] = -(-(prompts + outputs + serving.kv.draft_slots) // serving.kv.block_size) + serving.kv.kept_blocks
-    table["is_measured"] = [request.index in serving.measured for request in requests]
+    indexes, measured = requests.column("index"), serving.measured
+    table["is_measured"] = (indexes >= measured.start) & (indexes < measured.stop)
     accepted = np.zeros(1, dtype=np.int8)
-    if draft_tokens:
-        indexes = np.array([request.index for request in requests], dtype=np.int64)
-        _, _, accepted, rounds = draws.all_rounds(indexes, outputs, draft_tokens)
+    if not is_constant:
+        accepted, table["first_round"] = draws.by_position(indexes, outputs.astype(np.int64), draft_tokens)
+    elif draft_tokens:
+        _, _, accepted, rounds = draws.all_rounds(indexes, outputs.astype(np.int64), draft_tokens)
         table["first_round"] = np.cumsum(rounds) - rounds
         assert rounds.sum() == len(accepted)
-    assert not np.isnan(table["arrival_s"] + table["delay_s"]).any()
+    assert not np.isnan(table["arrival_s"]).any()
     assert min(prompts.min(), outputs.min()) > 0 == min(accepted.min(initial=0), table["blocks"].min(initial=0))
-    return table, accepted
+    return table, accepted, np.array(lengths, dtype=np.int8)
 
 
 def _costs(resolved: Resolved) -> CompactCosts | TableCosts:
@@ -312,110 +331,67 @@ def _models(resolved: Resolved) -> tuple[tuple[Any, ...], tuple[Any, Any]]:
     return (*slots.models[0], *slots.models[1]), (slots.ask, slots.check)
 
 
-def _host(costs: CompactCosts | TableCosts) -> tuple[float, ...]:
+def _host(serving: Serving, costs: CompactCosts | TableCosts) -> tuple[float, ...]:
     """Times of the host, as the core has them."""
-    host = costs.host
+    host, intake = costs.host, serving.intake
+    eager_s = 0.0 if host.eager_step_s is None else host.eager_step_s - host.step_s
     return (
-        host.step_s,
-        host.row_s,
-        0.0 if host.eager_step_s is None else host.eager_step_s - host.step_s,
-        costs.result_s,
-        prompt_result_s(costs),
-        host.ngram_row_s,
+        *(intake.frontend_s, intake.frontend_token_s),
+        *(host.step_s, host.row_s, eager_s, costs.result_s, prompt_result_s(costs), host.ngram_row_s),
         *[host.served.get(kind, 1.0) for kind in IN_SERVICE],
     )
 
 
-def _settings(resolved: Resolved, serving: Serving) -> bytearray:
-    """What the core goes by."""
+def _settings(resolved: Resolved, serving: Serving, *, is_part: bool) -> bytearray:
+    """What the core goes by; the accounts of `is_part` are added to those of others."""
     limits, costs, draft_tokens = resolved.limits, _costs(resolved), serving.controller.draft_tokens_max
     pool, lookahead, ratio = serving.paged, limits.lookahead(draft_tokens), limits.token_ratio
     ratios = (0.0,) * 4 if ratio is None else (ratio.initial, ratio.min_ratio, ratio.decay_steps, ratio.retract_steps)
     return bytearray(
         SETTINGS.pack(
-            draft_tokens,
-            limits.max_num_seqs,
-            limits.max_num_scheduled_tokens,
-            serving.max_concurrency or 0,
-            limits.slots_per_request,
-            limits.padded_tokens,
-            serving.kv.num_blocks,
-            limits.async_scheduling,
-            limits.no_evict,
-            limits.whole_prompts,
-            limits.method.reads_features,
+            *(draft_tokens, limits.max_num_seqs, limits.max_num_scheduled_tokens, serving.max_concurrency or 0),
+            *(limits.slots_per_request, limits.padded_tokens, serving.kv.num_blocks, limits.async_scheduling),
+            *(limits.no_evict, limits.whole_prompts, limits.method.reads_features),
             limits.method.looks_up and draft_tokens > 0,
             limits.long_prefill_token_threshold or limits.max_num_scheduled_tokens,
-            limits.spares_lone_prompt,
-            lookahead,
-            lookahead if limits.seats_lookahead else 0,
-            pool.max_tokens,
-            pool.block_size,
-            pool.kept_blocks,
-            pool.is_caching,
-            pool.drops_cached_block,
-            pool.seats_first_chunk,
-            pool.caches_results,
-            pool.reuses_blank_first,
-            limits.receive_interval,
-            limits.batch_wait_steps,
-            limits.balance[0],
-            limits.retracts,
+            *(limits.spares_lone_prompt, lookahead, lookahead if limits.seats_lookahead else 0),
+            *(pool.max_tokens, pool.block_size, pool.kept_blocks, pool.is_caching, pool.drops_cached_block),
+            *(pool.seats_first_chunk, pool.caches_results, pool.reuses_blank_first),
+            *(limits.receive_interval, limits.batch_wait_steps, limits.balance[0], limits.retracts),
             limits.drafts_before_verify and limits.method.runs_per_token,
-            limits.max_num_batched_tokens,
-            0 if ratio is None else ratio.max_answer_tokens,
-            limits.batch_wait[1],
-            limits.balance[1],
+            *(limits.max_num_batched_tokens, 0 if ratio is None else ratio.max_answer_tokens, is_part),
+            *(limits.batch_wait[1], limits.balance[1]),
             *ratios,
-            *_host(costs),
+            *_host(serving, costs),
         )
     )
 
 
-def _write(requests: Sequence[Request], table: NDArray[np.void], draft_tokens: int) -> None:
-    times = [table[name].tolist() for name in TIMES[:-1]]
-    for request, arrival_s, _, known_s, queued_s, scheduled_s, first_s, last_s in zip(requests, *times, strict=True):
-        request.arrival_s, request.known_s = arrival_s, known_s
-        request.queued_s, request.scheduled_s = queued_s, scheduled_s
-        request.first_token_s, request.last_token_s = first_s, last_s
-        request.emitted_tokens = request.output_tokens
-    counts = [table[name].tolist() for name in ("prefilled", "goal", "num_preemptions")]
-    for request, prefilled, goal, num_preemptions in zip(requests, *counts, strict=True):
-        request.prefilled_tokens, request.prefill_goal, request.num_preemptions = prefilled, goal, num_preemptions
-    if draft_tokens:
-        counts = [table[name].tolist() for name in ("num_rounds", "num_accepted", "num_drafted", "needs_catch_up")]
-        for request, num_rounds, accepted, drafted, needs_catch_up in zip(requests, *counts, strict=True):
-            request.num_rounds, request.accepted_tokens, request.drafted_tokens = num_rounds, accepted, drafted
-            request.needs_catch_up = bool(needs_catch_up)
+def _write(requests: Requests, table: Table) -> None:
+    served = {name: table[name] for name in (*TIMES, *SERVED, "needs_catch_up")}
+    requests.change({**served, "emitted_tokens": table["output_tokens"]})
 
 
-def _write_gaps(gaps: GapSamples, parts: Sequence[NDArray[np.void]]) -> None:
-    """Gaps of all parts in order of time; equal neighbours are one, with their number."""
-    gaps_s, counts = (np.concatenate([part[name] for part in parts]) for name in ("gap_s", "count"))
-    if len(parts) > 1:
-        order = np.argsort(np.concatenate([part["at_s"] for part in parts]), kind="stable")
-        gaps_s, counts = gaps_s[order], counts[order]
-    starts = np.flatnonzero(np.diff(gaps_s, prepend=-1.0))
-    gaps.gaps_s.frombytes(gaps_s[starts].tobytes())
-    if len(starts):
-        gaps.counts.extend(np.add.reduceat(counts, starts).tolist())
+def _hear(samples: GapSamples) -> Callable[[bytes], None]:
+    """Adds GAPS in order of time."""
+    return lambda part: samples.extend(np.frombuffer(part, GAPS))
 
 
-def _write_queue(queue: Gauge, table: NDArray[np.void], waits: NDArray[np.void]) -> None:
-    times = np.concatenate((table["entered_s"], table["scheduled_s"], waits["at_s"]))
-    _set(queue, times, np.concatenate((np.repeat((1, -1), len(table)), waits["change"])))
+def _set(serving: Serving, samples: GapSamples, gauges: Sequence[bytes]) -> None:
+    """Gaps, and the queue and the tokens held at the end."""
+    serving.gaps = samples
+    for gauge, values in zip((serving.queue, serving.kv.held), gauges, strict=True):
+        gauge._integral, gauge._since_s, gauge.value, gauge.peak = GAUGE.unpack(values)
 
 
-def _set(gauge: Gauge, times: NDArray[np.float64], changes: NDArray[np.int64]) -> None:
-    """`gauge` after all `changes`, those of an instant together."""
-    order = np.argsort(times, kind="stable")
-    times, values = times[order], np.cumsum(changes[order])
-    lasting = np.flatnonzero(np.diff(times, append=np.inf))
-    spans = np.diff(times[lasting], prepend=0.0)
-    values = np.concatenate(([0], values[lasting]))
-    gauge.value, gauge.peak = int(values[-1]), int(values[:-1].max())
-    # Summed one after the other, as the gauge does.
-    gauge._integral, gauge._since_s = float(np.cumsum(values[:-1] * spans)[-1]), float(times[-1])
+def _add_up(fleet: Fleet, runs: Sequence[_Run]) -> None:
+    """Gaps and gauges of all replicas, in order of time."""
+    gaps = np.frombuffer(b"".join([run.gaps for run in runs]), GAPS)
+    fleet.gaps.extend(gaps[np.argsort(gaps["at_s"], kind="stable")])
+    for place, gauge in enumerate((fleet.queue, fleet.kv.held)):
+        changes = np.frombuffer(b"".join([run.changes[place] for run in runs]), CHANGES)
+        for at_s, change in changes[np.argsort(changes["at_s"], kind="stable")].tolist():
+            gauge.add(change, at_s)
 
 
 def _usage(host: SimHost, kinds: Sequence[Kind], used: Sequence[Sequence[Any]]) -> dict[tuple[str, Kind], Usage]:

@@ -15,11 +15,14 @@ Not here: what a run that is taken must be like (sim.run.compiled), what is in a
 #include "core_costs.h"
 
 typedef struct {
-    double arrival_s, entered_s, known_s, queued_s, scheduled_s, first_s, last_s;
-    double delay_s;            /* in the frontend */
-    Count prompt, output, blocks, is_measured, first_round, num_rounds, num_accepted;
-    Count num_drafted, num_preemptions, prefilled, goal, needs_catch_up;
+    double arrival_s, known_s, queued_s, scheduled_s, first_s, last_s;
+    Count first_round;
+    int32_t prompt, output, blocks, prefilled, goal, num_preemptions, num_rounds, num_accepted, num_drafted;
+    int8_t needs_catch_up, is_measured;
 } Request;
+
+/* Its seconds in the frontend. */
+static double delay_of(const Host *host, const Request *one) { return host->frontend_s + host->frontend_token_s * one->prompt; }
 
 /* A list that grows. */
 typedef struct { void *at; Count count, most; } List;
@@ -38,31 +41,57 @@ static void *add(Costs *costs, List *list, size_t size) {
     return (char *)list->at + size * list->count++;
 }
 
-static PyObject *bytes_of(const List *list, size_t size) {
-    return PyBytes_FromStringAndSize(list->at ? list->at : "", list->count * size);
+/* A quantity over time (sim.engine.time_series.Gauge), and what it changed by, where that is kept. */
+typedef struct { double at_s; Count by; } Change;
+typedef struct { double integral, since_s; Count value, peak; int keeps; List changes; } Gauge;
+enum { QUEUE, HELD, NUM_GAUGES };
+
+static void change(Costs *costs, Gauge *gauge, Count by, double now_s) {
+    if (now_s > gauge->since_s) {
+        gauge->integral += gauge->value * (now_s - gauge->since_s);
+        gauge->since_s = now_s, gauge->peak = more(gauge->peak, gauge->value);
+    }
+    gauge->value += by;
+    if (!gauge->keeps) return;
+    Change *last = add(costs, &gauge->changes, sizeof(Change));
+    if (last != NULL) *last = (Change){now_s, by};
 }
 
-/* Tokens in memory from a time on. */
-typedef struct { double at_s; Count held; } Mark;
+/* What a run summed up and its gauges show, and what these changed by. */
+static PyObject *accounts_of(void *totals, Py_ssize_t size, Gauge *gauges) {
+    Gauge *q = &gauges[QUEUE], *h = &gauges[HELD];
+    Py_ssize_t shown = offsetof(Gauge, keeps), each = sizeof(Change);
+    return Py_BuildValue("y#y#y#y#y#", totals, size, q, shown, h, shown, q->keeps ? q->changes.at : "", q->changes.count * each,
+                         h->keeps ? h->changes.at : "", h->changes.count * each);
+}
+
 /* Gaps of requests whose tokens came together. */
 typedef struct { double at_s, gap_s; Count count; } Gap;
+enum { GAPS_AT_ONCE = 1 << 15 };
+
+static void tell_gaps(Costs *costs, List *gaps) {
+    if (costs->has_failed || !gaps->count) return;
+    PyObject *none = PyObject_CallFunction(costs->hear, "y#", gaps->at, (Py_ssize_t)(gaps->count * sizeof(Gap)));
+    costs->has_failed = none == NULL, gaps->count = 0;
+    Py_XDECREF(none);
+}
 
 static void add_gap(Costs *costs, List *gaps, double at_s, double gap_s, Count count) {
+    if (gaps->count == GAPS_AT_ONCE) tell_gaps(costs, gaps);
     Gap *gap = add(costs, gaps, sizeof(Gap));
     if (gap != NULL) *gap = (Gap){at_s, gap_s, count};
 }
 
-/* Gaps of a batch; its requests mostly had their last tokens together. */
-static void add_gaps(Costs *costs, List *gaps, const Request *requests, const Count *batch, Count num, double now_s) {
-    double since_s = now_s;
-    Count count = 0;
-    for (Count i = 0; i < num; i++) {
-        const Request *one = &requests[batch[i]];
-        if (!one->is_measured) continue;
-        if (count && one->last_s != since_s) add_gap(costs, gaps, now_s, now_s - since_s, count), count = 0;
-        since_s = one->last_s, count++;
-    }
-    if (count) add_gap(costs, gaps, now_s, now_s - since_s, count);
+/* Requests of a batch that had their last tokens together, as most have. */
+typedef struct { double since_s; Count count; } Alike;
+
+static void add_alike(Costs *costs, List *gaps, Alike *alike, double now_s) {
+    if (alike->count) add_gap(costs, gaps, now_s, now_s - alike->since_s, alike->count), alike->count = 0;
+}
+
+static void note_gap(Costs *costs, List *gaps, Alike *alike, double last_s, double now_s) {
+    if (last_s != alike->since_s) add_alike(costs, gaps, alike, now_s);
+    alike->since_s = last_s, alike->count++;
 }
 
 #include "core_device.h"
@@ -77,44 +106,50 @@ typedef struct {
     Count is_caching, drops_cached_block, seats_first_chunk, caches_results, reuses_blank_first;
     Count receive_interval, batch_wait_steps, balance_steps;
     Count retracts, drafts_before_verify, max_batched_tokens, max_answer_tokens;   /* SGLang */
+    Count is_part;             /* of several replicas, whose changes are added up */
     double batch_wait_tokens, balance_queue, initial_ratio, min_ratio, decay_steps, retract_steps;
     Host host;
 } Settings;
 
 /* A request that is served. Its blocks: how many its table has, and how many of these, its first, have a key. */
 typedef struct {
-    Count emitted, drafted, in_flight, kv, blocks, num_named, cached;
-    Count freed_at, num_freed;  /* where the blocks with a key that it gave back are in the line of free ones */
-    Count next, round_at;       /* the next of `rounds`, and how many tokens are out where it begins; -1: nowhere */
+    double last_s;
+    int32_t emitted, output, drafted, in_flight, prompt, prefilled, goal, kv, blocks, cached;
+    int8_t is_preempted, is_measured, has_left_named, is_lost, needs_catch_up;
+    int32_t num_rounds, num_accepted, num_drafted, num_named;
+    int32_t next, round_at;     /* the next of `rounds`, and how many tokens are out where it begins; -1: nowhere */
     const int8_t *rounds;
     int8_t *own_rounds;
-    int is_preempted, has_left_named, is_lost;
+    Count freed_at, num_freed;  /* where the blocks with a key that it gave back are in the line of free ones */
 } Row;
 
 /* A step: its rows, with tokens of each, and the chunks of prompts. */
-typedef struct { Count *rows, *row_tokens, num_rows; Chunks chunks; double at_s; } Plan;
-typedef struct { double at_s; Count change; } Wait; /* of the queue: who is preempted waits once more */
+typedef struct { Count *rows, *row_tokens, num_rows, tokens, context; Chunks chunks; double at_s; int has_begun; } Plan;
 typedef struct { double now_s, busy_s; Usage usage[2]; } Totals;
 typedef struct { Count from, to; } Hole;
 
 typedef struct {
     Settings set;
     Costs costs;
+    const int8_t *lengths;     /* of drafts, by the requests of a step; one alone: all drafts are as long */
+    Count num_lengths, draft_tokens; /* and of the step under way */
     PyObject *redraw;          /* rounds of a request from a token on, where drafts were cut or tokens came without */
     Request *requests;         /* in order of arrival */
-    Row *rows;
+    const int8_t *accepted;
+    Row *rows;                 /* of those who were seen and have not finished, and some between, in a ring */
+    Count row_mask, first_row;
     Count num_requests, num_come, num_queued, num_seen, num_finished;
+    double entered_s;          /* when the last of those who have come is in the queue */
     Count *running, num_running, running_blocks;   /* seated, oldest first; blocks for their whole lives */
     Count *queue, first_waiting, num_waiting, queue_mask; /* who waits and was seen, in a ring */
     /* Free blocks: those without a key that are taken first, then a line, from head to tail, with holes. */
     Count num_free, num_blank, line_head, line_tail;
     List holes;                /* in order */
-    Count held;
-    int is_touched;            /* somebody has changed what is held, since time went on */
+    Gauge gauges[NUM_GAUGES];
     double now_s, issuer_free_s, device_free_s;
     Totals totals;
     Plan plans[2];
-    List marks, waits, gaps;
+    List gaps;
     int is_beyond;             /* something that only Python knows */
     Count steps_unseen, steps_held_back, steps_balanced;
     int holds_back;            /* prompts wait for others to come */
@@ -142,33 +177,30 @@ static double submit(Run *run, int model, const Pass *p, double ahead_s) {
 
 /* -- a request on its way */
 
-static int is_finished(const Run *run, Count i) { return run->rows[i].emitted >= run->requests[i].output; }
+static Row *row_of(const Run *run, Count i) { return &run->rows[i & run->row_mask]; }
+
+static int is_finished(const Row *row) { return row->emitted >= row->output; }
 
 /* It has its last token with the step under way, whatever that accepts. */
-static int must_end(const Run *run, Count i) { return run->rows[i].in_flight && run->rows[i].emitted + 1 >= run->requests[i].output; }
+static int must_end(const Row *row) { return row->in_flight && row->emitted + 1 >= row->output; }
 
 /* Tokens of its prompt, and of what it had before it was preempted, that no chunk has yet. */
-static Count missing_of(const Run *run, Count i) {
-    return run->requests[i].goal - run->requests[i].prefilled - run->rows[i].in_flight;
-}
+static Count missing_of(const Row *row) { return row->goal - row->prefilled - row->in_flight; }
 
 /* Its tokens in the target's KV between rounds. */
-static Count context_of_row(const Run *run, Count i) {
-    const Request *one = &run->requests[i];
-    return one->prefilled + more(0, run->rows[i].emitted - 1 - (one->goal - one->prompt));
-}
+static Count context_of_row(const Row *row) { return row->prefilled + more(0, row->emitted - 1 - (row->goal - row->prompt)); }
 
 /* Its tokens so far: what is to be computed, once more if it was preempted, before it goes on. */
-static Count tokens_so_far(const Run *run, Count i) { return run->requests[i].prompt + run->rows[i].emitted; }
+static Count tokens_so_far(const Row *row) { return row->prompt + row->emitted; }
 
 /* Tokens of its next round; behind a step under way as long as any. */
-static Count round_of(const Run *run, Count i, int is_ahead) {
-    return 1 + (is_ahead && run->rows[i].in_flight ? run->set.draft_tokens : run->rows[i].drafted);
+static Count round_of(const Run *run, const Row *row, int is_ahead) {
+    return 1 + (is_ahead && row->in_flight ? run->draft_tokens : row->drafted);
 }
 
 /* -- memory (sim.engine.paged, where no request has what another one computed) */
 
-static Count blocks_of(const Run *run, Count tokens) { return (tokens + run->set.block_size - 1) / run->set.block_size; }
+static Count blocks_of(const Run *run, Count tokens) { return (uint32_t)(tokens + run->set.block_size - 1) / (uint32_t)run->set.block_size; }
 
 static void take_blocks(Run *run, Count count) {
     run->num_free -= count;
@@ -200,30 +232,28 @@ static void free_blocks(Run *run, Row *row) {
     row->blocks = row->num_named = 0;
 }
 
-static Count cached_tokens(const Run *run, Count i) {
-    return more(run->rows[i].cached, run->set.caches_results ? context_of_row(run, i) : 0);
+static Count cached_tokens(const Run *run, const Row *row) {
+    return more(row->cached, run->set.caches_results ? context_of_row(row) : 0);
 }
 
 /* Extend a table to `tokens` and the look-ahead behind them; 0 where memory is short. */
-static int grow(Run *run, Count i, Count tokens, Count lookahead) {
-    Row *row = &run->rows[i];
+static inline int grow(Run *run, Row *row, Count tokens, Count lookahead) {
     Count slots = fewer(tokens + lookahead, run->set.max_len);
-    Count missing = blocks_of(run, slots) - row->blocks;
-    if (missing > 0) {
+    if (slots > row->blocks * run->set.block_size) {
+        Count missing = blocks_of(run, slots) - row->blocks;
         if (missing > run->num_free) return 0;
         take_blocks(run, missing);
         row->blocks += missing;
     }
-    row->cached = fewer(tokens, tokens_so_far(run, i));
+    row->cached = fewer(tokens, tokens_so_far(row));
     return 1;
 }
 
 /* Blocks of its own that a request which waits finds again, if it was preempted; never that of its last token. */
-static Count found_blocks(const Run *run, Count i) {
-    const Row *row = &run->rows[i];
+static Count found_blocks(const Run *run, const Row *row) {
     if (!row->is_preempted) return 0;
     Count found = row->num_freed - more(0, run->line_head - row->freed_at);
-    return more(0, fewer(found, (tokens_so_far(run, i) - 1) / run->set.block_size) - run->set.drops_cached_block);
+    return more(0, fewer(found, (tokens_so_far(row) - 1) / run->set.block_size) - run->set.drops_cached_block);
 }
 
 /* They are free no longer: a hole in the line. */
@@ -249,13 +279,11 @@ static void bring_in(Run *run) {
         if (places && run->num_come - run->num_finished >= places) break;
         if (places) one->arrival_s = larger(one->arrival_s, run->now_s);
         if (places && run->num_come) one->arrival_s = larger(one->arrival_s, one[-1].arrival_s);
-        one->entered_s = one->arrival_s + one->delay_s;
-        if (run->num_come) one->entered_s = larger(one->entered_s, one[-1].entered_s);
-        one->known_s = one->entered_s;
+        one->known_s = run->entered_s = larger(one->arrival_s + delay_of(&run->set.host, one), run->entered_s);
     }
 }
 
-static void hold(Run *run, Row *row, Count change) { row->kv += change, run->held += change, run->is_touched = 1; }
+static void hold(Run *run, Row *row, Count by) { row->kv += by, change(&run->costs, &run->gauges[HELD], by, run->now_s); }
 
 static Count waiting(const Run *run, Count place) { return run->queue[(run->first_waiting + place) & run->queue_mask]; }
 
@@ -263,14 +291,33 @@ static Count waiting(const Run *run, Count place) { return run->queue[(run->firs
 static void wait_first(Run *run, Count i) { run->num_waiting++, run->queue[--run->first_waiting & run->queue_mask] = i; }
 static void wait_last(Run *run, Count i) { run->queue[(run->first_waiting + run->num_waiting++) & run->queue_mask] = i; }
 
-static void note_wait(Run *run, Count change) {
-    Wait *wait = add(&run->costs, &run->waits, sizeof(Wait));
-    if (wait != NULL) *wait = (Wait){run->now_s, change};
+/* Who has come by now waits. */
+static void note_arrivals(Run *run) {
+    for (; run->num_queued < run->num_come && run->requests[run->num_queued].known_s <= run->now_s; run->num_queued++)
+        change(&run->costs, &run->gauges[QUEUE], 1, run->requests[run->num_queued].known_s);
+}
+
+static void note_wait(Run *run, Count by) { note_arrivals(run), change(&run->costs, &run->gauges[QUEUE], by, run->now_s); }
+
+/* A row for a request that is seen; 0 where memory is out. */
+static int open_row(Run *run, Count i) {
+    while (run->rows == NULL || i - run->first_row > run->row_mask) {
+        Count mask = run->row_mask << 1 | 1;
+        Row *rows = PyMem_Malloc((mask + 1) * sizeof(Row));
+        if (rows == NULL) { run_out(&run->costs); return 0; }
+        for (Count j = run->first_row; j < i; j++) rows[j & mask] = *row_of(run, j);
+        PyMem_Free(run->rows);
+        run->rows = rows, run->row_mask = mask;
+    }
+    const Request *one = &run->requests[i];
+    *row_of(run, i) = (Row){.output = one->output, .prompt = one->prompt, .goal = one->prompt, .is_measured = one->is_measured,
+                            .rounds = run->accepted + one->first_round, .round_at = 1};
+    return 1;
 }
 
 /* `i` runs no longer and gives its memory back; whole blocks of its first `tokens` can be found again. */
 static void take_memory(Run *run, Count i, Count tokens) {
-    Row *row = &run->rows[i];
+    Row *row = row_of(run, i);
     Count num_named = run->set.is_caching ? tokens / run->set.block_size : 0;
     run->is_beyond |= run->set.is_caching && row->has_left_named;
     if (num_named > row->num_named) row->num_named = num_named;
@@ -285,15 +332,19 @@ static void take_memory(Run *run, Count i, Count tokens) {
 /* The newest request that runs waits ahead of all others; what a step under way brings it counts. */
 static Count preempt(Run *run) {
     Count i = run->running[--run->num_running];
-    take_memory(run, i, cached_tokens(run, i));
+    take_memory(run, i, cached_tokens(run, row_of(run, i)));
     wait_first(run, i);
     return i;
 }
 
 static void release(Run *run, Count i) {
-    Row *row = &run->rows[i];
+    Row *row = row_of(run, i);
+    Request *one = &run->requests[i];
     hold(run, row, -row->kv);
     run->num_finished++;
+    PyMem_Free(row->own_rounds), row->own_rounds = NULL;
+    one->last_s = row->last_s, one->prefilled = row->prefilled, one->goal = row->goal, one->num_rounds = row->num_rounds;
+    one->num_accepted = row->num_accepted, one->num_drafted = row->num_drafted, one->needs_catch_up = row->needs_catch_up;
     if (row->is_preempted) {
         Count place = 0;
         while (waiting(run, place) != i) place++;
@@ -303,16 +354,15 @@ static void release(Run *run, Count i) {
         note_wait(run, -1);
         return;
     }
-    row->cached = cached_tokens(run, i);
+    row->cached = cached_tokens(run, row);
     free_blocks(run, row);
-    run->running_blocks -= run->requests[i].blocks;
+    run->running_blocks -= one->blocks;
 }
 
 /* The rounds of `i` from its next token on; 0 with an exception set. Those that it has are of another token, since a draft
    was cut or a prompt that was computed again brought one. */
-static int redraw_rounds(Run *run, Count i) {
-    Row *row = &run->rows[i];
-    Count most = run->requests[i].output - row->emitted; /* a round brings a token at least */
+static int redraw_rounds(Run *run, Row *row, Count i) {
+    Count most = row->output - row->emitted; /* a round brings a token at least */
     if (row->own_rounds == NULL) row->own_rounds = PyMem_Malloc(most);
     if (row->own_rounds == NULL) run_out(&run->costs);
     if (run->costs.has_failed) return 0;
@@ -326,10 +376,10 @@ static int redraw_rounds(Run *run, Count i) {
     return !run->costs.has_failed;
 }
 
-/* How many tokens of the draft in flight are accepted. */
-static Count accepted_of(Run *run, Count i) {
-    Row *row = &run->rows[i];
-    if (!row->drafted || (row->round_at != row->emitted && !redraw_rounds(run, i))) return 0;
+/* How many tokens of the draft in flight are accepted. Where lengths differ, `rounds` has the most by position. */
+static Count accepted_of(Run *run, Row *row, Count i) {
+    if (run->num_lengths > 1) return fewer(row->rounds[row->emitted], row->drafted);
+    if (row->round_at != row->emitted && !redraw_rounds(run, row, i)) return 0;
     Count accepted = row->rounds[row->next];
     if (accepted > row->drafted) { row->round_at = -1; return row->drafted; }
     row->next++, row->round_at += accepted + 1;
@@ -349,7 +399,7 @@ static int has_queued(const Run *run) { return run->num_waiting && !run->holds_b
 
 /* A prompt that is not cut waits for a step with room for it, an answer that is never cut for memory until its end. */
 static int is_held_up(const Run *run, Count i, Count room) {
-    Count goal = tokens_so_far(run, i);
+    Count goal = tokens_so_far(row_of(run, i));
     if (run->set.whole_prompts && room < goal && goal <= run->set.max_tokens) return 1;
     return run->set.no_evict && run->running_blocks + run->requests[i].blocks > run->set.num_blocks;
 }
@@ -360,10 +410,10 @@ static Chunk seat(Run *run, Count room, Count padded, int is_beside_rows) {
     Chunk none = {0, 0, 0};
     if (!has_queued(run)) return none;
     Count i = waiting(run, 0);
-    int is_again = run->rows[i].is_preempted;
     Request *one = &run->requests[i];
-    Row *row = &run->rows[i];
-    Count goal = tokens_so_far(run, i), found = found_blocks(run, i);
+    Row *row = row_of(run, i);
+    int is_again = row->is_preempted;
+    Count goal = tokens_so_far(row), found = found_blocks(run, row);
     Count history = found * set->block_size, end = fewer(goal, history + room), needed;
     if (goal - history <= 1 && (is_beside_rows || history) && history + padded < set->max_len) {
         if (padded > room) return none;
@@ -373,11 +423,12 @@ static Chunk seat(Run *run, Count room, Count padded, int is_beside_rows) {
     if (!set->seats_first_chunk) needed = more(needed, goal);
     if (blocks_of(run, needed) + set->kept_blocks > run->num_free) return none;
     run->first_waiting++, run->num_waiting--;
-    if (is_again) note_wait(run, -1), take_found(run, row, found);
+    note_wait(run, -1);
+    if (is_again) take_found(run, row, found);
     take_blocks(run, set->kept_blocks);
-    grow(run, i, end, set->seat_lookahead);
+    grow(run, row, end, set->seat_lookahead);
     if (one->scheduled_s != one->scheduled_s) one->scheduled_s = run->now_s;
-    row->is_preempted = 0, one->goal = goal, one->prefilled = history;
+    row->is_preempted = 0, row->goal = goal, row->prefilled = history;
     hold(run, row, history);
     run->running[run->num_running++] = i, run->running_blocks += one->blocks;
     return (Chunk){end - history, history, i};
@@ -387,10 +438,14 @@ static Chunk seat(Run *run, Count room, Count padded, int is_beside_rows) {
 static void take_in(Run *run, int after_rows) {
     const Settings *set = &run->set;
     Count tokens = run->num_running;
-    while (run->num_queued < run->num_come && run->requests[run->num_queued].entered_s <= run->now_s) run->num_queued++;
+    note_arrivals(run);
+    Count kept = run->num_seen; /* SGLang has some who have finished in its batch */
+    for (Count j = 0; j < run->num_batch; j++) kept = fewer(kept, run->batch[j]);
+    for (Count j = 0; j < run->num_ended; j++) kept = fewer(kept, run->ended[j]);
+    while (run->first_row < kept && is_finished(row_of(run, run->first_row))) run->first_row++;
     run->steps_unseen++;
     if (!after_rows || run->steps_unseen >= set->receive_interval)
-        for (run->steps_unseen = 0; run->num_seen < run->num_queued; run->num_seen++) {
+        for (run->steps_unseen = 0; run->num_seen < run->num_queued && open_row(run, run->num_seen); run->num_seen++) {
             run->requests[run->num_seen].queued_s = run->now_s;
             wait_last(run, run->num_seen);
         }
@@ -417,18 +472,18 @@ static void clear(const Run *run, Plan *plan) {
 enum { SPARE_TOKENS = 2 };
 
 /* Tokens of its answer, which ends before memory does; and those that it lacks, as admission counts them. */
-static Count answer_of(const Run *run, Count i) {
-    return fewer(run->requests[i].output, run->set.num_blocks * run->set.block_size - SPARE_TOKENS - run->requests[i].prompt);
+static Count answer_of(const Run *run, const Row *row) {
+    return fewer(row->output, run->set.num_blocks * run->set.block_size - SPARE_TOKENS - row->prompt);
 }
 
-static Count lacking_of(const Run *run, Count i) {
-    return fewer(more(0, answer_of(run, i) - run->rows[i].emitted), run->set.max_answer_tokens);
+static Count lacking_of(const Run *run, const Row *row) {
+    return fewer(more(0, answer_of(run, row) - row->emitted), run->set.max_answer_tokens);
 }
 
 /* The prompt that the last step of prompts did not finish, which is the newest that runs; -1: none. */
 static Count cut_prompt(const Run *run) {
     Count newest = run->num_running ? run->running[run->num_running - 1] : -1;
-    return newest >= 0 && missing_of(run, newest) > 0 ? newest : -1;
+    return newest >= 0 && missing_of(row_of(run, newest)) > 0 ? newest : -1;
 }
 
 static Count free_tokens(const Run *run) { return run->num_free * run->set.block_size; }
@@ -436,7 +491,7 @@ static Count free_tokens(const Run *run) { return run->num_free * run->set.block
 /* Prompts of the last step that are through become rows. */
 static void merge(Run *run) {
     Count num_rows = 0;
-    for (Count j = 0; j < run->num_ended; j++) if (!is_finished(run, run->ended[j])) run->ended[num_rows++] = run->ended[j];
+    for (Count j = 0; j < run->num_ended; j++) if (!is_finished(row_of(run, run->ended[j]))) run->ended[num_rows++] = run->ended[j];
     if (run->has_cut || num_rows < run->num_ended || (num_rows && !run->num_batch)) run->is_full = 0;
     for (Count j = 0; j < num_rows; j++) run->batch[run->num_batch++] = run->ended[j];
     run->num_ended = run->has_cut = 0;
@@ -444,9 +499,9 @@ static void merge(Run *run) {
 
 /* Note a prompt of the step, of which `held` tokens are computed by its end; tokens that it keeps free. */
 static Count end_chunk(Run *run, Count i, Count held) {
-    if (held < run->requests[i].goal) { run->has_cut = 1; return 0; }
+    if (held < row_of(run, i)->goal) { run->has_cut = 1; return 0; }
     run->ended[run->num_ended++] = i;
-    return fewer(answer_of(run, i), run->set.max_answer_tokens);
+    return fewer(answer_of(run, row_of(run, i)), run->set.max_answer_tokens);
 }
 
 static void plan_prompts(Run *run, Plan *plan) {
@@ -455,20 +510,23 @@ static void plan_prompts(Run *run, Plan *plan) {
     Count cut = cut_prompt(run);
     if (cut < 0 && (run->is_full || !has_queued(run))) return;
     if (cut < 0 && seats <= 0) { run->is_full = 1; return; }
-    for (Count j = 0; j < run->num_batch; j++) lacking += lacking_of(run, run->batch[j]);
+    for (Count j = 0; j < run->num_batch; j++) lacking += lacking_of(run, row_of(run, run->batch[j]));
     double kept = run->ratio * lacking;
     if (cut >= 0) {
-        Count held = run->requests[cut].prefilled + run->rows[cut].in_flight, tokens = missing_of(run, cut);
-        Count spare = run->rows[cut].blocks * set->block_size - held, room = spare + (Count)(free_tokens(run) - kept);
+        Row *row = row_of(run, cut);
+        Count held = row->prefilled + row->in_flight, tokens = missing_of(row);
+        Count spare = row->blocks * set->block_size - held, room = spare + (Count)(free_tokens(run) - kept);
         tokens = fewer(fewer(tokens, more(room, spare)), fewer(longest, budget));
-        if (!tokens || !grow(run, cut, held + tokens, 0)) { run->has_cut = 1; return; }
+        if (!tokens || !grow(run, row, held + tokens, 0)) { run->has_cut = 1; return; }
         add_chunk(&plan->chunks, (Chunk){tokens, held, cut});
         budget -= tokens;
         kept += end_chunk(run, cut, held + tokens);
     }
     while (has_queued(run) && !run->is_full) {
-        Count i = waiting(run, 0), found = found_blocks(run, i) * set->block_size;
-        run->is_full = plan->chunks.count >= seats || tokens_so_far(run, i) - found + lacking_of(run, i) >= free_tokens(run) - found - kept;
+        Count i = waiting(run, 0);
+        const Row *row = row_of(run, i);
+        Count found = found_blocks(run, row) * set->block_size;
+        run->is_full = plan->chunks.count >= seats || tokens_so_far(row) - found + lacking_of(run, row) >= free_tokens(run) - found - kept;
         if (run->is_full || budget <= 0 || run->has_cut) return;
         Chunk chunk = seat(run, fewer(budget, longest), 0, 0);
         if (!chunk.new_tokens) { run->is_full = 1; return; }
@@ -482,9 +540,9 @@ static void plan_prompts(Run *run, Plan *plan) {
 
 /* A row waits behind all who were seen; what a step under way brings it counts for nothing. */
 static void give_up(Run *run, Count i) {
-    Row *row = &run->rows[i];
+    Row *row = row_of(run, i);
     row->is_lost = row->in_flight > 0, row->in_flight = 0;
-    take_memory(run, i, fewer(run->requests[i].prefilled, run->requests[i].goal));
+    take_memory(run, i, fewer(row->prefilled, row->goal));
     wait_last(run, i);
 }
 
@@ -492,8 +550,8 @@ static void give_up(Run *run, Count i) {
 static int lacks(const Run *run, Count tokens) {
     Count lacking = 0;
     for (Count j = 0; j < run->num_batch; j++) {
-        Count i = run->batch[j];
-        lacking += blocks_of(run, context_of_row(run, i) + run->rows[i].in_flight + tokens) - run->rows[i].blocks;
+        const Row *row = row_of(run, run->batch[j]);
+        lacking += blocks_of(run, context_of_row(row) + row->in_flight + tokens) - row->blocks;
     }
     return lacking > run->num_free;
 }
@@ -504,7 +562,7 @@ static void retract(Run *run) {
     for (Count j = 1; !run->set.lookahead && j < run->num_batch; j++) {
         Count i = batch[j], place = j;
         for (; place; place--) {
-            Count before = run->rows[batch[place - 1]].emitted, own = run->rows[i].emitted;
+            Count before = row_of(run, batch[place - 1])->emitted, own = row_of(run, i)->emitted;
             if (before > own || (before == own && run->requests[batch[place - 1]].prompt <= run->requests[i].prompt)) break;
             batch[place] = batch[place - 1];
         }
@@ -512,7 +570,7 @@ static void retract(Run *run) {
     }
     for (int is_first = 1; run->num_batch > 1 && (is_first || lacks(run, 1 + run->set.lookahead)); is_first = 0)
         give_up(run, batch[--run->num_batch]);
-    for (Count j = 0; j < run->num_batch; j++) emitted += run->rows[batch[j]].emitted, answers += answer_of(run, batch[j]);
+    for (Count j = 0; j < run->num_batch; j++) emitted += row_of(run, batch[j])->emitted, answers += answer_of(run, row_of(run, batch[j]));
     run->ratio = smaller(1.0, (emitted + run->set.retract_steps * run->num_batch) / (answers + 1));
 }
 
@@ -520,7 +578,7 @@ static void plan_rows(Run *run, Plan *plan, int is_ahead) {
     const Settings *set = &run->set;
     Count num_before = run->num_batch, num_rows = 0;
     Count cut = cut_prompt(run);
-    for (Count j = 0; j < num_before; j++) if (!is_finished(run, run->batch[j])) run->batch[num_rows++] = run->batch[j];
+    for (Count j = 0; j < num_before; j++) if (!is_finished(row_of(run, run->batch[j]))) run->batch[num_rows++] = run->batch[j];
     run->num_batch = num_rows;
     if (num_rows < num_before || !num_rows) run->is_full = 0;
     if (!num_rows) return;
@@ -530,10 +588,11 @@ static void plan_rows(Run *run, Plan *plan, int is_ahead) {
     num_rows = 0;
     for (Count j = 0; j < run->num_batch; j++) {
         Count i = run->batch[j];
-        Count tokens = round_of(run, i, is_ahead), held = context_of_row(run, i) + run->rows[i].in_flight;
-        if (!must_end(run, i) && !grow(run, i, held + tokens, 0)) { give_up(run, i); continue; }
+        Row *row = row_of(run, i);
+        Count tokens = round_of(run, row, is_ahead), held = context_of_row(row) + row->in_flight;
+        if (!must_end(row) && !grow(run, row, held + tokens, 0)) { give_up(run, i); continue; }
         run->batch[num_rows++] = i;
-        if (!must_end(run, i)) plan->rows[plan->num_rows] = i, plan->row_tokens[plan->num_rows++] = tokens;
+        if (!must_end(row)) plan->rows[plan->num_rows] = i, plan->row_tokens[plan->num_rows++] = tokens;
     }
     run->num_batch = num_rows;
     memcpy(run->running, run->batch, num_rows * sizeof(Count));
@@ -542,16 +601,15 @@ static void plan_rows(Run *run, Plan *plan, int is_ahead) {
 }
 
 /* Free what the table has beyond what is held (RadixPool.give_back). */
-static void give_back(Run *run, Count i) {
-    Row *row = &run->rows[i];
-    Count spare = fewer(row->blocks - blocks_of(run, context_of_row(run, i)), row->blocks - row->num_named);
+static void give_back(Run *run, Row *row) {
+    Count spare = fewer(row->blocks - blocks_of(run, context_of_row(row)), row->blocks - row->num_named);
     if (spare > 0) row->blocks -= spare, run->num_free += spare, run->num_blank += spare;
 }
 
 static void fill_apart(Run *run, Plan *plan, int is_ahead) {
     merge(run);
     for (Count j = 0; run->set.lookahead && j < run->num_running; j++)
-        if (!run->rows[run->running[j]].in_flight) give_back(run, run->running[j]);
+        if (!row_of(run, run->running[j])->in_flight) give_back(run, row_of(run, run->running[j]));
     plan_prompts(run, plan);
     if (!plan->chunks.count) plan_rows(run, plan, is_ahead);
     if (plan->num_rows || plan->chunks.count || is_ahead) return;
@@ -562,11 +620,35 @@ static void fill_apart(Run *run, Plan *plan, int is_ahead) {
 /* What a step that has ended brings to those who were retracted meanwhile counts for nothing. */
 static void leave_out_lost(Run *run, Plan *plan) {
     Count num_rows = 0, num_chunks = 0;
-    for (Count j = 0; j < plan->num_rows; j++) if (!run->rows[plan->rows[j]].is_lost) plan->rows[num_rows++] = plan->rows[j];
+    for (Count j = 0; j < plan->num_rows; j++) if (!row_of(run, plan->rows[j])->is_lost) plan->rows[num_rows++] = plan->rows[j];
     for (Count j = 0; j < plan->chunks.count; j++)
-        if (!run->rows[plan->chunks.at[j].request].is_lost) plan->chunks.at[num_chunks++] = plan->chunks.at[j];
-    for (Count j = 0; j < run->num_waiting; j++) run->rows[waiting(run, j)].is_lost = 0;
+        if (!row_of(run, plan->chunks.at[j].request)->is_lost) plan->chunks.at[num_chunks++] = plan->chunks.at[j];
+    for (Count j = 0; j < run->num_waiting; j++) row_of(run, waiting(run, j))->is_lost = 0;
     plan->num_rows = num_rows, plan->chunks.count = num_chunks;
+}
+
+/* A row of a step that begins; its draft is cut to what had room. */
+static void begin_row(Run *run, Plan *plan, Row *row, Count i, Count tokens) {
+    if (row->drafted >= tokens) {
+        hold(run, row, tokens - 1 - row->drafted);
+        row->drafted = tokens - 1;
+    }
+    row->in_flight = row->drafted + 1;
+    plan->tokens += row->in_flight, plan->context += context_of_row(row);
+    plan->rows[plan->num_rows++] = i;
+}
+
+/* Who has finished meanwhile is left out (plan.begin_step). A step that was planned at its beginning has begun. */
+static void begin_step(Run *run, Plan *plan) {
+    Count count = plan->has_begun ? 0 : plan->num_rows;
+    if (count) plan->num_rows = 0;
+    for (Count j = 0; j < count; j++) {
+        Row *row = row_of(run, plan->rows[j]);
+        if (!is_finished(row)) begin_row(run, plan, row, plan->rows[j], plan->row_tokens[j]);
+    }
+    for (Count j = 0; j < plan->chunks.count; j++)
+        row_of(run, plan->chunks.at[j].request)->in_flight = plan->chunks.at[j].new_tokens;
+    run->draft_tokens = run->lengths[fewer(plan->num_rows + plan->chunks.count, run->num_lengths - 1)];
 }
 
 /* Fill a step's budget, ahead of what the step under way brings or not. Each request fits when it is alone
@@ -578,22 +660,24 @@ static void fill(Run *run, Plan *plan, int is_ahead, int after_rows) {
     take_in(run, after_rows);
     clear(run, plan);
     if (set->retracts) { fill_apart(run, plan, is_ahead); return; }
+    plan->has_begun = !is_ahead;
     if (set->spares_lone_prompt && run->num_running + run->num_waiting + run->num_queued - run->num_seen == 1) longest = set->max_tokens;
     for (Count index = 0; index < run->num_running && budget > slots;) {
-        Count i = run->running[index++], missing = missing_of(run, i), held, tokens;
-        const Row *row = &run->rows[i];
-        if (missing <= 0 && must_end(run, i)) continue;
-        held = (missing > 0 ? run->requests[i].prefilled : context_of_row(run, i)) + row->in_flight;
-        tokens = fewer(missing > 0 ? missing : round_of(run, i, is_ahead), fewer(longest, budget - slots));
+        Count i = run->running[index++], missing, held, tokens;
+        Row *row = row_of(run, i);
+        if ((missing = missing_of(row)) <= 0 && must_end(row)) continue;
+        held = (missing > 0 ? row->prefilled : context_of_row(row)) + row->in_flight;
+        tokens = fewer(missing > 0 ? missing : round_of(run, row, is_ahead), fewer(longest, budget - slots));
         if (missing <= 0) tokens = fewer(tokens, set->max_len - held - 1);
         if (tokens <= 0) continue;
-        while (!grow(run, i, held + tokens, set->lookahead)) {
+        while (!grow(run, row, held + tokens, set->lookahead)) {
             has_preempted = 1;
             if (preempt(run) == i) break;
         }
         if (row->is_preempted) break;
         budget -= tokens + slots;
         if (missing > 0) add_chunk(&plan->chunks, (Chunk){tokens, held, i});
+        else if (plan->has_begun) begin_row(run, plan, row, i, tokens);
         else plan->rows[plan->num_rows] = i, plan->row_tokens[plan->num_rows++] = tokens;
     }
     Count padded = plan->chunks.count ? 0 : set->padded_tokens;
@@ -609,51 +693,32 @@ static void fill(Run *run, Plan *plan, int is_ahead, int after_rows) {
 /* -- a step is served */
 
 static int is_empty(const Plan *plan) { return !plan->num_rows && !plan->chunks.count; }
-static int is_last(const Run *run, const Chunk *chunk) { return chunk->history + chunk->new_tokens >= run->requests[chunk->request].goal; }
-
-/* Who has finished meanwhile is left out, and drafts are cut to what had room (plan.begin_step). */
-static void begin_step(Run *run, Plan *plan) {
-    Count count = 0;
-    for (Count j = 0; j < plan->num_rows; j++) {
-        Row *row = &run->rows[plan->rows[j]];
-        if (is_finished(run, plan->rows[j])) continue;
-        if (row->drafted >= plan->row_tokens[j]) {
-            hold(run, row, plan->row_tokens[j] - 1 - row->drafted);
-            row->drafted = plan->row_tokens[j] - 1;
-        }
-        row->in_flight = row->drafted + 1;
-        plan->rows[count++] = plan->rows[j];
-    }
-    plan->num_rows = count;
-    for (Count j = 0; j < plan->chunks.count; j++)
-        run->rows[plan->chunks.at[j].request].in_flight = plan->chunks.at[j].new_tokens;
+static int is_last(const Run *run, const Chunk *chunk) {
+    return chunk->history + chunk->new_tokens >= row_of(run, chunk->request)->goal;
 }
 
 /* The target pass of a step and a model's drafts behind it; when the last of them ends. */
 static double submit_step(Run *run, const Plan *plan, double ahead_s) {
-    Count num_completed = 0, draft_tokens = run->set.draft_tokens;
-    Pass target = {.rows = plan->num_rows, .chunks = &plan->chunks}, draft = {.chunks = &plan->chunks};
-    for (Count j = 0; j < plan->num_rows; j++) {
-        target.row_tokens += run->rows[plan->rows[j]].in_flight;
-        target.context += context_of_row(run, plan->rows[j]);
-    }
-    draft.context = target.context;
+    Count num_completed = 0, draft_tokens = run->draft_tokens;
+    Pass target = {.rows = plan->num_rows, .row_tokens = plan->tokens, .context = plan->context, .chunks = &plan->chunks};
+    Pass draft = {.context = plan->context, .chunks = &plan->chunks};
     for (Count j = 0; j < plan->chunks.count; j++) {
         if (!is_last(run, &plan->chunks.at[j])) continue;
-        num_completed++, draft.context += run->requests[plan->chunks.at[j].request].goal;
+        num_completed++, draft.context += row_of(run, plan->chunks.at[j].request)->goal;
     }
     target.head_rows = target.row_tokens + num_completed;
-    if (run->set.drafts_before_verify && draft_tokens) {
+    if (run->set.drafts_before_verify && run->set.draft_tokens) {
         Count longest = 0;
-        for (Count j = 0; j < plan->num_rows; j++) longest = more(longest, run->rows[plan->rows[j]].drafted);
+        for (Count j = 0; j < plan->num_rows; j++) longest = more(longest, row_of(run, plan->rows[j])->drafted);
         Pass later = {.rows = target.rows, .row_tokens = target.rows, .context = target.context, .head_rows = target.rows,
                       .passes = longest - 1, .chunks = &NO_CHUNKS, .goes_on = 1};
         if (longest > 1) submit(run, 1, &later, ahead_s), ahead_s = INFINITY;
-        draft_tokens = 1;
+        draft_tokens = fewer(1, draft_tokens);
     }
     double end_s = submit(run, 0, &target, ahead_s);
-    if (!draft_tokens || run->set.looks_up) return end_s;
-    draft.rows = draft.head_rows = plan->num_rows + num_completed, draft.passes = draft.rows ? draft_tokens : 0;
+    if (!run->set.draft_tokens || run->set.looks_up) return end_s;
+    draft.rows = plan->num_rows + num_completed, draft.passes = draft.rows ? draft_tokens : 0;
+    draft.head_rows = draft_tokens ? draft.rows : 0;
     draft.row_tokens = run->set.reads_features ? target.row_tokens : 2 * draft.rows;
     return submit(run, 1, &draft, 0.0);
 }
@@ -662,77 +727,78 @@ static double submit_step(Run *run, const Plan *plan, double ahead_s) {
 static void look_up(Run *run, const Plan *plan) {
     Count rows = plan->num_rows;
     for (Count j = 0; j < plan->chunks.count; j++) rows += is_last(run, &plan->chunks.at[j]);
-    if (!rows) return;
+    if (!rows || !run->draft_tokens) return;
     run->now_s = run->issuer_free_s = larger(run->issuer_free_s, run->now_s) + run->set.host.lookup_row_s * rows;
     run->totals.usage[1].num_works++;
 }
 
-/* More tokens are out; the last one lets the request go. */
-static void emit(Run *run, Count i, Count count) {
-    Request *one = &run->requests[i];
-    Row *row = &run->rows[i];
-    if (row->emitted == 0) one->first_s = run->now_s;
-    one->last_s = run->now_s;
-    row->emitted = fewer(row->emitted + count, one->output);
+/* More tokens are out. */
+static void emit(Run *run, Row *row, Count i, Count count) {
+    if (row->emitted == 0) run->requests[i].first_s = run->now_s;
+    row->last_s = run->now_s;
+    row->emitted = fewer(row->emitted + count, row->output);
 }
 
-/* The next round of who goes on is open. */
-static void open_round(Run *run, Count i) {
-    Row *row = &run->rows[i];
-    if (is_finished(run, i) || row->is_preempted) return;
-    row->drafted = run->set.draft_tokens;
-    hold(run, row, row->drafted + 1);
+/* The last token lets the request go; else its next round is open. Tokens that its memory takes. */
+static Count go_on(Run *run, Row *row, Count i) {
+    if (is_finished(row)) release(run, i);
+    if (is_finished(row) || row->is_preempted) return 0;
+    row->drafted = run->draft_tokens, row->kv += row->drafted + 1;
+    return row->drafted + 1;
 }
 
+/* The rounds of a step's rows; what is rejected is rolled back. */
 static void commit_rows(Run *run, const Plan *plan) {
-    add_gaps(&run->costs, &run->gaps, run->requests, plan->rows, plan->num_rows, run->now_s);
+    Alike alike = {0};
+    Count held = 0;
     for (Count j = 0; j < plan->num_rows; j++) {
-        Count i = plan->rows[j], accepted = accepted_of(run, i);
-        Request *one = &run->requests[i];
-        Row *row = &run->rows[i];
-        if (!row->is_preempted) hold(run, row, accepted - row->drafted);
-        one->num_rounds += row->drafted > 0, one->num_drafted += row->drafted, one->num_accepted += accepted;
-        one->needs_catch_up = row->drafted > 0 && row->drafted == accepted;
+        Count i = plan->rows[j];
+        Row *row = row_of(run, i);
+        Count accepted = 0;
+        if (row->is_measured) note_gap(&run->costs, &run->gaps, &alike, row->last_s, run->now_s);
+        row->needs_catch_up = 0;
+        if (row->drafted) {
+            accepted = accepted_of(run, row, i);
+            if (!row->is_preempted) row->kv += accepted - row->drafted, held += accepted - row->drafted;
+            row->num_rounds++, row->num_drafted += row->drafted, row->num_accepted += accepted;
+            row->needs_catch_up = row->drafted == accepted;
+        }
         row->drafted = row->in_flight = 0;
-        emit(run, i, accepted + 1);
+        emit(run, row, i, accepted + 1);
+        held += go_on(run, row, i);
     }
-    for (Count j = 0; j < plan->num_rows; j++)
-        if (is_finished(run, plan->rows[j])) release(run, plan->rows[j]);
+    add_alike(&run->costs, &run->gaps, &alike, run->now_s);
+    if (plan->num_rows) change(&run->costs, &run->gauges[HELD], held, run->now_s);
 }
 
 /* All that a step brought (plan.commit_step). */
 static void commit(Run *run, Plan *plan) {
-    Count count = 0;
+    Count count = 0, num_finished = run->num_finished;
     if (run->set.retracts) leave_out_lost(run, plan);
-    for (Count j = 0; j < plan->chunks.count; j++) run->rows[plan->chunks.at[j].request].in_flight = 0;
+    for (Count j = 0; j < plan->chunks.count; j++) row_of(run, plan->chunks.at[j].request)->in_flight = 0;
     commit_rows(run, plan);
-    for (Count j = 0; j < plan->num_rows; j++) open_round(run, plan->rows[j]);
     for (Count j = 0; j < plan->chunks.count; j++) {
         Chunk *chunk = &plan->chunks.at[j];
         Count i = chunk->request, was_last = is_last(run, chunk);
-        Request *one = &run->requests[i];
-        Row *row = &run->rows[i];
-        chunk->new_tokens = fewer(chunk->new_tokens, one->goal - one->prefilled); /* without padding */
-        one->prefilled += chunk->new_tokens;
+        Row *row = row_of(run, i);
+        chunk->new_tokens = fewer(chunk->new_tokens, row->goal - row->prefilled); /* without padding */
+        row->prefilled += chunk->new_tokens;
         if (!row->is_preempted) hold(run, row, chunk->new_tokens);
-        if (one->prefilled == one->goal) {
-            if (row->emitted && one->is_measured) add_gap(&run->costs, &run->gaps, run->now_s, run->now_s - one->last_s, 1);
-            one->known_s = run->now_s;
-            emit(run, i, 1);
-            if (is_finished(run, i)) release(run, i);
+        if (row->prefilled == row->goal) {
+            if (row->emitted && row->is_measured) add_gap(&run->costs, &run->gaps, run->now_s, run->now_s - row->last_s, 1);
+            run->requests[i].known_s = run->now_s;
+            emit(run, row, i, 1);
         }
-        if (was_last) open_round(run, i);
+        if (was_last) change(&run->costs, &run->gauges[HELD], go_on(run, row, i), run->now_s);
     }
-    for (Count j = 0; j < run->num_running; j++)
-        if (!is_finished(run, run->running[j])) run->running[count++] = run->running[j];
-    run->num_running = count;
+    for (Count j = 0; run->num_finished > num_finished && j < run->num_running; j++)
+        if (!is_finished(row_of(run, run->running[j]))) run->running[count++] = run->running[j];
+    if (run->num_finished > num_finished) run->num_running = count;
 }
 
-/* Time goes on: what is in memory by now stays there until then. */
+/* Time goes on. */
 static void advance(Run *run, double to_s) {
-    Mark *mark = run->is_touched ? add(&run->costs, &run->marks, sizeof(Mark)) : NULL;
-    if (mark != NULL) *mark = (Mark){run->now_s, run->held};
-    run->now_s = to_s, run->is_touched = 0;
+    run->now_s = to_s;
     if (!run->costs.has_failed) run->costs.has_failed = PyErr_CheckSignals() < 0;
 }
 
@@ -749,8 +815,8 @@ static int serve_all(Run *run) {
             bring_in(run);
             const Request *next_one = &run->requests[run->num_queued];
             if (run->num_queued == run->num_come) return 0;
-            advance(run, larger(run->now_s, next_one->entered_s));
-            if (!(next_one->entered_s <= run->now_s)) return 0; /* a cost was nan: nobody comes any more */
+            advance(run, larger(run->now_s, next_one->known_s));
+            if (!(next_one->known_s <= run->now_s)) return 0; /* a cost was nan: nobody comes any more */
             continue;
         }
         begin_step(run, plan);
@@ -773,12 +839,12 @@ static int serve_all(Run *run) {
    ended as a chunk while no seat was free. */
 static int begin(Run *run, const int8_t *accepted) {
     Count most = 2 * fewer(run->set.max_seqs, run->num_requests) + 2;
-    run->rows = PyMem_Calloc(run->num_requests + 1, sizeof(Row));
+    run->accepted = accepted;
     run->running = PyMem_Malloc(3 * most * sizeof(Count));
     if (run->running) run->batch = run->running + most, run->ended = run->batch + most;
     for (run->queue_mask = 1; run->queue_mask < run->num_requests; run->queue_mask = run->queue_mask << 1 | 1);
     run->queue = PyMem_Malloc((run->queue_mask + 1) * sizeof(Count));
-    int is_begun = run->rows && run->running && run->queue;
+    int is_begun = run->running && run->queue;
     for (Plan *plan = run->plans; plan < run->plans + 2; plan++) {
         plan->rows = PyMem_Malloc(2 * most * sizeof(Count));
         plan->chunks.at = PyMem_Malloc(most * sizeof(Chunk));
@@ -786,25 +852,22 @@ static int begin(Run *run, const int8_t *accepted) {
         is_begun = is_begun && plan->rows && plan->chunks.at;
     }
     run->num_free = run->num_blank = run->set.num_blocks;
-    for (Count i = 0; is_begun && i < run->num_requests; i++) {
-        run->requests[i].goal = run->requests[i].prompt;
-        run->rows[i].rounds = accepted + run->requests[i].first_round, run->rows[i].round_at = 1;
-    }
+    run->gauges[QUEUE].keeps = run->gauges[HELD].keeps = run->set.is_part;
     if (!is_begun) run_out(&run->costs);
     return is_begun;
 }
 
 static void end(Run *run) {
-    for (Count i = 0; run->rows && i < run->num_requests; i++) PyMem_Free(run->rows[i].own_rounds);
+    for (Count i = run->first_row; i < run->num_seen; i++) PyMem_Free(row_of(run, i)->own_rounds);
     for (Plan *plan = run->plans; plan < run->plans + 2; plan++) PyMem_Free(plan->rows), PyMem_Free(plan->chunks.at);
     PyMem_Free(run->rows), PyMem_Free(run->running), PyMem_Free(run->queue);
-    PyMem_Free(run->holes.at), PyMem_Free(run->marks.at), PyMem_Free(run->waits.at), PyMem_Free(run->gaps.at);
+    PyMem_Free(run->holes.at), PyMem_Free(run->gaps.at), PyMem_Free(run->gauges[QUEUE].changes.at), PyMem_Free(run->gauges[HELD].changes.at);
 }
 
 /* -- the door */
 
 /* Buffers that Python gives: of each model its constants, and its slots by kind. */
-enum { SETTINGS, REQUESTS, ACCEPTED, MODELS, NUM_BUFFERS = MODELS + 2 * (1 + NUM_KINDS) };
+enum { SETTINGS, REQUESTS, ACCEPTED, LENGTHS, MODELS, NUM_BUFFERS = MODELS + 2 * (1 + NUM_KINDS) };
 
 typedef struct { PyObject *redraw; Py_buffer view[NUM_BUFFERS]; int num_open; } Input;
 
@@ -818,7 +881,7 @@ static int copy(void *into, Py_ssize_t size, const Py_buffer *view) {
 /* Open the buffers, and read settings, which end with what is told of the host, and costs; 0 with an exception set. */
 static int open_input(Input *in, PyObject *args, void *set, Py_ssize_t size, Costs *costs) {
     PyObject *buffers;
-    if (!PyArg_ParseTuple(args, "OOOO!", &costs->ask, &costs->check, &in->redraw, &PyTuple_Type, &buffers)) return 0;
+    if (!PyArg_ParseTuple(args, "OOOOO!", &costs->ask, &costs->check, &costs->hear, &in->redraw, &PyTuple_Type, &buffers)) return 0;
     for (; in->num_open < NUM_BUFFERS; in->num_open++) {
         PyObject *buffer = PyTuple_GetItem(buffers, in->num_open);
         if (buffer == NULL || PyObject_GetBuffer(buffer, &in->view[in->num_open], PyBUF_WRITABLE) < 0) return 0;
@@ -845,13 +908,12 @@ static PyObject *serve(PyObject *Py_UNUSED(module), PyObject *args) {
     PyObject *result = NULL;
     if (open_input(&in, args, &run.set, sizeof run.set, &run.costs)) {
         run.redraw = in.redraw, run.requests = in.view[REQUESTS].buf, run.num_requests = num_requests(&in);
+        run.lengths = in.view[LENGTHS].buf, run.num_lengths = in.view[LENGTHS].len;
         int is_served = begin(&run, in.view[ACCEPTED].buf) && serve_all(&run);
-        advance(&run, run.now_s);
         run.totals.now_s = run.now_s;
+        tell_gaps(&run.costs, &run.gaps);
         if (!run.costs.has_failed && !is_served) result = Py_BuildValue("");
-        if (!run.costs.has_failed && is_served)
-            result = Py_BuildValue("NNNy#", bytes_of(&run.marks, sizeof(Mark)), bytes_of(&run.gaps, sizeof(Gap)),
-                                   bytes_of(&run.waits, sizeof(Wait)), (char *)&run.totals, (Py_ssize_t)sizeof run.totals);
+        if (!run.costs.has_failed && is_served) result = accounts_of(&run.totals, sizeof run.totals, run.gauges);
     }
     close_input(&in);
     end(&run);
@@ -867,10 +929,9 @@ static PyObject *serve_in_lanes(PyObject *Py_UNUSED(module), PyObject *args) {
         l->requests = in.view[REQUESTS].buf, l->num_requests = num_requests(&in), l->accepted = in.view[ACCEPTED].buf;
         int is_served = begin_lanes(l) && serve_lanes(l);
         LaneTotals totals = totals_of(l);
+        tell_gaps(&l->costs, &l->gaps);
         if (!l->costs.has_failed && !is_served) result = Py_BuildValue("");
-        if (!l->costs.has_failed && is_served)
-            result = Py_BuildValue("NNy#", bytes_of(&l->marks, sizeof(Mark)), bytes_of(&l->gaps, sizeof(Gap)),
-                                   (char *)&totals, (Py_ssize_t)sizeof totals);
+        if (!l->costs.has_failed && is_served) result = accounts_of(&totals, sizeof totals, l->gauges);
     }
     close_input(&in);
     end_lanes(l);

@@ -9,6 +9,7 @@ Not here: who submits a pass and when it runs (core.c, core_lanes.h). */
 #define Py_LIMITED_API 0x030B0000
 #include <Python.h>
 #include <math.h>
+#include <stddef.h>
 #include <stdint.h>
 #include <string.h>
 
@@ -36,6 +37,7 @@ typedef struct { double *data; Py_ssize_t width, mask; } Slots;
 typedef struct { Constants is; double told_context; Slots slots[NUM_KINDS]; } Model;
 
 typedef struct {
+    double frontend_s, frontend_token_s;
     double step_s, row_s, eager_s, result_s, prompt_result_s, lookup_row_s;
     double served[NUM_SERVICES]; /* sim.costs.in_service */
 } Host;
@@ -43,7 +45,7 @@ typedef struct {
 typedef struct {
     Host host;
     Model model[2];            /* target, draft */
-    PyObject *ask, *check;
+    PyObject *ask, *check, *hear; /* of gaps */
     int has_failed;            /* an exception is set: nothing is asked any more, and loops end */
 } Costs;
 
@@ -142,7 +144,8 @@ static void check_range(Costs *costs, Model *m, const Pass *p, double most_conte
 
 /* A work of rows alone, with all its passes (WorkCosts.cost). */
 static Cost rows_cost(Costs *costs, Model *m, enum Kind kind, const Pass *p) {
-    const double *part = slot(costs, m, kind, p->rows, kind == ROWS ? p->row_tokens : 0);
+    Count row_tokens = p->head_rows ? p->row_tokens : -p->row_tokens; /* no LM head: a key of its own */
+    const double *part = slot(costs, m, kind, p->rows, kind == ROWS ? row_tokens : 0);
     if (p->context > part[MOST_CONTEXT]) check_range(costs, m, p, part[MOST_CONTEXT] / p->rows);
     Count num_later = p->passes - 1;
     double kv = (double)kv_tokens(m, p);

@@ -53,8 +53,8 @@ struct Lanes {
     Count num_requests, num_come, num_entered, num_admitted, num_finished, free_blocks;
     Count changed;                                         /* of the queue of those that wait (Intake.changed) */
     Lane decode, verify;
-    Count held;                                            /* tokens in memory */
-    List marks, gaps;
+    Gauge gauges[NUM_GAUGES];
+    List gaps;
     Count num_polls, num_posts;
     Task tasks[MAX_TASKS];
     int num_tasks;
@@ -62,16 +62,11 @@ struct Lanes {
 
 /* -- requests (sim.engine.serving) */
 
-static void hold_tokens(Lanes *l, Count change) {
-    Mark *last = l->marks.count ? (Mark *)l->marks.at + l->marks.count - 1 : NULL;
-    if (last == NULL || last->at_s != l->device.now_s) last = add(&l->costs, &l->marks, sizeof(Mark));
-    l->held += change;
-    if (last != NULL) *last = (Mark){l->device.now_s, l->held};
-}
+static void hold_tokens(Lanes *l, Count by) { change(&l->costs, &l->gauges[HELD], by, l->device.now_s); }
 
 static void queue_up(Lanes *l) {
-    Request *one = &l->requests[l->num_entered++];
-    one->entered_s = one->known_s = l->device.now_s;
+    l->requests[l->num_entered++].known_s = l->device.now_s;
+    change(&l->costs, &l->gauges[QUEUE], 1, l->device.now_s);
     l->changed++;
 }
 
@@ -82,6 +77,7 @@ static Count admit(Lanes *l) {
     if (one->blocks > l->free_blocks) return -1;
     l->free_blocks -= one->blocks;
     one->scheduled_s = l->device.now_s;
+    change(&l->costs, &l->gauges[QUEUE], -1, l->device.now_s);
     return l->num_admitted++;
 }
 
@@ -116,7 +112,7 @@ static void take(Lane *lane, Batch *batch, Count at_most) {
 /* A round of `batch` is over: its tokens are out, and who is through leaves; the others stay in `batch`, or go on to `lane`. */
 static void commit_round(Lanes *l, Batch *batch, Lane *lane) {
     Count draft_tokens = l->set.draft_tokens, held = 0, num_staying = 0;
-    add_gaps(&l->costs, &l->gaps, l->requests, batch->at, batch->count, l->device.now_s);
+    Alike alike = {0};
     for (Count j = 0; j < batch->count; j++) {
         Request *one = &l->requests[batch->at[j]];
         Progress *is = &l->progress[batch->at[j]];
@@ -125,9 +121,11 @@ static void commit_round(Lanes *l, Batch *batch, Lane *lane) {
         is->next_round++, one->num_accepted += accepted, one->num_drafted += draft_tokens;
         one->num_rounds += draft_tokens > 0;
         one->needs_catch_up = draft_tokens > 0 && accepted == draft_tokens;
+        if (one->is_measured) note_gap(&l->costs, &l->gaps, &alike, one->last_s, l->device.now_s);
         one->last_s = l->device.now_s;
         is->emitted += accepted + 1;
     }
+    add_alike(&l->costs, &l->gaps, &alike, l->device.now_s);
     hold_tokens(l, held);
     for (Count j = 0; j < batch->count; j++) {
         Count i = batch->at[j];
@@ -268,7 +266,7 @@ static void arrivals(Lanes *l, Task *t) {
         while (places && l->num_come - l->num_finished >= places) CHANGE(l->num_finished, 0.0);
         if (places) one->arrival_s = larger(one->arrival_s, l->device.now_s);
         l->num_come++;
-        if (one->delay_s == 0.0) queue_up(l);
+        if (delay_of(&l->costs.host, one) == 0.0) queue_up(l);
     }
     for (;;) PAUSE;
     END
@@ -279,7 +277,7 @@ static void frontend(Lanes *l, Task *t) {
     BEGIN
     for (;;) {
         while (l->num_entered == l->num_come) CHANGE(l->num_come, 0.0);
-        UNTIL(l->requests[l->num_entered].arrival_s + l->requests[l->num_entered].delay_s);
+        UNTIL(l->requests[l->num_entered].arrival_s + delay_of(&l->costs.host, &l->requests[l->num_entered]));
         queue_up(l);
     }
     END
@@ -499,7 +497,7 @@ static int begin_lanes(Lanes *l) {
         d->inflation[i] = set->inflation[i - 1];
         for (int j = 1; j < i; j++) d->fewer_are_faster[i] |= d->inflation[i] != d->inflation[j];
     }
-    if (l->requests[0].delay_s != 0.0) is_begun &= add_task(l, frontend, 0);
+    if (delay_of(&l->costs.host, l->requests) != 0.0) is_begun &= add_task(l, frontend, 0);
     if (set->policy == PD) is_begun &= add_task(l, pd_decode_lane, most);
     if (set->policy == PDV) is_begun &= add_task(l, pdv_decode_lane, most) && add_task(l, pdv_verify_lane, most);
     if (set->policy == PD || set->policy == PDV) is_begun &= add_task(l, prefill_lane, 0);
@@ -520,6 +518,6 @@ static LaneTotals totals_of(const Lanes *l) {
 static void end_lanes(Lanes *l) {
     for (Task *t = l->tasks; t < l->tasks + l->num_tasks; t++) PyMem_Free(t->batch.at);
     PyMem_Free(l->decode.at), PyMem_Free(l->verify.at);
-    PyMem_Free(l->progress), PyMem_Free(l->marks.at), PyMem_Free(l->gaps.at);
+    PyMem_Free(l->progress), PyMem_Free(l->gaps.at);
     free_ops(&l->device);
 }

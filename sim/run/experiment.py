@@ -26,6 +26,7 @@ from sim.engine.time_series import GaugePart
 from sim.hosts.view import HostView
 from sim.interface.host import Host
 from sim.interface.request import Request
+from sim.interface.request_columns import Requests
 from sim.interface.wait import Task
 from sim.metrics.records import RunRecord, StreamUsage, WorkRecord
 from sim.run.resolve import Resolved
@@ -107,7 +108,7 @@ class Experiment:
     def scenario(self) -> Scenario:
         return self.resolved.scenario
 
-    def requests(self) -> list[Request]:
+    def requests(self) -> Requests:
         """The requests of `served`."""
         return self.served().requests
 
@@ -145,9 +146,9 @@ class Experiment:
     def _check_they_fit(self, requests: Sequence[Request], kv: KvPool) -> None:
         """Raise ValueError for a request that memory cannot hold; warn of those that the model was not made for."""
         profile = self.resolved.profile
-        lengths = [request.prompt_tokens + request.output_tokens for request in requests]
-        longest = max(lengths, default=0)
-        if requests and kv.blocks_for(requests[lengths.index(longest)]) > kv.max_blocks:
+        asked = Requests.of(requests)
+        longest = int((asked.column("prompt_tokens") + asked.column("output_tokens")).max(initial=0))
+        if requests and kv.blocks_of(longest) > kv.max_blocks:
             request = next(each for each in requests if kv.blocks_for(each) > kv.max_blocks)
             raise ValueError(
                 f"{self._named(request)}: prompt {request.prompt_tokens} + output {request.output_tokens} tokens "
@@ -162,13 +163,9 @@ class Experiment:
                 stacklevel=3,
             )
 
-    def draws(self, requests: Sequence[Request] = ()) -> AcceptanceDraws:
-        """Whose drafts are accepted: the tape of this seed, prepared for `requests` where they are known."""
-        draft_tokens = self.resolved.lengths.given
-        draws = AcceptanceDraws(self.resolved.acceptances[0], self.seed)
-        if draft_tokens and requests:
-            draws.prepare([r.index for r in requests], [r.output_tokens for r in requests], draft_tokens)
-        return draws
+    def draws(self) -> AcceptanceDraws:
+        """Whose drafts are accepted: the tape of this seed."""
+        return AcceptanceDraws(self.resolved.acceptances[0], self.seed)
 
     def draws_by_drafter(self) -> list[AcceptanceDraws]:
         """[draft models] where there are several, on the same draws: what one has accepted, a better one has, too."""
@@ -253,9 +250,11 @@ class Experiment:
     def record(self, serving: Serving | Fleet, accounts: Accounts) -> RunRecord:
         """Record of the run; it ends with the last token, or where it was cut."""
         resolved, devices = self.resolved, self.scenario.devices
-        requests = list(serving.requests[: serving.num_arrived])
+        requests = Requests.of(serving.requests)
+        if serving.num_arrived < len(requests):
+            requests = requests[: serving.num_arrived]
         is_drained = serving.is_all_finished and requests
-        end_s = max(request.last_token_s for request in requests) if is_drained else accounts.now_s
+        end_s = float(requests.column("last_token_s").max()) if is_drained else accounts.now_s
         kv = serving.kv
         return RunRecord(
             policy=resolved.label,

@@ -109,6 +109,8 @@ class _Unpriced:
     """Requests that one replica admits at once, memory apart."""
     served: Served
     """The workload as the engine serves it."""
+    form: str | None = None
+    """Form of the simulator that runs it (sim.run.compiled); None: the fastest that can."""
     links: dict[str, Link]
     """Links between the GPUs of each replica, as its policy names them."""
 
@@ -234,7 +236,7 @@ class Resolved(_Unpriced):
             is_same = scenario.speculation.acceptance == self.scenario.speculation.acceptance
             quoted = self.quoted if is_same else None
             other = resolve(scenario, self.profile, self.policy.name, num_slots=self.num_slots, quoted=quoted)
-            return replace(other, label=self.label)
+            return replace(other, label=self.label, form=self.form)
         served = msgspec.structs.replace(self.served, workload=scenario.workload)
         return replace(self, scenario=scenario, served=served)
 

@@ -5,11 +5,14 @@ Not here: what a scenario may say (sim.run.scenario).
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from sim.files.json_values import Json
-from sim.files.yaml_values import parse_yaml, read_yaml
+from sim.files.yaml_values import parse_yaml, plain_scalar, read_yaml
 
+_PLAIN = re.compile(r"[A-Za-z][\w-]*|\d{1,15}", re.ASCII)
+"""Values that YAML reads as one word or number, so that its parser need not be imported."""
 _IN_BLOCKS = {
     "workload": (
         *("request_rate", "burstiness", "max_concurrency", "num_prompts", "num_warmups", "dataset_name"),
@@ -53,4 +56,5 @@ def parse_override(text: str) -> tuple[str, Json]:
     key, equals, value = text.partition("=")
     if not equals or not key:
         raise ValueError(f"--set {text!r}: want key=value, for example engine.max_num_seqs=128")
-    return key.strip(), parse_yaml(value, f"--set {text!r}")
+    is_plain = _PLAIN.fullmatch(value)
+    return key.strip(), plain_scalar(value) if is_plain else parse_yaml(value, f"--set {text!r}")

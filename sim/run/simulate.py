@@ -8,14 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from heapq import nlargest
+from time import process_time_ns
+from typing import TYPE_CHECKING
 
-from sim import reference
 from sim.acceptance.draws import AcceptanceDraws
 from sim.costs.in_service import has_history
 from sim.devices.ticket import SimTicket
-from sim.hosts.simulated import SimHost
+from sim.engine.fleet import Fleet
+from sim.engine.serving import Serving
+from sim.hosts.simulated import SimHost, Usage
 from sim.interface.request import Request
+from sim.interface.request_columns import Requests
+from sim.interface.work import Kind
 from sim.metrics.energy import PowerMeter
 from sim.metrics.records import RunRecord, StreamUsage, WorkRecord, work_record
 from sim.policies.options import EngineLimits
@@ -24,48 +30,98 @@ from sim.run.experiment import Accounts, Experiment
 from sim.run.resolve import Resolved
 from sim.workload.served import ServedRequests
 
+if TYPE_CHECKING:
+    from sim import reference
+
 OnWork = Callable[[SimTicket], None]
 
 
 def simulate(
-    resolved: Resolved, seed: int, *, record_works: bool = False, requests: Sequence[Request] | None = None
+    resolved: Resolved,
+    seed: int,
+    *,
+    record_works: bool = False,
+    stop_s: float | None = None,
+    requests: Sequence[Request] | None = None,
 ) -> RunRecord:
     """Run one policy to the end of the scenario's window, or until everything has drained.
 
     `requests` are served instead of the workload's, which otherwise come from its generators: fresh ones in order of
-    arrival, index 0 first.
+    arrival, index 0 first. What is recorded may be cut at `stop_s`.
 
     Raises ValueError for requests that no KV memory of this profile can hold, PolicyStalled for a stuck policy.
     """
-    experiment = Experiment(resolved, seed)
-    served = experiment.served() if requests is None else ServedRequests(list(requests))
+    experiment, begun_ns = Experiment(resolved, seed), process_time_ns()
+    served = experiment.served() if requests is None else ServedRequests(Requests.of(requests))
     requests = served.requests
-    draws = experiment.draws(requests)
+    draws = experiment.draws()
     meter = _meter(resolved) if resolved.scenario.energy else None
     hear = None if meter is None else meter.hear
     if record_works:
-        record = run_recorded(experiment, requests, lambda on_work: _host(experiment, draws, _both(on_work, hear)))
+        who = "works that are recorded"
+        build = partial(_host, experiment, draws)
+        record = run_recorded(experiment, requests, lambda heard: build(_both(heard, hear)), stop_s=stop_s)
     else:
         host = _host(experiment, draws, hear)
         serving = experiment.start(host, requests)
-        if not compiled.serve(resolved, serving, host, draws):
+        if resolved.form == compiled.SIMPY:
+            who = _serve_in_simpy(experiment, serving, host)
+        elif who := compiled.serve(resolved, serving, host, draws):
             host.run_until(resolved.scenario.window.stop_s)
         experiment.check_served(serving)
         record = experiment.record(serving, accounts_of(host, []))
-    return replace(record, num_rejected=served.num_rejected, power=None if meter is None else meter.trace)
+    who = who or compiled.CORE
+    compiled.told[who] += 1
+    compiled.told_ns[who] += process_time_ns() - begun_ns
+    form = who if who in (compiled.CORE, compiled.SIMPY) else compiled.PYTHON
+    return replace(record, form=form, num_rejected=served.num_rejected, power=None if meter is None else meter.trace)
 
 
-def simulate_in_simpy(resolved: Resolved, seed: int, requests: Sequence[Request] | None = None) -> list[Request]:
-    """The requests of `simulate` as sim.reference serves them. Raises ValueError for what it does not know."""
+def _serve_in_simpy(experiment: Experiment, serving: Serving | Fleet, host: SimHost) -> str:
+    """All requests of `serving` by sim.reference, which leaves accounts there and on the host."""
+    requests, engine = serving.requests, experiment.resolved.engine
+    try:
+        server = _in_simpy(experiment.resolved, experiment.seed, requests)
+    finally:
+        host.close()
+    assert isinstance(serving, Serving)
+    serving.num_finished = serving.num_admitted = serving.intake.num_arrived = len(requests)
+    for index, gap_s in server.gaps:
+        if index in serving.measured:
+            serving.gaps.add(gap_s)
+    waits = [(r.arrival_s + engine.frontend_s + engine.frontend_token_s * r.prompt_tokens, 1) for r in requests]
+    for at_s, change in sorted([*waits, *((request.scheduled_s, -1) for request in requests)]):
+        serving.queue.add(change, at_s)
+    used = {id(stream) for _, stream, _ in server.gpu.works}
+    streams = [each for each in (server.draft, server.verify, server.prefill) if id(each) in used]
+    names = dict(zip(map(id, streams), host.streams.values(), strict=False))
+    usage: dict[tuple[str, Kind], Usage] = {}
+    for work, on, one in server.gpu.works:
+        stream = names[id(on)]
+        total = usage.setdefault((stream.name, work.kind), Usage(stream.device))
+        total.num_works += 1
+        total.device_s += one.over_s - one.begun_s
+        total.tokens += work.row_tokens + work.rows * max(0, work.draft_tokens - 1)
+        total.tokens += sum(chunk.new_tokens for chunk in work.chunks)
+    host.conclude(server.env.now, server.gpu.busy_s, usage)
+    return compiled.SIMPY
+
+
+def _in_simpy(resolved: Resolved, seed: int, served: Sequence[Request]) -> reference.Server:
+    """The server of sim.reference, after it has served. Raises ValueError for what it does not know."""
+    from sim import reference
+
     scenario, limits, controller = resolved.scenario, resolved.limits, resolved.lengths
     policy, host, engine = resolved.policy.name, getattr(resolved.host_costs, "host", None), resolved.engine
     experiment, pool = Experiment(resolved, seed), resolved.new_pool()
-    served = list(requests) if requests is not None else experiment.requests()
     has_steps, most = resolved.policy.is_continuous, min(limits.max_num_seqs, len(served))
     unknown = {
         f"policy {policy!r}": policy not in reference.POLICIES,
         "draft length that changes": controller.constant is None,
         "draft length of 0 in lanes": not controller.constant and not has_steps,
+        "energy": scenario.energy,
+        "window that closes (window.stop_s)": scenario.window.stop_s is not None,
+        "priorities (slo_classes)": any(request.priority for request in served),
         "closed loop": scenario.workload.max_concurrency is not None,
         "several replicas": scenario.devices.count > 1,
         "lanes that plan ahead (engine.async_scheduling)": limits.async_scheduling and not has_steps,
@@ -87,7 +143,8 @@ def simulate_in_simpy(resolved: Resolved, seed: int, requests: Sequence[Request]
         ),
     }
     if any(unknown.values()):
-        raise ValueError(f"sim.reference has no {', no '.join(name for name, is_so in unknown.items() if is_so)}")
+        unknown_here = ", no ".join(name for name, is_so in unknown.items() if is_so)
+        raise ValueError(f"sim.reference, which is --in simpy, has no {unknown_here}; --in python has it")
     setup = reference.Setup(
         costs=resolved.host_costs,
         run_length=experiment.draws().run_length,
@@ -99,8 +156,7 @@ def simulate_in_simpy(resolved: Resolved, seed: int, requests: Sequence[Request]
         blocks_for=pool.blocks_for,
         frontend_s=lambda request: engine.frontend_s + engine.frontend_token_s * request.prompt_tokens,
     )
-    reference.simulate(policy, served, setup)
-    return served
+    return reference.simulate(policy, served, setup)
 
 
 def _plain_steps(limits: EngineLimits) -> bool:

@@ -5,11 +5,12 @@ arrivals, a longer run begins with the same requests. Closed loops are the serve
 are warm-ups. Not here: the length tables (sim.workload.lengths) and recorded traces (sim.workload.traces).
 """
 
+from collections.abc import Sequence
 from enum import StrEnum
 from functools import lru_cache
 from math import ceil, floor, inf, sqrt
 from pathlib import Path
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Literal
 
 import msgspec
 import numpy as np
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 
 from sim.bounds import Bounds, check_bounds
 from sim.draws import Floats, Integers
-from sim.interface.request import Request
+from sim.interface.request_columns import Requests
 from sim.names import unknown
 from sim.workload.content import BLOCK_TOKENS, Content, reblocked
 from sim.workload.lengths import LENGTH_TABLES
@@ -177,65 +178,29 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
             )
 
 
-class Columns(NamedTuple):
-    """Requests as they are sent, in order of arrival, a column [requests] per field."""
-
-    ids: list[str]
-    arrival_s: Floats
-    prompt_tokens: Integers
-    output_tokens: Integers
-    contents: list[Content]
-    """Empty where nothing is known of any."""
-
-    def kept(self, is_kept: Mask) -> "Columns":
-        """Those of the requests that are marked."""
-        indices = np.flatnonzero(is_kept).tolist()
-        return Columns(
-            [self.ids[index] for index in indices],
-            self.arrival_s[is_kept],
-            self.prompt_tokens[is_kept],
-            self.output_tokens[is_kept],
-            [self.contents[index] for index in indices] if self.contents else [],
-        )
-
-    def requests(self) -> list[Request]:
-        """New ones, index 0 first."""
-        lengths = self.prompt_tokens.tolist(), self.output_tokens.tolist()
-        rows = zip(range(len(self.ids)), self.ids, self.arrival_s.tolist(), *lengths, strict=True)
-        if not self.contents:
-            return [Request(*row) for row in rows]
-        return [Request(*row, content) for row, content in zip(rows, self.contents, strict=True)]
-
-
-def build_requests(workload: Workload, seed: int) -> list[Request]:
-    """The requests of `workload` as they are sent, however long (as they are served: sim.workload.served)."""
-    return build_columns(workload, seed).requests()
-
-
-def build_columns(workload: Workload, seed: int, block_tokens: int = BLOCK_TOKENS) -> Columns:
-    """The requests of `workload` in order of arrival, their content in blocks of `block_tokens`.
+def build_requests(workload: Workload, seed: int, block_tokens: int = BLOCK_TOKENS) -> Requests:
+    """The requests of `workload` as they are sent, in order of arrival, however long (as they are served:
+    sim.workload.served); their content in blocks of `block_tokens`.
 
     A trace without arrival times gets drawn ones. Raises ValueError for a trace that cannot be served.
     """
-    count = num_requests(workload)
+    count, ids = num_requests(workload), None
+    contents: Sequence[Content] = ()
     if is_trace(workload):
         trace = _trace(workload, count, block_tokens)
         contents = reblocked(trace.contents, trace.content_tokens, block_tokens, trace.source)
-        arrivals = _trace_arrivals(trace, workload, seed)
-        return Columns(list(trace.ids), arrivals, trace.prompt_tokens, trace.output_tokens, contents)
-    ids = [str(index) for index in range(count)]
-    if workload.sharing.is_any:
+        arrivals, ids = _trace_arrivals(trace, workload, seed), np.array(trace.ids, dtype=object)
+        prompts, outputs = trace.prompt_tokens, trace.output_tokens
+    elif workload.sharing.is_any:
         drawn = requests_of(*_sessions(workload, count, seed), count, block_tokens)
-        is_at_once = workload.request_rate == inf
-        return Columns(
-            ids,
-            np.zeros(count) if is_at_once else np.array([each.arrival_s for each in drawn]),
-            np.array([each.prompt_tokens for each in drawn]),
-            np.array([each.output_tokens for each in drawn]),
-            [each.content for each in drawn],
-        )
-    arrivals = arrival_times(count, workload.request_rate, workload.burstiness, seed)
-    return Columns(ids, arrivals, *_lengths(workload, count, seed), [])
+        arrivals = np.array([0.0 if workload.request_rate == inf else each.arrival_s for each in drawn])
+        prompts = np.array([each.prompt_tokens for each in drawn])
+        outputs = np.array([each.output_tokens for each in drawn])
+        contents = [each.content for each in drawn]
+    else:
+        arrivals = arrival_times(count, workload.request_rate, workload.burstiness, seed)
+        prompts, outputs = _lengths(workload, count, seed)
+    return Requests({"arrival_s": arrivals, "prompt_tokens": prompts, "output_tokens": outputs}, ids, contents)
 
 
 def _sessions(workload: Workload, count: int, seed: int) -> tuple[Sessions, Sharing]:
@@ -271,10 +236,17 @@ def sent_lengths(workload: Workload, seed: int) -> tuple[Integers, Integers]:
         trace = _trace(workload, None)
         return trace.prompt_tokens, trace.output_tokens
     if workload.sharing.requests_per_session > 1:
-        columns = build_columns(workload.sized(MEAN_SAMPLE), seed)
-        return columns.prompt_tokens, columns.output_tokens
-    prompts, outputs = _lengths(workload, MEAN_SAMPLE, seed)
+        sent = build_requests(workload.sized(MEAN_SAMPLE), seed)
+        return sent.column("prompt_tokens"), sent.column("output_tokens")
+    lengths = {name: getattr(workload, name) for name in ("dataset_name", "input_len", "output_len")}
+    prompts, outputs = _sample(Workload(**lengths, random_range_ratio=workload.random_range_ratio), seed)
     return workload.sharing.prefix_len + prompts, outputs
+
+
+@lru_cache(maxsize=4)
+def _sample(workload: Workload, seed: int) -> tuple[Integers, Integers]:
+    """The lengths of MEAN_SAMPLE requests, which a search asks for at every load."""
+    return _lengths(workload, MEAN_SAMPLE, seed)
 
 
 def is_trace(workload: Workload) -> bool:
@@ -327,8 +299,10 @@ def arrival_times(count: int, request_rate: float, burstiness: float, seed: int)
     """
     if request_rate == inf:
         return np.zeros(count)
-    gaps = _stream(seed, _ARRIVALS).standard_gamma(burstiness, count)
-    return np.cumsum(gaps) / (request_rate * burstiness)
+    times = _stream(seed, _ARRIVALS).standard_gamma(burstiness, count)
+    np.cumsum(times, out=times)
+    times /= request_rate * burstiness
+    return times
 
 
 def _trace_arrivals(trace: Trace, workload: Workload, seed: int) -> Floats:

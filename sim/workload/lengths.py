@@ -23,6 +23,8 @@ _PROMPT_LEVELS = (
 """Probabilities of the prompt quantiles."""
 _OUTPUT_LEVELS = (0.0, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.995, 1.0)
 """Probabilities of the output quantiles."""
+PART = 1 << 15
+"""Requests whose lengths are drawn together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +41,14 @@ class LengthTable:
 
     def sample(self, prompt_uniforms: Floats, output_uniforms: Floats) -> tuple[Integers, Integers]:
         """[requests] prompt and [requests] output tokens for uniforms in [0, 1)."""
+        lengths = np.empty((2, len(prompt_uniforms)), np.int64)
+        for at in range(0, len(prompt_uniforms), PART):
+            part = slice(at, at + PART)
+            lengths[:, part] = self._sample(prompt_uniforms[part], output_uniforms[part])
+        return lengths[0], lengths[1]
+
+    def _sample(self, prompt_uniforms: Floats, output_uniforms: Floats) -> tuple[Integers, Integers]:
+        """The same of a part, whose scratch is small."""
         prompts = np.interp(prompt_uniforms, _PROMPT_LEVELS, self.prompt_tokens)
         groups = (prompt_uniforms * len(self.output_tokens)).astype(np.int64)
         levels = np.asarray(_OUTPUT_LEVELS)

@@ -16,9 +16,9 @@ import msgspec
 import numpy as np
 
 from sim.draws import Integers
-from sim.interface.request import Request
+from sim.interface.request_columns import Requests
 from sim.workload.content import BLOCK_TOKENS
-from sim.workload.generate import MEAN_SAMPLE, Mask, Workload, at_most, build_columns, sent_lengths
+from sim.workload.generate import MEAN_SAMPLE, Mask, Workload, at_most, build_requests, sent_lengths
 
 SAMPLE = 200
 """Requests that tell of a workload."""
@@ -42,7 +42,7 @@ class AllRejected(ValueError):
 class ServedRequests(NamedTuple):
     """Requests that an engine serves, and how many of those that are sent differ."""
 
-    requests: list[Request]
+    requests: Requests
     num_cut: int = 0
     """Requests among them whose answers end early."""
     num_rejected: int = 0
@@ -79,15 +79,15 @@ class Served(msgspec.Struct, frozen=True):
     def requests(self, seed: int, block_tokens: int = BLOCK_TOKENS, end_s: float = inf) -> ServedRequests:
         """New requests in order of arrival, index 0 first, of those that are sent until `end_s`; at a low rate that may
         be none. Raises ValueError where all are rejected, and for a trace that cannot be served."""
-        columns = build_columns(self.workload, seed, block_tokens)
-        is_sent = columns.arrival_s <= end_s
-        fitted = self._fitted(columns.prompt_tokens, columns.output_tokens)
+        sent = build_requests(self.workload, seed, block_tokens)
+        is_sent, outputs = sent.column("arrival_s") <= end_s, sent.column("output_tokens")
+        fitted = self._fitted(sent.column("prompt_tokens"), outputs)
         if fitted is None:
-            return ServedRequests((columns if is_sent.all() else columns.kept(is_sent)).requests())
+            return ServedRequests(sent.kept(is_sent))
         is_served, answers = fitted[0] & is_sent, fitted[1]
-        kept = columns._replace(output_tokens=answers).kept(is_served)
-        num_cut = int(np.count_nonzero(is_served & (answers < columns.output_tokens)))
-        return ServedRequests(kept.requests(), num_cut, int(np.count_nonzero(is_sent & ~is_served)))
+        sent.change({"output_tokens": answers})
+        num_cut = int(np.count_nonzero(is_served & (answers < outputs)))
+        return ServedRequests(sent.kept(is_served), num_cut, int(np.count_nonzero(is_sent & ~is_served)))
 
     def sample(self, seed: int) -> ServedRequests:
         """SAMPLE requests that tell of the workload, more where all of these are rejected; of a trace no more than it

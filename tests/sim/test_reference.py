@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import lanesim
 from sim import reference
+from sim.compare.point_runs import UNKNOWN_IN_SIMPY
 from sim.costs.cost import Cost
 from sim.costs.profile_files import load
 from sim.interface.request import Request
 from sim.interface.work import Kind, Work
+from sim.metrics.summary import Run
+from sim.run.compiled import FORMS, SIMPY, is_on
 from sim.run.resolve import Resolved, resolve
 from sim.run.scenario import Scenario
-from sim.run.simulate import simulate, simulate_in_simpy
+from sim.run.simulate import simulate
 from tests.properties import examples
 from tests.sim.constant_costs import ConstantCosts
 
@@ -62,7 +67,7 @@ def test_continuous_batching_serves_as_in_simpys_idiom(policy: str, seed: int) -
     draw = random.Random(seed)
     resolved = drawn_engine(draw, policy)
     requests, again = (drawn_requests(random.Random(seed), rate_per_s=40.0) for _ in range(2))
-    simulate_in_simpy(resolved, seed, requests)
+    simulate(replace(resolved, form=SIMPY), seed, requests=requests)
     simulate(resolved, seed, requests=again)
     for one, other in zip(requests, again, strict=True):
         assert one.first_token_s == pytest.approx(other.first_token_s, rel=0.0, abs=TOLERANCE_S), one.id
@@ -125,8 +130,31 @@ def test_a_scheduler_serves_as_in_simpys_idiom(policy: str, seed: int, is_consta
     if is_constant:
         resolved = replace(resolved, host_costs=drawn_costs(draw))  # type: ignore[arg-type]
     requests, again = (drawn_requests(random.Random(seed), rate_per_s=20.0) for _ in range(2))
-    simulate_in_simpy(resolved, seed, requests)
+    simulate(replace(resolved, form=SIMPY), seed, requests=requests)
     simulate(resolved, seed, requests=again)
     for one, other in zip(requests, again, strict=True):
         assert one.first_token_s == pytest.approx(other.first_token_s, rel=0.0, abs=TOLERANCE_S), one.id
         assert one.last_token_s == pytest.approx(other.last_token_s, rel=0.0, abs=TOLERANCE_S), one.id
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_comparison_is_the_same_in_every_form_and_names_the_one_that_ran() -> None:
+    forms = FORMS if is_on() else FORMS[:2]
+    given = {"profile": PROFILES[0], "policy": ("continuous", "pd", "pdv"), "request_rate": 4, "num_prompts": 12}
+    keys = {"engine.name": "ideal", "engine.async_scheduling": False, "output_len": 20, "replications": 2}
+    answers = {form: lanesim.compare(**given, **keys, form=form, draws=0, workers=1) for form in forms}
+    assert [[row.ran_in for row in answers[form].policies] for form in forms] == [[[form]] * 3 for form in forms]
+    assert len({answer.verdict for answer in answers.values()}) == 1
+    for one, other, *more in zip(*(map(flat, answers[form].runs) for form in forms), strict=True):
+        assert more == [other] * len(more)
+        unknown = {key for key in other if one[key] is None is not other[key]}
+        assert {name for name, _ in unknown} == set(UNKNOWN_IN_SIMPY)
+        times = {key: value for key, value in other.items() if isinstance(value, float) and key not in unknown}
+        assert {key: one[key] for key in times} == pytest.approx(times, rel=1e-8)
+        assert all(one[key] == other[key] for key in other.keys() - unknown - times.keys())
+
+
+def flat(run: Run) -> dict[tuple[str, str], Any]:
+    """Metrics of a run, and their parts by name."""
+    parts = ((key, value if isinstance(value, dict) else {"": value}) for key, value in run.items())
+    return {(key, name): value for key, named in parts for name, value in named.items()}

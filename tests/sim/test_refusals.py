@@ -9,6 +9,7 @@ from __future__ import annotations
 import gzip
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from math import inf, nan
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,7 @@ from sim.metrics.price import GPU, REPLICA, Price
 from sim.policies.registry import PolicyOptions
 from sim.run.resolve import resolve, resolve_all
 from sim.run.scenario import Scenario
-from sim.run.simulate import simulate_in_simpy
+from sim.run.simulate import simulate
 from sim.workload.content import read_prompts, reblocked
 from sim.workload.generate import TraceArrivals, Workload, build_requests
 from sim.workload.sessions import Sharing
@@ -370,7 +371,7 @@ IDEAL = {"profile": PAIR, "policy": "pd", "engine.name": "ideal", "engine.async_
 BEYOND_THE_REFERENCE: list[tuple[dict[str, Any], str]] = [
     ({"policy": "disaggregated"}, "no policy 'disaggregated'"),
     ({"num_speculative_tokens": 0}, "no draft length of 0"),
-    ({"policy": "continuous", "engine.num_gpu_blocks": 60}, "no short memory"),
+    ({"policy": "continuous", "engine.num_gpu_blocks": 300}, "no short memory"),
     ({"max_concurrency": 4, "request_rate": inf}, "no closed loop"),
     ({"engine.async_scheduling": True}, "no lanes that plan ahead"),
     ({"policy_options.poll_s": 0.0}, "no lanes that do not poll"),
@@ -382,7 +383,8 @@ BEYOND_THE_REFERENCE: list[tuple[dict[str, Any], str]] = [
 @pytest.mark.parametrize(("changes", "named"), BEYOND_THE_REFERENCE)
 def test_the_reference_refuses_what_it_does_not_know(changes: dict[str, Any], named: str) -> None:
     scenario = Scenario.of(**(IDEAL | changes))
-    assert_refused(lambda: simulate_in_simpy(resolve(scenario, load(scenario.profile), scenario.policy[0]), 0), named)
+    resolved = resolve(scenario, load(scenario.profile), scenario.policy[0])
+    assert_refused(lambda: simulate(replace(resolved, form="simpy"), 0), named)
 
 
 OF_REPLAYS: list[tuple[dict[str, Any], str]] = [

@@ -20,6 +20,7 @@ ALLOWED = {
     "json",
     "subprocess",
     "sys",
+    "time",
     "lanesim",
     "matplotlib",
     "numpy",

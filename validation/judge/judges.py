@@ -192,7 +192,7 @@ def _pearl_speedup(cell: ServedLoad, window: int, slowdown: float) -> float:
     profile = msgspec.structs.replace(like, kernels=kernels)
     record = simulate(resolve(scenario, profile, "pipelined"), 0, record_works=True)
     checks = [work for work in record.works if work.kind == "verify"]
-    tokens_per_row = sum(request.emitted_tokens - 1 for request in record.requests) / sum(work.rows for work in checks)
+    tokens_per_row = float((record.requests.column("emitted_tokens") - 1).sum()) / sum(work.rows for work in checks)
     mean_step_s = (checks[-1].end_s - checks[0].start_s) / len(checks)
     return cell.concurrency * tokens_per_row / mean_step_s / plain
 

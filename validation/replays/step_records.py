@@ -188,6 +188,6 @@ def _law(profile: Profile) -> Serve:
                     "scheduled_requests": dict(zip((*names, "sum_decode_kv_tokens"), sums, strict=True)),
                 }
             )
-        return steps, record.requests
+        return steps, record.requests.objects()
 
     return serve

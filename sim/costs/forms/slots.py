@@ -70,7 +70,8 @@ class PairSlots:
     def _numbers(self, model: int, kind: int, first: int, second: int) -> Numbers:
         passes = self._passes[model]
         if kind == ROWS:
-            return self._rows(model, (first, second, first if model else second))
+            # The core has row tokens below 0 for a pass without the LM head.
+            return self._rows(model, (first, abs(second), 0 if second < 0 else first if model else second))
         if kind == LATER:
             return self._rows(model, (first, first, first))
         if kind == BESIDE:

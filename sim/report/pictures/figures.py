@@ -24,7 +24,7 @@ PHASE_COLOURS = KIND_COLOURS | {"queue": "#8c8c8c", "transfer": KIND_COLOURS["co
 
 
 def draw_comparison(directory: Path, result: Comparison, records: Sequence[RunRecord]) -> None:
-    """latency_cdf.png and breakdown.png over all replications; timeline.png of each policy's first.
+    """latency_cdf.png over all replications; breakdown.png and timeline.png of the first requests of each policy.
 
     Raises ValueError without the plotting libraries.
     """
@@ -70,11 +70,14 @@ def draw_cdfs(path: Path, title: str, sides: Mapping[str, Mapping[str, Floats]])
 
 
 def _draw_phases(path: Path, title: str, result: Comparison) -> None:
-    """Mean seconds per request by policy and phase, one bar per policy, over the runs that the table is of."""
+    """Mean seconds per request by policy and phase, one bar per policy, of requests whose works are recorded."""
     import pandas as pd
 
     runs = [(run["policy"], run["phases_ms"]) for run in result.runs if isinstance(run["phases_ms"], dict)]
-    table = pd.DataFrame([phases for _, phases in runs], index=[policy for policy, _ in runs]).fillna(0.0) / 1e3
+    table = (
+        pd.DataFrame([phases for _, phases in runs], index=[policy for policy, _ in runs]).dropna(how="all").fillna(0.0)
+        / 1e3
+    )
     means = table.groupby(level=0, sort=False).mean()[list(PHASES)]
     means = means.loc[:, means.any()]
     size = 11.0, 1.2 + 0.42 * len(means)

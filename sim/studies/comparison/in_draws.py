@@ -6,6 +6,7 @@ Not here: the runs (sim.compare.side_by_side), values of keys side by side (vari
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -20,13 +21,16 @@ from sim.studies.evidence import asked_of_comparison, evidence, levels
 def compared(
     policies: Sequence[Resolved],
     *,
+    form: str | None = None,
     draws: int | None = None,
     workers: int | None = None,
     on_done: OnDone = lambda stage, done, total: None,
     **how: Any,
 ) -> Comparison:
-    """`policies` side by side, in `draws` (None: ten where policies are ordered; 0: none), further arguments as
-    `side_by_side.compare` has them. Raises ValueError for input that cannot run."""
+    """`policies` side by side, in that form of the simulator (None: the fastest) and in `draws` (None: ten where
+    policies are ordered; 0: none), further arguments as `side_by_side.compare` has them. Raises ValueError for input
+    that cannot run."""
+    policies = [replace(one, form=form) for one in policies]
     result = compare(policies, workers=workers, on_done=on_done, **how)
     if draws != 0:
         result = over_draws(result, policies, draws, workers=workers, on_done=on_done)

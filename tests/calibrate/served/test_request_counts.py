@@ -24,7 +24,6 @@ def counted(spread: float, seed: int, *, requests: int = 60, output_tokens: int 
     """Requests drawn one by one: indexes far apart have shifts that are not spread evenly."""
     draws = AcceptanceDraws(SpreadAcceptance(RATES, spread), seed)
     indexes = np.random.default_rng(seed).choice(10**6, requests, replace=False).tolist()
-    draws.prepare(indexes, [output_tokens] * requests, len(RATES))
     rounds = [draws.rounds(index, 1, output_tokens, len(RATES)) for index in indexes]
     return [
         RequestCounts(

@@ -67,37 +67,26 @@ def test_the_order_of_questions_changes_no_answer(
     st.lists(st.integers(1, 700), min_size=1, max_size=60),
     st.integers(0, 10_000),
     st.integers(1, 9),
-    st.randoms(),
 )
-def test_prepared_rounds_equal_one_question_at_a_time(
-    acceptance: Acceptance, seed: int, outputs: list[int], first: int, draft_tokens: int, random: Random
+def test_rounds_of_many_requests_equal_one_question_at_a_time(
+    acceptance: Acceptance, seed: int, outputs: list[int], first: int, draft_tokens: int
 ) -> None:
     draws, scalar = AcceptanceDraws(acceptance, seed), AcceptanceDraws(acceptance, seed)
-    indexes = list(range(first, first + len(outputs)))
-    draws.prepare(indexes, outputs, draft_tokens)
-    requests = list(zip(indexes, outputs, strict=True))
-    random.shuffle(requests)
-    for index, output in requests:
-        wanted = []
-        emitted = 1
-        while emitted < output:
-            wanted.append(scalar.run_length(index, emitted, draft_tokens))
-            emitted += wanted[-1] + 1
-        rounds = draws.rounds(index, 1, output, draft_tokens)
-        assert rounds.dtype == np.int8
-        assert rounds.tolist() == wanted
+    indexes = np.arange(first, first + len(outputs))
+    found = draws.all_rounds(indexes, np.array(outputs), draft_tokens)
+    assert found.accepted.dtype == np.int8
+    wanted = [
+        scalar.rounds(index, 1, output, draft_tokens) for index, output in zip(indexes.tolist(), outputs, strict=True)
+    ]
+    assert found.accepted.tolist() == np.concatenate(wanted).tolist()
+    assert found.counts.tolist() == [len(each) for each in wanted]
 
 
 @given(models, seeds, st.integers(1, 300), st.integers(1, 300), st.integers(0, 9))
-def test_rounds_asked_without_preparation_or_midway_are_the_same(
+def test_rounds_end_with_the_answer(
     acceptance: Acceptance, seed: int, emitted: int, output: int, draft_tokens: int
 ) -> None:
-    draws, prepared = AcceptanceDraws(acceptance, seed), AcceptanceDraws(acceptance, seed)
-    prepared.prepare([7], [output], draft_tokens)
-    rounds = draws.rounds(7, emitted, output, draft_tokens).tolist()
-    assert prepared.rounds(7, emitted, output, draft_tokens).tolist() == rounds
-    prepared.release(7)
-    assert prepared.rounds(7, emitted, output, draft_tokens).tolist() == rounds
+    rounds = AcceptanceDraws(acceptance, seed).rounds(7, emitted, output, draft_tokens).tolist()
     assert sum(rounds) + len(rounds) >= output - emitted
     if rounds:
         assert sum(rounds[:-1]) + len(rounds[:-1]) < output - emitted
@@ -140,10 +129,16 @@ def test_a_tape_plays_its_own_rounds_and_starts_over_at_its_end() -> None:
     assert draws.run_length(0, 6, 20) == 8
 
 
+def test_what_luck_keeps_is_bounded() -> None:
+    draws = AcceptanceDraws(IidAcceptance(0.7), 0)
+    for index in range(0, 64 * 1000, 64):
+        draws.run_length(index, 1, 4)
+    assert sum(len(tile) for tile in draws._tiles.values()) < 8e6
+
+
 def test_the_longest_draft_works_and_a_longer_one_is_refused() -> None:
     draws = AcceptanceDraws(IidAcceptance(1.0), 0)
     assert draws.run_length(0, 1, MAX_DRAFT_TOKENS) == MAX_DRAFT_TOKENS
-    draws.prepare([0], [300], MAX_DRAFT_TOKENS)
     assert draws.rounds(0, 1, 300, MAX_DRAFT_TOKENS).tolist() == [MAX_DRAFT_TOKENS] * 3
     with pytest.raises(ValueError, match="must be in 0"):
         draws.run_length(0, 1, MAX_DRAFT_TOKENS + 1)
@@ -163,22 +158,6 @@ print([draws.run_length(7, position, 8) for position in range(1, 13)])
     printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     draws = AcceptanceDraws(IidAcceptance(0.7), 1)
     assert printed.strip() == str([draws.run_length(7, position, 8) for position in range(1, 13)]) == GOLDEN
-
-
-def test_what_luck_keeps_is_bounded() -> None:
-    draws = AcceptanceDraws(IidAcceptance(0.7), 0)
-    for index in range(0, 64 * 1000, 64):
-        draws.run_length(index, 1, 4)
-    assert sum(len(tile) for tile in draws._tiles.values()) < 8e6
-
-
-def test_prepared_rounds_that_nobody_asks_for_are_not_kept_for_ever() -> None:
-    """Of 10,000 the last one is asked for first; what was dropped meanwhile is answered all the same."""
-    prepared, plain = AcceptanceDraws(IidAcceptance(0.7), 3), AcceptanceDraws(IidAcceptance(0.7), 3)
-    prepared.prepare(range(10_000), [5] * 10_000, 2)
-    for index in (9_999, 0):
-        assert prepared.rounds(index, 1, 5, 2).tolist() == plain.rounds(index, 1, 5, 2).tolist()
-    assert len(prepared._ready) <= 2 * 2048
 
 
 @pytest.mark.slow

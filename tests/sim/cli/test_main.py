@@ -81,7 +81,6 @@ def test_results_hold_scenario_summary_tables_trace_and_pictures(tmp_path: Path)
     assert sorted(path.name for path in out.iterdir()) == [
         "breakdown.png",
         "latency_cdf.png",
-        "occupancy.png",
         "requests.parquet",
         "scenario.yaml",
         "summary.json",

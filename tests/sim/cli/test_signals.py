@@ -17,6 +17,7 @@ from sim.compare.pool import started as started_workers
 
 PAIR = "h100-sxm/llama-2-7b+tinyllama-1.1b"
 LONG = ["compare", "--profile", PAIR, "--policy", "pdv", "--num-prompts", "20000", "--request-rate", "4"]
+LONG += ["--input-len", "512", "--output-len", "512"]
 ENTRY = "from sim.cli.entry import main; main()"
 
 

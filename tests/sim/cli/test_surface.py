@@ -15,7 +15,7 @@ def test_help_of_compare_shows_few_options_and_help_all_the_rest() -> None:
     assert sum(line.startswith("  --") for line in compare_command.get_help(context).splitlines()) == SHOWN
     context.meta["lanesim.help_all"] = True
     text = compare_command.get_help(context)
-    flags = [f"--{name.replace('_', '-')}" for name in CompareFlags.__struct_fields__ if name != "scenario"]
+    flags = [f"--{name.rstrip('_').replace('_', '-')}" for name in CompareFlags.__struct_fields__ if name != "scenario"]
     assert [flag for flag in flags if flag not in text] == []
 
 

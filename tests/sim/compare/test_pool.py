@@ -11,6 +11,7 @@ from functools import partial
 import pytest
 
 from sim.compare.pool import WorkerDied, lasting, started
+from sim.run import compiled
 
 PROGRAM = """
 import multiprocessing, os
@@ -62,6 +63,17 @@ def test_blocks_within_a_lasting_one_share_processes() -> None:
         assert len(children) <= 2
     assert processes.isdisjoint(child.pid for child in multiprocessing.active_children())
     assert processes.isdisjoint(ran(1))
+
+
+def told(reason: str) -> None:
+    compiled.told[reason] += 1
+
+
+def test_who_served_the_runs_of_workers_is_told_here() -> None:
+    before = compiled.told.copy()
+    with started(2) as pool:
+        list(pool.run(told, ["core", "priorities", "core"]))
+    assert compiled.told - before == {"core": 2, "priorities": 1}
 
 
 def test_a_block_for_more_workers_than_there_are_gets_them() -> None:

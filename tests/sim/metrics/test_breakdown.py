@@ -68,9 +68,21 @@ def test_the_breakdown_is_of_the_runs_and_requests_that_the_table_is_of() -> Non
         profile=PAIR, policy="pd", num_prompts=40, num_warmups=10, request_rate=1.0, replications=2, seed=3
     )
     records: list[RunRecord] = []
-    found = compare(resolve_all(given, load(PAIR)), on_run=records.append, record_works=True, workers=1)
-    for each in found.runs:
-        phases_ms = each["phases_ms"]
-        assert isinstance(phases_ms, dict)
-        assert sum(phases_ms.values()) == pytest.approx(each["mean_e2el_ms"])
+    first, second = compare(resolve_all(given, load(PAIR)), on_run=records.append, record_works=True, workers=1).runs
+    assert isinstance(first["phases_ms"], dict)
+    assert sum(first["phases_ms"].values()) == pytest.approx(first["mean_e2el_ms"])  # type: ignore[arg-type]
+    assert second["phases_ms"] == dict.fromkeys(PHASES)
     assert [bool(record.works) for record in records] == [True, False]
+
+
+def test_works_are_recorded_until_the_first_hundred_requests_have_ended() -> None:
+    given = Scenario.of(profile=PAIR, policy="pd", num_prompts=130, num_warmups=5, request_rate=8.0, output_len=5)
+    records: list[RunRecord] = []
+    found = compare(resolve_all(given, load(PAIR)), on_run=records.append, record_works=True, workers=1)
+    shown = records[0].requests[5:105]
+    assert max(work.ready_s for work in records[0].works) < records[0].end_s
+    assert {index for work in records[0].works for index in work.requests} >= {request.index for request in shown}
+    phases_ms = found.runs[0]["phases_ms"]
+    assert isinstance(phases_ms, dict)
+    mean_s = sum(request.last_token_s - request.arrival_s for request in shown) / len(shown)
+    assert sum(phases_ms.values()) == pytest.approx(1e3 * mean_s)  # type: ignore[arg-type]

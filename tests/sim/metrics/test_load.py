@@ -10,6 +10,7 @@ import pytest
 
 from sim.engine.time_series import GapSamples
 from sim.interface.request import Request
+from sim.interface.request_columns import Requests
 from sim.metrics.load import SHORT_RUN_ERROR, Load, Verdict, judge, needs_capacity, saturated_throughput, trace_rate
 from sim.metrics.records import RunRecord, StreamUsage
 
@@ -46,7 +47,7 @@ def record(requests: list[Request], *, busy_s: float, end_s: float) -> RunRecord
     return RunRecord(
         policy="pd",
         seed=0,
-        requests=requests,
+        requests=Requests.of(requests),
         gaps=GapSamples(),
         end_s=end_s,
         window_s=None,

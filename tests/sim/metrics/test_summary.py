@@ -12,6 +12,7 @@ import pytest
 
 from sim.engine.time_series import GapSamples
 from sim.interface.request import Request
+from sim.interface.request_columns import Requests
 from sim.metrics.records import RunRecord, StreamUsage, WorkRecord
 from sim.metrics.summary import detailed, summarise
 
@@ -88,7 +89,7 @@ def record(**changes: Any) -> RunRecord:
     whole = RunRecord(
         policy="pdv",
         seed=7,
-        requests=requests(),
+        requests=Requests.of(changes.pop("requests") if "requests" in changes else requests()),
         gaps=gaps,
         end_s=50.0,
         window_s=25.0,
@@ -264,6 +265,9 @@ def test_equal_gaps_in_a_row_are_stored_once() -> None:
     for gap_s in (0.25, 0.25, 0.5, 0.25):
         gaps.add(gap_s)
     assert (list(gaps.gaps_s), list(gaps.counts)) == ([0.25, 0.5, 0.25], [2, 1, 1])
+    more = [(0.25, 3), (0.25, 1), (0.5, 1), (0.75, 2), (0.75, 4)]
+    gaps.extend(np.array(more, [("gap_s", "f8"), ("count", "i8")]))
+    assert (list(gaps.gaps_s), list(gaps.counts)) == ([0.25, 0.5, 0.25, 0.5, 0.75], [2, 1, 5, 1, 6])
 
 
 def test_a_run_without_a_prefix_cache_has_no_hit_rate() -> None:

@@ -81,12 +81,12 @@ def test_a_timeline_names_the_kinds_of_works_that_it_shows(drawn: list[Any]) -> 
 
 def test_bars_of_phases_are_as_long_as_requests_lasted(drawn: list[Any], folder: Path) -> None:
     breakdown = drawn[2]
-    rows = {row.policy: row for row in read_summary(folder / "8").policies}
+    firsts = {run["policy"]: run["mean_e2el_ms"] for run in reversed(read_summary(folder / "8").runs)}
     axis = breakdown.axes[0]
     names = [label.get_text() for label in axis.get_yticklabels()]
     for place, policy in enumerate(names):
         bars = [bar for bar in axis.patches if round(bar.get_y() + bar.get_height() / 2) == place]
-        assert sum(bar.get_width() for bar in bars) == pytest.approx((rows[policy].mean["mean_e2el_ms"] or 0.0) / 1e3)
+        assert sum(bar.get_width() for bar in bars) == pytest.approx(firsts[policy] / 1e3)  # type: ignore[operator]
     assert breakdown.get_size_inches()[1] < 2.5
 
 

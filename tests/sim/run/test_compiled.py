@@ -10,7 +10,7 @@ import struct
 import subprocess
 import sys
 import tracemalloc
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import cache
 from itertools import product
 from math import inf
@@ -30,6 +30,7 @@ from sim.costs.profile import Profile
 from sim.costs.profile_files import load
 from sim.drafters.drafter import Drafter
 from sim.drafters.registry import DRAFTERS
+from sim.interface.request_columns import Requests
 from sim.metrics.records import RunRecord
 from sim.metrics.summary import summarise
 from sim.policies.options import EngineLimits
@@ -37,7 +38,7 @@ from sim.run import compiled
 from sim.run.resolve import resolve
 from sim.run.scenario import Scenario
 from sim.run.simulate import simulate
-from tests.properties import examples
+from tests.properties import assert_refused, examples
 from tests.sim.support import request, serve
 
 pytestmark = pytest.mark.skipif(not compiled.is_on(), reason="the core is not built, or switched off")
@@ -100,6 +101,10 @@ def scenarios(draw: st.DrawFn) -> Scenario:
         }
     else:
         settings["dataset_name"] = "azure-conv"
+    if settings["num_speculative_tokens"] and draw(st.booleans()):
+        first, then = (draw(st.integers(0, settings["num_speculative_tokens"])) for _ in range(2))
+        key = "speculation.num_speculative_tokens_per_batch_size"
+        settings |= {"speculation.controller": "by_batch", key: [[1, 3, first], [4, 9, then], [30, 99, 1]]}
     return Scenario.of(profile=name, policy="continuous", **settings)
 
 
@@ -166,7 +171,7 @@ def assert_same_in_python(scenario: Scenario, seed: int) -> None:
         theirs, told_in_python = served(scenario, seed)
     assert [values(request) for request in ours.requests] == [values(request) for request in theirs.requests]
     assert (ours.gaps.gaps_s, ours.gaps.counts) == (theirs.gaps.gaps_s, theirs.gaps.counts)
-    assert values(ours, but=("requests", "gaps")) == values(theirs, but=("requests", "gaps"))
+    assert values(ours, but=("requests", "gaps", "form")) == values(theirs, but=("requests", "gaps", "form"))
     assert repr(summarise(ours)) == repr(summarise(theirs))
     assert told == told_in_python
 
@@ -198,6 +203,7 @@ TWICE_PREEMPTED = {
 }
 """A request loses its memory twice, and an EAGLE head wants the last block that is found computed again."""
 ENGINE_RULES = (
+    {"engine.name": "sglang-0.5", "num_prompts": 200, "input_len": 900, "output_len": 2, "dataset_name": "fixed"},
     {"engine.name": "sglang-0.5", "engine.rules.scheduler_recv_interval": 4, "engine.num_gpu_blocks": 1500},
     {"engine.name": "sglang-0.5", "engine.rules.enable_chunked_prefill": False, "max_num_batched_tokens": 512},
     {"engine.name": "trtllm-1.0", "engine.rules.batch_wait_timeout_iters": 6},
@@ -221,7 +227,7 @@ def test_what_engines_wait_for_is_the_same_in_the_core(rules: dict[str, Any]) ->
     ("reason", "settings"),
     [
         ("replicas that depend on each other", {"devices.count": 2, "devices.routing": "least-outstanding"}),
-        ("somebody looks", {"window.stop_s": 0.5}),
+        ("works that are recorded, or a window that closes", {"window.stop_s": 0.5}),
         ("costs of another form", {"profile": "a100-pdverify/codellama-34b+tinyllama-1.1b"}),
         ("memory is short", TWICE_PREEMPTED),
         ("draft lengths that change", {"speculation.controller": "feedback", "num_speculative_tokens": 4}),
@@ -234,6 +240,8 @@ def test_the_rest_goes_to_python_which_says_why(reason: str, settings: dict[str,
     num_before = compiled.told[reason]
     served(scenario, 0)
     assert compiled.told[reason] == num_before + 1
+    in_core = replace(resolve(scenario, load(scenario.profile), "continuous"), form=compiled.CORE)
+    assert_refused(lambda: simulate(in_core, 0), f"({reason})", f"--in {compiled.PYTHON} does")
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -274,7 +282,7 @@ def buffers(num_requests: int = 1, output: int = 1, draft_tokens: int = 0, num_b
     """What the core reads for requests of one token, served all at once, whose costs are all a second; with
     `num_blocks` of two tokens memory is short."""
     requests = np.zeros(num_requests, dtype=compiled.REQUESTS)
-    requests["prompt"], requests["output"] = 1, output
+    requests["prompt_tokens"], requests["output_tokens"] = 1, output
     requests["first_round"] = output * np.arange(num_requests)
     widths = (12, 12, 12, 12, 12, 12)
     constants = np.array([0.0, 1.0, *[1.0] * 18, *[1.0] * 6, *widths])
@@ -282,8 +290,9 @@ def buffers(num_requests: int = 1, output: int = 1, draft_tokens: int = 0, num_b
     budget = 2 * num_requests * (draft_tokens + 1)
     limits = (draft_tokens, num_requests, budget, 0, 0, 0, num_blocks or budget * output, *[0] * 5, budget, 0)
     memory = (draft_tokens, 0, 999, 2, 0, 1, 0, 0, 1) if num_blocks else (0, 0, 999, 16, *[0] * 5)
-    settings = bytearray(compiled.SETTINGS.pack(*limits, *memory, *[0] * 8, *[0.0] * 12, *[1.0] * 5))
-    return settings, requests, np.zeros(output * num_requests, dtype=np.int8), *model, *model
+    settings = bytearray(compiled.SETTINGS.pack(*limits, *memory, *[0] * 9, *[0.0] * 14, *[1.0] * 5))
+    lengths = np.array([draft_tokens], np.int8)
+    return settings, requests, np.zeros(output * num_requests, dtype=np.int8), lengths, *model, *model
 
 
 def served_by_hand(given: tuple[Any, ...], asked: list[tuple[int, ...]] | None = None) -> Any:
@@ -292,18 +301,18 @@ def served_by_hand(given: tuple[Any, ...], asked: list[tuple[int, ...]] | None =
 
     def ask(model: int, kind: int, place: int, *key: int) -> None:
         most_context = np.inf if kind == ROWS else 1.0
-        given[4 + 7 * model + kind][place] = (*key, 1.0, most_context, *[1.0] * 8)
+        given[5 + 7 * model + kind][place] = (*key, 1.0, most_context, *[1.0] * 8)
         if asked is not None:
             asked.append((kind, *key))
 
-    return core.serve(ask, lambda *_: None, None, given)
+    return core.serve(ask, lambda *_: None, lambda _: None, None, given)
 
 
 def test_structs_of_another_size_are_refused() -> None:
     """Settings and constants are read as they are."""
     given = buffers()
     assert served_by_hand(given) is not None
-    for place in (0, 3):
+    for place in (0, 4):
         short = bytearray(bytes(given[place])[:-8])
         with pytest.raises(ValueError, match="want a struct of"):
             served_by_hand((*given[:place], short, *given[place + 1 :]))
@@ -317,11 +326,11 @@ def test_the_core_never_sees_requests_that_none_can_serve(change: dict[str, Any]
     requests = [request(0), request(1)]
     serving = serve(None, "continuous", requests, 0, limits=EngineLimits(max_num_seqs=4, max_num_batched_tokens=16))
     draws = AcceptanceDraws(IidAcceptance(0.7), 0)
-    assert len(compiled._table(requests, serving, draws)[0]) == 2
+    assert len(compiled._table(Requests.of(requests), serving, draws)[0]) == 2
     for name, value in change.items():
         setattr(requests[1], name, value)
     with pytest.raises(AssertionError):
-        compiled._table(requests, serving, draws)
+        compiled._table(Requests.of(requests), serving, draws)
 
 
 def test_a_run_whose_costs_are_no_numbers_ends() -> None:
@@ -338,7 +347,7 @@ def test_an_error_of_a_cost_model_comes_through() -> None:
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        core.serve(ask, None, None, buffers())
+        core.serve(ask, None, None, None, buffers())
 
 
 def test_a_step_of_more_than_a_million_tokens_has_a_slot_that_is_no_other_steps() -> None:
@@ -366,7 +375,7 @@ def test_ctrl_c_is_heard_within_a_few_steps_however_large() -> None:
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0.0)
         signal.signal(signal.SIGALRM, before)
-    assert given[1]["last_s"].max() < whole[1]["last_s"].max()
+    assert given[1]["last_token_s"].max() < whole[1]["last_token_s"].max()
 
 
 IN_CHILD = """
@@ -374,9 +383,9 @@ import pickle, struct, sys
 from sim.run import core
 given = tuple(map(bytearray, pickle.load(sys.stdin.buffer)))
 def ask(model, kind, place, *key):
-    struct.pack_into("12d", given[4 + 7 * model + kind], 96 * place, *key, *[1.0] * 10)
-assert core.serve(ask, lambda *_: None, lambda place, emitted: bytes(90 - emitted), given)
-print(struct.unpack_from("8d9q", given[1], len(given[1]) // 2)[-1] > 3)
+    struct.pack_into("12d", given[5 + 7 * model + kind], 96 * place, *key, *[1.0] * 10)
+assert core.serve(ask, lambda *_: None, lambda _: None, lambda place, emitted: bytes(90 - emitted), given)
+print(struct.unpack_from("6dq6i", given[1], len(given[1]) // 2)[-1] > 3)
 """
 
 

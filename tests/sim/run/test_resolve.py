@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -11,13 +12,17 @@ from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from sim.acceptance.forms import parse_quoted
 from sim.cli.main import run
 from sim.costs.profile_files import load
+from sim.files.yaml_values import parse_yaml
 from sim.policies.registry import POLICIES
 from sim.run.resolve import resolve, with_keys
 from sim.run.scenario import Scenario
+from sim.run.scenario_file import parse_override
 from sim.run.simulate import simulate
 
 PAIR = "h100-sxm/llama-2-7b+tinyllama-1.1b"
@@ -135,3 +140,14 @@ def test_kv_that_every_gpu_of_a_group_keeps_counts_on_each() -> None:
     profile = msgspec.structs.replace(profile, target=msgspec.structs.replace(profile.target, kv_heads=1))
     record = simulate(resolve(scenario("autoregressive", num_prompts=1), profile, "autoregressive"), 0)
     assert record.kv_bytes_per_token == 2 * 64 * 2 * 128 * 2
+
+
+@given(st.from_regex(r"\A[A-Za-z0-9_-]{1,15}\Z") | st.sampled_from(("on", "off", "null", "True", "010", "1e5", "inf")))
+def test_a_plain_value_is_set_as_yaml_reads_it(text: str) -> None:
+    try:
+        wanted = parse_yaml(text, f"--set {f'seed={text}'!r}")
+    except ValueError as error:
+        with pytest.raises(ValueError, match=re.escape(str(error))):
+            parse_override(f"seed={text}")
+    else:
+        assert repr(parse_override(f"seed={text}")) == repr(("seed", wanted))

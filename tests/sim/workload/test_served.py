@@ -64,7 +64,7 @@ def test_the_context_ends_answers_and_rejects_prompts_that_leave_no_room_for_one
     assert Served(workload, CONTEXT).requests(0, end_s=2.0).num_rejected == 2
     assert Served(workload, CONTEXT).requests(0, end_s=1.0)[1:] == (1, 1)
     first_rejected = trace(tmp_path / "r.csv", (1000, 5), (1, 1))
-    assert Served(first_rejected, CONTEXT).requests(0, end_s=0.5) == ([], 0, 1)
+    assert Served(first_rejected, CONTEXT).requests(0, end_s=0.5)[1:] == (0, 1)
     assert len(Served(workload).requests(0).requests) == 6
 
 
