@@ -45,7 +45,8 @@ from sim.run.resolve import Resolved, resolve, with_keys
 from sim.run.scenario import Scenario, parse_scenario
 from sim.studies.attainment import DEFAULT_SHARE, highest_load
 from sim.studies.cost_draws import cost_draws
-from sim.studies.load_search import REQUESTS_PER_REPLICA, WARMUP_SHARE
+from sim.studies.fleet_size import REQUESTS_PER_REPLICA
+from sim.studies.load_search import WARMUP_SHARE
 from sim.studies.plan.candidate_ranking import Candidate
 from sim.studies.plan.search import plan
 from sim.studies.tune import tune
@@ -232,12 +233,15 @@ def capacity_truths(seed: int, count: int) -> None:
         scenario, profile = msgspec.structs.replace(given, seed=seed), load(given.profile)
         one = highest_load(scenario, profile, draws=0).highest[0].load
         assert one is not None
-        for fleet in highest_load(scenario, profile, target_rate=REPLICAS * one).fleets:
-            assert fleet.replicas is not None
-            assert fleet.enough is not None
-            told = replicas_that_hold(scenario, profile, fleet.routing, fleet.replicas, REPLICAS * one, count)
-            recommended = f"{fleet.enough.replicas}, {fleet.replicas} ({100 * (fleet.confidence or 0.0):.0f} %)"
-            print(f"{name}, {fleet.routing}: {REPLICAS * one:.1f}; {recommended}; {told}", flush=True)
+        for routing in (Routing.ROUND_ROBIN, Routing.LEAST_OUTSTANDING):
+            routed, rate_per_s = with_keys(scenario, devices={"routing": routing}), REPLICAS * one
+            as_given, drawn = (
+                highest_load(routed, profile, target_rate=rate_per_s, draws=draws).fleets[0] for draws in (0, None)
+            )
+            assert drawn.replicas is not None
+            told = replicas_that_hold(scenario, profile, routing, drawn.replicas, rate_per_s, count)
+            recommended = f"{as_given.replicas}, {drawn.replicas} ({100 * (drawn.confidence or 0.0):.0f} %)"
+            print(f"{name}, {routing}: {rate_per_s:.1f}; {recommended}; {told}", flush=True)
 
 
 def plan_truths(seed: int, count: int) -> None:

@@ -21,7 +21,6 @@ from sim.metrics.summary import Run, number
 from sim.run.resolve import resolve, with_keys
 from sim.run.scenario import Scenario
 from sim.studies.length_choice import PLAIN
-from sim.studies.load_search import joint_share
 from sim.studies.tune import concurrencies_of, looped
 
 POLICY = "continuous"
@@ -174,6 +173,13 @@ def _climbed(share: float, setting: _Setting) -> tuple[Run, dict[int, float]]:
         if goodput[count] < FALLEN * max(goodput.values()):
             break
     return alone, goodput
+
+
+def joint_share(run: Run) -> float:
+    """Share of the finished requests that meet all SLOs."""
+    shares = run["slo_attainment"]
+    assert isinstance(shares, dict)
+    return float(shares["all"] or 0.0)
 
 
 def _ranked(settings: Sequence[_Setting], rate_per_s: float | None) -> Ranked:

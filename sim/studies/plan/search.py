@@ -27,7 +27,6 @@ from sim.compare.pool import OnDone, lasting
 from sim.costs.engine_costs import DEFAULT_ENGINE
 from sim.costs.profile import Profile
 from sim.draws import child_seed
-from sim.engine.fleet import Routing
 from sim.metrics.summary import number
 from sim.run.limits import limits_of, served_by
 from sim.run.resolve import resolve, with_keys
@@ -243,9 +242,7 @@ class _Search:
             share=self.share,
             target_rate=self.rate_per_s,
             draws=self.draws,
-            routings=(Routing.ROUND_ROBIN,),
             near=ranked.rate_per_s / profile.data_parallel,
-            is_brief=True,
             workers=self.workers,
             on_done=lambda stage, done, total: self.on_done(f"{candidate.label}: {stage}", done, total),
         )
@@ -416,7 +413,6 @@ def with_world(
         share=result.share,
         draws=0,
         near=best.rate_per_replica / best.dp / ratio,
-        is_brief=True,
         workers=workers,
         on_done=on_done,
     )
