@@ -85,19 +85,23 @@ class FleetSize:
         more than that sum; one alone does not serve more than its own rate."""
         count = max(1, ceil(self._target_rate / per_replica))
         least = min(2, count)
-        while count > MAX_REPLICAS or not self._is_enough(count):
-            if count >= MAX_REPLICAS:
-                given = f"target rate {self._target_rate:g}"
-                raise ValueError(f"{given}: more than {MAX_REPLICAS} replicas; want a lower one")
-            count += 1
-        while count > least and self._is_enough(count - 1):
+        while count > MAX_REPLICAS or not self._holds(count):
+            count = self._one_more(count)
+        while count > least and self._holds(count - 1):
             count -= 1
+        while self._draws and self.num_meeting(count) < self._wanted:
+            count = self._one_more(count)
         return count
 
-    def _is_enough(self, count: int) -> bool:
-        if not self._draws:
-            return self.as_given(count).meets
-        return self._of(count, [self._last])[0] >= self._search.share and self.num_meeting(count) >= self._wanted
+    def _holds(self, count: int) -> bool:
+        """In the draw that is the last to hold, or over the runs as given."""
+        return self._of(count, [self._last])[0] >= self._search.share if self._draws else self.as_given(count).meets
+
+    def _one_more(self, count: int) -> int:
+        if count >= MAX_REPLICAS:
+            given = f"target rate {self._target_rate:g}"
+            raise ValueError(f"{given}: more than {MAX_REPLICAS} replicas; want a lower one")
+        return count + 1
 
     def _of(self, count: int, runs: Sequence[int]) -> list[float]:
         missing = [run for run in runs if (count, run) not in self._shares]
