@@ -2,8 +2,9 @@
 the replicas that a given rate takes.
 
 The load is the highest that was tried at which the mean share over replications is enough, and its interval is over
-them. Costs and acceptance within their errors are drawn as `tune` draws it: the load has its range over draws, and the
-replicas that are recommended hold in nearly all of them.
+them. A pilot of a few says how many it takes, and then as many fresh ones are made: adding until an interval is narrow
+would stop too early. Costs and acceptance within their errors are drawn as `tune` draws it: the load has its range over
+draws, and the replicas that are recommended hold in nearly all of them.
 Not here: the search for a load (load_search) and for replicas (fleet_size), draws, saturated throughput
 (sim.compare.capacity), beyond which a bound on waiting is met by no load for long.
 """
@@ -32,7 +33,7 @@ from sim.studies.answer import Answer, Stated
 from sim.studies.cost_draws import DEFAULT_DRAWS, cost_draws, covers, interval_90
 from sim.studies.evidence import asked_of, evidence
 from sim.studies.fleet_size import FleetAttainment, FleetSize
-from sim.studies.load_search import REQUESTS, WIDE, Highest, Limit, LoadSearch, num_prompts, with_length
+from sim.studies.load_search import NARROW, REQUESTS, Highest, Limit, LoadSearch, num_prompts, with_length
 from sim.studies.tune import has_slo
 from sim.workload.generate import is_trace
 
@@ -283,7 +284,7 @@ def _notes(scenario: Scenario, answers: Sequence[_OfPolicy], draws: int) -> list
             notes.append(f"{one.policy}: {answer.note}")
         if one.ci95 is not None and one.load and one.limit is Limit.SLO:
             half = (one.ci95[1] - one.ci95[0]) / 2.0
-            if half > WIDE * one.load:
+            if half > 1.5 * NARROW * one.load:
                 notes.append(
                     f"{one.policy}: {one.replications} replications leave {100.0 * half / one.load:.0f} % either "
                     f"way; longer runs narrow it: --set workload.num_prompts=N, above {scenario.workload.num_prompts}"

@@ -17,7 +17,7 @@ from sim.compare.verdict import Interval
 from sim.draws import child_seed
 from sim.metrics.stats import interval_95
 from sim.run.resolve import Resolved
-from sim.studies.load_search import REPLICATIONS_BRIEF, LoadSearch, at_rate, num_prompts, warmups_of
+from sim.studies.load_search import PILOTS, LoadSearch, at_rate, num_prompts, warmups_of
 from sim.workload.generate import at_most
 
 CONFIDENCE = 0.9
@@ -31,7 +31,7 @@ FLEET_KEY = 1_000_037
 
 
 class FleetAttainment(msgspec.Struct, frozen=True, kw_only=True):
-    """Replicas at the target rate, over a few runs with costs and acceptance as given."""
+    """Replicas at the target rate, over PILOTS runs with costs and acceptance as given."""
 
     replicas: int
     attainment: float
@@ -54,7 +54,7 @@ class FleetSize:
     ) -> None:
         """`load` is the highest of one replica, `draw_loads` that in each of `draws`, if there are any; 0 for never."""
         self._search, self._target_rate, self._draws, self._runner = search, target_rate, draws, runner
-        self._runs = [(draw, 0) for draw in draws] or [(search.resolved, index) for index in range(REPLICATIONS_BRIEF)]
+        self._runs = [(draw, 0) for draw in draws] or [(search.resolved, index) for index in range(PILOTS)]
         self._shares: dict[tuple[int, int], float] = {}
         order = sorted(range(len(draws)), key=lambda index: draw_loads[index], reverse=True)
         self._wanted = min(sum(each > 0.0 for each in draw_loads), ceil(CONFIDENCE * (len(draws) + 1)))
