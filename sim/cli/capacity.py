@@ -34,8 +34,8 @@ def capacity_command(flags: CapacityFlags) -> None:
     """Highest request rate at which a share of the requests meets all SLOs (--goodput) jointly, with its interval over
     runs, and its range over draws of costs and acceptance within their measured errors.
 
-    With --target-rate the replicas to rent under each routing: the fewest that are simulated to be enough in so many
-    draws that a further one holds as well with 90 % confidence.
+    With --target-rate the replicas to rent: the fewest that are simulated to be enough in so many draws that a further
+    one holds as well with 90 % confidence. Requests find them by devices.routing.
     """
     from sim.costs.profile_files import load
     from sim.metrics.price import Price

@@ -42,11 +42,6 @@ LOOPS = ((8, 48), (64, 256))
 """Requests in flight and in all of the short closed loops that bound capacity from below, the shortest first."""
 FLOOR_SHARE = 0.7
 """Share of the short loop's throughput that is trusted as a bound: its requests are few, and their lengths vary."""
-LONG_LOOP_SHARE, LONG_LOOP_GENERATIONS, MIN_LONG_LOOP = 0.8, 5, 16
-"""The long loop: in flight are so many of those that memory or seats hold for their whole lives, so that none has to
-give way, and each seat is taken so often; no such loop of fewer. It reaches 92 to 100 % of the saturated throughput of
-continuous batching for a tenth of its CPU time (A100, H100, azure-conv); the low end of its interval is trusted."""
-
 NEAR_SATURATION = 0.7
 """Share of capacity, or of what it surely exceeds where it was not measured, from which latency answers to step times
 by more than their share."""
@@ -66,7 +61,7 @@ class Saturation:
         self._seed, self._count = seed, resolved.scenario.devices.count
         # All forms of the simulator serve as many.
         self._given = replace(resolved.changed(seed=seed), form=None)
-        self._loops: dict[int, Capacity] = {}
+        self._loops: dict[int, float] = {}
         self._at_phi: dict[float, Saturation] = {}
 
     def at_phi(self, phi: float) -> Saturation:
@@ -90,25 +85,16 @@ class Saturation:
         """
         floor, rate_per_s, (most, _) = 0.0, rate_per_s / self._count, self._sent
         for in_flight, num_prompts in LOOPS:
-            if most >= 2 * in_flight and floor <= rate_per_s and self._has(num_prompts):
-                floor = max(floor, FLOOR_SHARE * self._in_loop(in_flight, num_prompts)[0])
-        in_flight = int(LONG_LOOP_SHARE * most)
-        num_prompts = LONG_LOOP_GENERATIONS * in_flight
-        # The steps of other policies cost the same in either run.
-        is_continuous = self._given.policy.is_continuous
-        if is_continuous and in_flight >= MIN_LONG_LOOP and floor <= rate_per_s and self._has(num_prompts):
-            floor = max(floor, self._in_loop(in_flight, num_prompts)[1][0])
+            has_prompts = at_most(self._given.scenario.workload, num_prompts) == num_prompts
+            if most >= 2 * in_flight and floor <= rate_per_s and has_prompts:
+                floor = max(floor, FLOOR_SHARE * self._in_loop(in_flight, num_prompts))
         return self._count * floor
 
-    def _has(self, num_prompts: int) -> bool:
-        """So many requests, which a trace may lack."""
-        return at_most(self._given.scenario.workload, num_prompts) == num_prompts
-
-    def _in_loop(self, in_flight: int, num_prompts: int) -> Capacity:
+    def _in_loop(self, in_flight: int, num_prompts: int) -> float:
         """Throughput of a closed loop of the saturated run's requests."""
         if in_flight not in self._loops:
             loop = {"num_prompts": num_prompts, "max_concurrency": in_flight}
-            self._loops[in_flight] = self._throughput(self._burst.changed(workload=loop))
+            self._loops[in_flight], _ = self._throughput(self._burst.changed(workload=loop))
         return self._loops[in_flight]
 
     def _throughput(self, resolved: Resolved) -> Capacity:

@@ -25,6 +25,7 @@ from sim.run.simulate import simulate
 from sim.workload.generate import is_trace, num_requests
 
 Result = TypeVar("Result")
+Task = TypeVar("Task", bound="Point | Sequence[Point]")
 WORTH_A_POOL = 4_000
 """Requests in all from which several processes pay."""
 RECORDED = 100
@@ -129,8 +130,17 @@ def on_points(
     An exception of a run is raised here, and the runs that have not begun are dropped then, as they are on an
     interrupt. Raises WorkerDied.
     """
+    return on_groups(function, points, runner, stage)
+
+
+def on_groups(
+    function: Callable[[Task], Result], groups: Sequence[Task], runner: Runner, stage: str = "simulating"
+) -> list[Result]:
+    """The same of points, or of groups of points that differ in their workload alone: these share the numbers of their
+    costs where one process runs them."""
+    points = [point for group in groups for point in ([group] if isinstance(group, Point) else group)]
     num_sent = sum(num_requests(point.resolved.scenario.workload) for point in points)
     if runner.workers is None and num_sent < WORTH_A_POOL:
         runner = replace(runner, workers=1)
     uses = {name for point in points for name in point.resolved.plugins}
-    return runner.run(function, points, stage, uses)
+    return runner.run(function, groups, stage, uses)

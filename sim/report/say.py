@@ -314,23 +314,22 @@ def _limit(highest: HighestLoad, share: float) -> str:
 
 def _replicas(fleet: Replicas, answer: Attainment) -> str:
     head = f"{fleet.policy}, {fleet.routing}, {answer.target_rate:g} requests/s: "
-    if fleet.enough is None:
+    if fleet.replicas is None:
         return head + "no number of replicas meets the SLOs"
-    enough, fewer = fleet.enough, fleet.one_fewer
-    low, high = enough.ci95
-    as_given = f"{100 * enough.attainment:.1f} % meet the SLOs, {100 * low:.1f} to {100 * high:.1f}"
-    if fewer is not None:
-        as_given += f"; {fewer.replicas} do not, {100 * fewer.attainment:.1f} %"
-    text = f"{head}{fleet.replicas} replicas"
-    if fleet.utilisation is not None:
-        text += f", {100 * fleet.utilisation:.0f} % utilised"
+    text = f"{head}{fleet.replicas} replicas, {100 * (fleet.utilisation or 0.0):.0f} % utilised"
     text += _price(fleet.usd_per_million_tokens)
-    if fleet.confidence is None:
-        return f"{text} ({as_given})"
-    (first, in_first), *others = [("more" if count is None else count, draws) for count, draws in fleet.needed]
-    needed = [f"{first} replicas in {in_first} of {answer.draws} draws", *(f"{more} in {num}" for more, num in others)]
-    text += f", enough with {100 * fleet.confidence:.0f} % confidence: {', '.join(needed)}\n"
-    return text + f"  costs and acceptance as given: {enough.replicas} ({as_given})"
+    if fleet.confidence is not None:
+        met = sum(share >= answer.share for share in fleet.attainment_by_draw)
+        return (
+            f"{text}, enough with {100 * fleet.confidence:.0f} % confidence: they hold in {met} of {answer.draws} draws"
+        )
+    if fleet.enough is None:
+        return text
+    low, high = fleet.enough.ci95
+    text += f" ({100 * fleet.enough.attainment:.1f} % meet the SLOs, {100 * low:.1f} to {100 * high:.1f}"
+    if fleet.one_fewer is not None:
+        text += f"; {fleet.one_fewer.replicas} do not, {100 * fleet.one_fewer.attainment:.1f} %"
+    return f"{text})"
 
 
 def attainment_sentence(answer: Attainment) -> str:

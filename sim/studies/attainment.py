@@ -3,16 +3,16 @@ the replicas that a given rate takes.
 
 The load is the highest that was tried at which the mean share over replications is enough, and its interval is over
 them. A pilot of a few says how many it takes, and then as many fresh ones are made: adding until an interval is narrow
-would stop too early. Costs and acceptance within their errors are drawn as
-`tune` draws it: the load has its range over draws, and the replicas that are recommended hold in nearly all of them.
-Not here: the search for a load and runs of fleets (load_search), draws, saturated throughput (sim.compare.capacity),
-beyond which a bound on waiting is met by no load for long.
+would stop too early. Costs and acceptance within their errors are drawn as `tune` draws it: the load has its range over
+draws, and the replicas that are recommended hold in nearly all of them.
+Not here: the search for a load (load_search) and for replicas (fleet_size), draws, saturated throughput
+(sim.compare.capacity), beyond which a bound on waiting is met by no load for long.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from math import ceil, isfinite
+from collections.abc import Sequence
+from math import isfinite
 
 import msgspec
 
@@ -24,7 +24,6 @@ from sim.compare.side_by_side import cost_source, mean_of
 from sim.compare.verdict import Interval
 from sim.costs.profile import Profile
 from sim.draws import child_seed
-from sim.engine.fleet import Routing
 from sim.metrics.price import Price
 from sim.metrics.stats import interval_95
 from sim.metrics.summary import Run, number
@@ -33,26 +32,12 @@ from sim.run.scenario import Scenario, to_plain
 from sim.studies.answer import Answer, Stated
 from sim.studies.cost_draws import DEFAULT_DRAWS, cost_draws, covers, interval_90
 from sim.studies.evidence import asked_of, evidence
-from sim.studies.load_search import (
-    NARROW,
-    REQUESTS,
-    FleetAttainment,
-    FleetRuns,
-    Highest,
-    Limit,
-    LoadSearch,
-    num_prompts,
-    with_length,
-)
+from sim.studies.fleet_size import FleetAttainment, FleetSize
+from sim.studies.load_search import NARROW, REQUESTS, Highest, Limit, LoadSearch, num_prompts, with_length
 from sim.studies.tune import has_slo
 from sim.workload.generate import is_trace
 
 DEFAULT_SHARE = 0.95
-CONFIDENCE = 0.9
-"""Chance with which the recommended replicas are enough: of n draws m hold, and a further one holds with m / (n +
-1)."""
-MAX_REPLICAS = 1024
-ROUTINGS = (Routing.ROUND_ROBIN, Routing.LEAST_OUTSTANDING)
 
 
 class HighestLoad(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,22 +69,20 @@ class HighestLoad(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Replicas(Answer, frozen=True, kw_only=True):
-    """The replicas that a rate takes under one routing."""
+    """The replicas that a rate takes, with the routing of the scenario."""
 
     policy: str
     routing: str
     replicas: int | None
-    """Recommended: enough as given, and in so many draws that a further one holds with CONFIDENCE; None where the SLOs
-    are never met."""
-    enough: FleetAttainment | None
-    """The fewest with costs and acceptance as given."""
-    one_fewer: FleetAttainment | None
-    """The same with one fewer than these; None where one is enough."""
+    """Recommended: enough in so many draws that a further one holds with CONFIDENCE, without draws as given; None where
+    the SLOs are never met."""
+    enough: FleetAttainment | None = None
+    """So many with costs and acceptance as given, where nothing was drawn."""
+    one_fewer: FleetAttainment | None = None
+    """The same with one fewer; None where one is enough."""
     usd_per_million_tokens: float | None
     utilisation: float | None
     """The rate over that many times the highest load of one, as given."""
-    needed: list[tuple[int | None, int]]
-    """[replicas, draws that need so many], rising; None of the draws in which the recommended are too few."""
     confidence: float | None
     """Chance with which the recommended replicas hold in a further draw; None without draws."""
     attainment_by_draw: list[float]
@@ -128,40 +111,33 @@ def highest_load(
     target_rate: float | None = None,
     price: Price | None = None,
     draws: int | None = None,
-    routings: Sequence[Routing] = ROUTINGS,
     near: float | None = None,
-    is_brief: bool = False,
     workers: int | None = None,
     on_done: OnDone = lambda stage, done, total: None,
 ) -> Attainment:
-    """The highest load of every policy that meets `scenario.goodput`, and with `target_rate` the replicas for it.
+    """The highest load of every policy that meets `scenario.goodput`, and with `target_rate` the replicas for it, under
+    `devices.routing`.
 
     With `draws` of 0 costs and acceptance are taken as given; by default there are DEFAULT_DRAWS, or none where the
-    drafts have several models, of whose errors nothing is known. `near` is a load to look about first; `is_brief`
-    leaves the interval of the load as wide as a few replications make it, and sizes fleets by the draws alone. Raises
-    ValueError for a scenario without SLOs, and for a price that does not say whose it is.
+    drafts have several models, of whose errors nothing is known. With `near`, a load that is known to be close, the
+    search is brief and leaves the interval of the load as wide as a few replications make it. Raises ValueError for a
+    scenario without SLOs, and for a price that does not say whose it is.
     """
     if not has_slo(scenario):
         raise ValueError("capacity: no SLO given; want some of --goodput ttft:MS tpot:MS e2el:MS")
     if draws is None:
         draws = 0 if scenario.speculation.drafts else DEFAULT_DRAWS
-    is_counted = isinstance(scenario.workload.num_prompts, int) or is_trace(scenario.workload)
     policies = [with_length(one, REQUESTS) for one in resolve_all(scenario, profile)]
-    usd_per_h = [None if price is None else _usd_per_h(price, one) for one in policies]
-    searches = [
-        LoadSearch(
-            one.changed(policy=(one.policy.name,), replications=1, devices={"count": 1}),
-            share,
-            is_counted=is_counted,
-            near=near,
-            is_brief=is_brief,
-        )
-        for one in policies
-    ]
+    prices = [None if price is None else _usd_per_h(price, one) for one in policies]
     runner = Runner(workers, on_done)
-    answers = [_OfPolicy(search, draws, usd, runner) for search, usd in zip(searches, usd_per_h, strict=True)]
+    is_counted = isinstance(scenario.workload.num_prompts, int) or is_trace(scenario.workload)
+    alone = [one.changed(policy=(one.policy.name,), replications=1, devices={"count": 1}) for one in policies]
+    searches = [LoadSearch(one, share, is_counted=is_counted, near=near) for one in alone]
+    answers = [
+        _OfPolicy(search, draws, target_rate, usd_per_h, runner)
+        for search, usd_per_h in zip(searches, prices, strict=True)
+    ]
     highest = [answer.highest for answer in answers]
-    rates = [] if target_rate is None else [target_rate]
     return Attainment(
         scenario=to_plain(policies[0].scenario),
         costs=cost_source(profile),
@@ -169,7 +145,7 @@ def highest_load(
         of="request rate",
         highest=highest,
         target_rate=target_rate,
-        fleets=[answer.fleet(routing, rate) for rate in rates for answer in answers for routing in routings],
+        fleets=[fleet for answer in answers for fleet in answer.fleets],
         draws=draws,
         covers=covers(policies[0]) if draws else "",
         notes=[*_unused(scenario), *_notes(policies[0].scenario, answers, draws)],
@@ -181,23 +157,29 @@ def highest_load(
 
 
 class _OfPolicy:
-    """The highest load of one policy, and fleets of it."""
+    """The highest load of one policy, and the fleet of it for a rate."""
 
-    def __init__(self, search: LoadSearch, draws: int, usd_per_h: float | None, runner: Runner) -> None:
-        self.search, self._usd_per_h, self._runner = search, usd_per_h, runner
-        self.draws = cost_draws(search.resolved, draws, search.scenario.seed) if draws else []
+    def __init__(
+        self, search: LoadSearch, draws: int, target_rate: float | None, usd_per_h: float | None, runner: Runner
+    ) -> None:
+        self._search, self._usd_per_h = search, usd_per_h
+        drawn = cost_draws(search.resolved, draws, search.scenario.seed) if draws else []
         found = search.highest(runner)
+        loads = search.loads_under(drawn, found, runner) if drawn else []
         self._load = found.load if found.limit in (Limit.SLO, Limit.THROUGHPUT) else None
-        self.draw_loads = search.loads_under(self.draws, found, runner) if draws else []
-        self._num_met = sum(load > 0.0 for load in self.draw_loads)
-        self.note, self.highest = self._highest(found)
+        self.note, self.highest = self._highest(found, loads, runner)
+        self.fleets: list[Replicas] = []
+        if target_rate is not None:
+            per_replica = 0.0 if found.limit is Limit.NEVER else self._load or search.saturated_per_s
+            size = FleetSize(search, target_rate, per_replica, drawn, loads, runner)
+            self.fleets = [self._fleet(size, target_rate, len(drawn))]
 
-    def _highest(self, found: Highest) -> tuple[str | None, HighestLoad]:
+    def _highest(self, found: Highest, loads: list[float], runner: Runner) -> tuple[str | None, HighestLoad]:
         """A note on runs that are too short, and the load with runs at it, of all its replications."""
-        search, load, loads = self.search, self._load, self.draw_loads
+        search, load = self._search, self._load
         at = load if load is not None else (search.least if found.limit is Limit.NEVER else search.most)
         points = [search.point(at, seed) for seed in found.seeds]
-        runs = [outcome.run for outcome in run_points(points, Runner(self._runner.workers))]
+        runs = [outcome.run for outcome in run_points(points, Runner(runner.workers))]
         note = _transient(search, points[0].resolved.scenario, runs)
         per_s = None
         if found.limit is not Limit.NEVER:
@@ -224,94 +206,24 @@ class _OfPolicy:
             usd_per_million_tokens=self._usd(1, per_s),
         )
 
-    def fleet(self, routing: Routing, target_rate: float) -> Replicas:
-        """So many replicas that they are enough in nearly all draws, and unless the search is brief the fewest that are
-        simulated to be enough as given, while one fewer is not."""
-        search, num_draws = self.search, len(self.draws)
-        runs = FleetRuns(search, self.draws, routing, target_rate, self._runner)
-        count, enough, fewer, needed, confidence = None, None, None, [], None
-        if search.is_brief and self.draws:
-            count = self._enough_in_draws(runs)
-            confidence = None if count is None else runs.num_meeting(count) / (num_draws + 1)
-        elif self.highest.limit is not Limit.NEVER:
-            fewest = _fewest(target_rate, self._per_replica, lambda count: runs.as_given(count).meets)
-            enough, fewer = runs.as_given(fewest), None if fewest == 1 else runs.as_given(fewest - 1)
-            holding = self._holding(runs, fewest)
-            count, needed = max(holding, default=fewest), _needed(holding, num_draws)
-            confidence = holding[count] / (num_draws + 1) if holding else None
+    def _fleet(self, size: FleetSize, target_rate: float, num_draws: int) -> Replicas:
+        count, per_replica = size.replicas, self._load or self._search.saturated_per_s
+        is_given = count is not None and not num_draws
         return Replicas(
-            policy=search.policy,
-            routing=routing.value,
+            policy=self._search.policy,
+            routing=self._search.scenario.devices.routing.value,
             replicas=count,
-            enough=enough,
-            one_fewer=fewer,
+            enough=size.as_given(count) if is_given and count else None,
+            one_fewer=size.as_given(count - 1) if is_given and count and count > 1 else None,
             usd_per_million_tokens=None if count is None else self._usd(count, self._output_tokens_per_s(target_rate)),
-            utilisation=None if count is None else target_rate / (count * self._per_replica),
-            needed=needed,
-            confidence=confidence,
-            attainment_by_draw=[] if count is None else runs.in_draws(count),
+            utilisation=None if count is None else target_rate / (count * per_replica),
+            confidence=size.num_meeting(count) / (num_draws + 1) if count and num_draws else None,
+            attainment_by_draw=size.shares(count) if count and num_draws else [],
         )
-
-    def _enough_in_draws(self, runs: FleetRuns) -> int | None:
-        """The fewest replicas that are enough in so many draws that a further one holds with CONFIDENCE; None where too
-        few draws meet the SLOs. The draw that is the last to hold in the order of their highest loads is tried first.
-        """
-        order, wanted = self._order
-        if not wanted:
-            return None
-        last, share = order[wanted - 1], self.search.share
-        count = _fewest(runs.target_rate, self.draw_loads[last], lambda count: runs.in_draw(count, last) >= share)
-        while runs.num_meeting(count) < wanted:
-            count = _one_more(count, runs.target_rate)
-        return count
-
-    def _holding(self, runs: FleetRuns, count: int) -> dict[int, int]:
-        """Number of draws in which each number of replicas is enough, up to those recommended.
-
-        Draws are put in the order of their highest loads, so that halving finds the last of those that hold; each is
-        simulated once at every number it is tried at, on the same requests.
-        """
-        order, wanted = self._order
-        most = self._num_met
-
-        def holding(count: int, low: int, high: int, first: int) -> int:
-            """Number of draws that hold, between `low`, which hold, and `high`, beyond which none does; `first` is
-            tried first."""
-            middle = first
-            while low < high:
-                if runs.in_draw(count, order[middle - 1]) >= self.search.share:
-                    low = middle
-                else:
-                    high = middle - 1
-                middle = (low + high + 1) // 2
-            return low
-
-        if most == 0:
-            return {}
-        by_count = {count: holding(count, 0, most, (most + 1) // 2)}
-        fewer = count
-        while fewer > 1 and by_count[fewer] > 0:
-            fewer -= 1
-            by_count[fewer] = holding(fewer, 0, by_count[fewer + 1], 1)
-        while by_count[count] < wanted and count < MAX_REPLICAS:
-            count += 1
-            by_count[count] = holding(count, by_count[count - 1], most, most)
-        return dict(sorted(by_count.items()))
-
-    @property
-    def _per_replica(self) -> float:
-        """Requests per second of one, as given."""
-        return self._load or self.search.saturated_per_s
-
-    @property
-    def _order(self) -> tuple[list[int], int]:
-        """Draws, the one with the highest load first, and the number of them that a recommendation has to hold in."""
-        order = sorted(range(len(self.draws)), key=lambda index: self.draw_loads[index], reverse=True)
-        return order, min(self._num_met, ceil(CONFIDENCE * (len(order) + 1)))
 
     def _output_tokens_per_s(self, rate_per_s: float) -> float:
         """Output tokens per second of requests that come, and are served, at that rate."""
-        search = self.search
+        search = self._search
         mean = search.resolved.served.mean_tokens(child_seed(search.scenario.seed, CAPACITY_KEY))
         return rate_per_s * mean.output_per_sent
 
@@ -319,35 +231,6 @@ class _OfPolicy:
         if self._usd_per_h is None or not output_tokens_per_s:
             return None
         return self._usd_per_h * count / (output_tokens_per_s * 3600.0) * 1e6
-
-
-def _fewest(target_rate: float, per_replica: float, is_enough: Callable[[int], bool]) -> int:
-    """Replicas that are enough where one fewer is not, looked for from the sum of their rates on. Several may share
-    more than that sum; one alone does not serve more than its own rate."""
-    count = max(1, ceil(target_rate / per_replica))
-    least = min(2, count)
-    while not is_enough(count):
-        count = _one_more(count, target_rate)
-    while count > least and is_enough(count - 1):
-        count -= 1
-    return count
-
-
-def _one_more(count: int, target_rate: float) -> int:
-    if count >= MAX_REPLICAS:
-        raise ValueError(f"target rate {target_rate:g}: more than {MAX_REPLICAS} replicas; want a lower one")
-    return count + 1
-
-
-def _needed(holding: dict[int, int], num_draws: int) -> list[tuple[int | None, int]]:
-    """[replicas, draws that need so many] from how many draws hold with each number of them."""
-    needed: list[tuple[int | None, int]] = []
-    before = 0
-    for count, num_holding in holding.items():
-        if num_holding > before:
-            needed.append((count, num_holding - before))
-        before = max(before, num_holding)
-    return needed if before == num_draws else [*needed, (None, num_draws - before)]
 
 
 def _usd_per_h(price: Price, resolved: Resolved) -> float:

@@ -2,9 +2,9 @@
 over replications, each of which has the same requests at every load.
 
 Replications that are searched one by one would end higher on average: far below its own load a run meets the SLOs
-nearly always, and above it the share falls fast. Under a draw of costs and acceptance one replication is searched about
-the answer, and ends earlier: the two answers' ratio is what the draw does, whatever those requests were.
-Not here: how many replications, how many replicas, what is said of them (attainment).
+nearly always, and above it the share falls fast. In a variation of cost one replication is searched about the answer,
+and ends earlier: the ratio of the two is what the variation does, whatever those requests were.
+Not here: how many replicas (fleet_size), what is said of them (attainment).
 """
 
 from __future__ import annotations
@@ -12,24 +12,19 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from enum import StrEnum
 from functools import partial
-from math import ceil, exp, inf, isinf, log, sqrt
+from math import ceil, inf, isinf, sqrt
 from statistics import stdev
 from typing import NamedTuple
-
-import msgspec
 
 from sim.compare.capacity import Saturation
 from sim.compare.point_runs import Point, attained_share, on_points
 from sim.compare.pool import Runner
-from sim.compare.verdict import Interval
 from sim.draws import child_seed
-from sim.engine.fleet import Routing
 from sim.files.json_values import Json
-from sim.metrics.stats import interval_95, t_975
-from sim.metrics.summary import Run
+from sim.metrics.stats import t_975
 from sim.run.resolve import Resolved
 from sim.run.scenario import Scenario, Window
-from sim.workload.generate import Workload, at_most, is_trace, trace_length
+from sim.workload.generate import Workload, is_trace, trace_length
 
 PILOTS = 5
 MAX_REPLICATIONS = 20
@@ -50,11 +45,6 @@ WARMUP_SHARE, SESSIONS_WARMUP_SHARE = 0.1, 0.5
 memory."""
 PILOT_KEY, FRESH_KEY = 1_000_031, 1_000_033
 """Children of the scenario's seed."""
-
-REQUESTS_PER_REPLICA = 800
-"""Requests of a fleet's run, per replica."""
-FLEET_KEY = 1_000_037
-"""Child of the scenario's seed."""
 
 
 class Limit(StrEnum):
@@ -88,25 +78,24 @@ Curve = dict[float, list[float]]
 class LoadSearch:
     """One policy and its loads."""
 
-    def __init__(
-        self,
-        resolved: Resolved,
-        share: float,
-        *,
-        is_counted: bool = True,
-        closeness: float = BISECTED,
-        near: float | None = None,
-        is_brief: bool = False,
-    ) -> None:
-        """`resolved` is one replica. `near` is where the first search begins; None: everywhere. A brief search is the
-        pilots alone, and less close."""
-        self.resolved, self.share = resolved, share
-        self.is_counted, self.is_brief = is_counted, is_brief
-        self.closeness = max(closeness, BISECTED_BRIEF) if is_brief else closeness
-        self._near = near
+    def __init__(self, resolved: Resolved, share: float, *, is_counted: bool = True, near: float | None = None) -> None:
+        """`resolved` is one replica. With `near`, a load that is known to be close, the search looks about it, and is
+        brief: the pilots alone, bisected less far, up to the saturated rate."""
+        self.resolved, self.share, self.is_counted, self._near = resolved, share, is_counted, near
         self.saturated_per_s, self.saturated_ci95 = Saturation(resolved, self.scenario.seed).capacity
+        goodput = self.scenario.goodput
+        bounds_ms = [bound for bound in (goodput.ttft_ms, goodput.e2el_ms) if bound is not None]
+        self.least = ALONE * self.saturated_per_s
+        # Without a bound on waiting the largest load that is tried is everything at once.
+        self.most = self.saturated_per_s if bounds_ms or near is not None else inf
         if not is_counted:
-            self.resolved = with_length(resolved, self._long_enough())
+            # Arrivals span many times what the SLOs let one wait: a shorter run ends before a queue that grows has
+            # become too long. Of sessions the first half lasts as long as they do.
+            sharing = self.scenario.workload.sharing
+            spanned_s = SPAN_IN_BOUNDS * min(bounds_ms, default=0.0) / 1e3
+            spanned_s = max(spanned_s, 2.0 * (sharing.num_turns - 1) * sharing.turn_gap_s)
+            count = min(MAX_REQUESTS, max(REQUESTS, ceil(spanned_s * self.saturated_per_s)))
+            self.resolved = with_length(resolved, count)
 
     @property
     def scenario(self) -> Scenario:
@@ -116,90 +105,33 @@ class LoadSearch:
     def policy(self) -> str:
         return self.resolved.policy.name
 
-    def _long_enough(self) -> int:
-        """Requests whose arrivals span many times what the SLOs let one wait: else a short run ends before a queue that
-        grows has become too long. Of sessions so many that the first half lasts as long as they do."""
-        goodput, sharing = self.scenario.goodput, self.scenario.workload.sharing
-        bounds_ms = [bound for bound in (goodput.ttft_ms, goodput.e2el_ms) if bound is not None]
-        spanned_s = SPAN_IN_BOUNDS * min(bounds_ms, default=0.0) / 1e3
-        spanned_s = max(spanned_s, 2.0 * (sharing.num_turns - 1) * sharing.turn_gap_s)
-        return min(MAX_REQUESTS, max(REQUESTS, ceil(spanned_s * self.saturated_per_s)))
-
-    @property
-    def most(self) -> float:
-        """The largest load that is tried: with a bound on waiting, or of a brief search, the saturated rate, else
-        everything at once."""
-        goodput = self.scenario.goodput
-        bounds_no_waiting = goodput.ttft_ms is None and goodput.e2el_ms is None
-        return inf if bounds_no_waiting and not self.is_brief else self.saturated_per_s
-
-    @property
-    def least(self) -> float:
-        return ALONE * self.saturated_per_s
-
     def point(self, load: float, seed: int) -> Point:
         """One run at that load."""
-        workload: dict[str, Json] = {
-            "request_rate": load,
-            "max_concurrency": None,
-            "trace_arrivals": self.scenario.workload.trace_arrivals.at_rate,
-        }
-        return Point(resolved=self.resolved.changed(workload=workload), seed=seed)
-
-    def own_highest(self, seed: int, near: float | None = None) -> float:
-        """One replication's highest load: 0 where the least fails, the most where that holds. It is looked for about
-        `near` first."""
-        low, high, _ = self._bisected([seed], near, Runner(1))
-        return sqrt(low * high)
-
-    def _bisected(
-        self, seeds: Sequence[int], near: float | None, runner: Runner, stage: str = ""
-    ) -> tuple[float, float, Curve]:
-        def shares_at(load: float) -> list[float]:
-            return on_points(attained_share, [self.point(load, seed) for seed in seeds], runner, stage)
-
-        ends = self.least, self.saturated_per_s, self.most
-        return bisected(shares_at, self.share, ends, closeness=self.closeness, near=near)
-
-    def highest_under(self, draw: Resolved, seed: int, first: float) -> float:
-        """The highest load where costs and acceptance are those of `draw`, looked for about `first`, where it was as
-        given, times what the draw does to the saturated throughput."""
-        search = LoadSearch(
-            draw,
-            self.share,
-            closeness=BISECTED_IN_DRAW,
-            is_brief=self.is_brief,
-        )
-        near = first * search.saturated_per_s / self.saturated_per_s
-        return search.own_highest(seed, near if 0.0 < near < inf else None)
+        return Point(resolved=self.resolved.changed(workload=at_rate(self.scenario.workload, load)), seed=seed)
 
     def highest(self, runner: Runner) -> Highest:
         """The load over pilots, or over as many fresh replications as a narrow interval takes."""
-        near = None if self._near is None else min(self._near, 0.9 * self.most)
-        if near is None:
+        if self._near is None:
             # The first of the pilots looks everywhere, all of them near its load.
             first = self._over(PILOT_KEY, 1, None, runner).load
             near = first if 0.0 < first < self.most else None
+        else:
+            near = min(self._near, 0.9 * self.most)
         pilots = self._over(PILOT_KEY, PILOTS, near, runner)
-        if self.is_brief or pilots.limit is not Limit.SLO:
+        if self._near is not None or pilots.limit is not Limit.SLO:
             return pilots
         count = min(MAX_REPLICATIONS, max(PILOTS, replications_for(pilots.pseudo, NARROW)))
         found = self._over(FRESH_KEY, count, pilots.load, runner)
         return found if found.limit is not Limit.SLO else found._replace(pseudo=as_wide(found.pseudo, pilots.pseudo))
-
-    def _limit(self, load: float) -> Limit:
-        if load == 0.0:
-            return Limit.NEVER
-        if load < self.most:
-            return Limit.SLO
-        return Limit.UNBOUNDED if self.most == inf else Limit.THROUGHPUT
 
     def _over(self, key: int, count: int, near: float | None, runner: Runner) -> Highest:
         """The load that holds over so many replications."""
         seeds = [child_seed(self.scenario.seed, key, index) for index in range(count)]
         stage = f"{self.policy}: {'pilots' if key == PILOT_KEY else 'replications'}"
         load, _, curve = self._bisected(seeds, near, runner, stage)
-        limit = self._limit(load)
+        limit = Limit.NEVER if load == 0.0 else Limit.SLO
+        if load >= self.most:
+            limit = Limit.UNBOUNDED if self.most == inf else Limit.THROUGHPUT
         pseudo = jackknifed(load, curve, self.share) if limit is Limit.SLO else [load] * count
         return Highest(limit, load, pseudo, seeds)
 
@@ -207,11 +139,37 @@ class LoadSearch:
         """[draws] the highest load of each: that as given times what the draw makes of the first replication's."""
         load, seed = found.load, found.seeds[0]
         first = self.own_highest(seed, load) if 0.0 < load < inf else load
-        highest = partial(self.highest_under, seed=seed, first=first)
-        loads = runner.run(highest, draws, f"{self.policy}: draws", self.resolved.plugins)
-        if first == 0.0 or isinf(first) or isinf(load):
-            return loads
-        return [load * value / first for value in loads]
+        in_draw = partial(self._in_draw, seed=seed, first=first)
+        loads = runner.run(in_draw, draws, f"{self.policy}: draws", self.resolved.plugins)
+        return loads if first == 0.0 or isinf(first) or isinf(load) else [load * value / first for value in loads]
+
+    def _in_draw(self, draw: Resolved, seed: int, first: float) -> float:
+        """The load of one replication in `draw`, looked for about `first`, where it was as given, times what the draw
+        does to the saturated throughput."""
+        search = LoadSearch(draw, self.share, near=self._near)
+        near = first * search.saturated_per_s / self.saturated_per_s
+        return search.own_highest(seed, near if 0.0 < near < inf else None, BISECTED_IN_DRAW)
+
+    def own_highest(self, seed: int, near: float | None = None, closeness: float | None = None) -> float:
+        """One replication's highest load: 0 where the least fails, the most where that holds."""
+        low, high, _ = self._bisected([seed], near, Runner(1), closeness=closeness)
+        return sqrt(low * high)
+
+    def _bisected(
+        self,
+        seeds: Sequence[int],
+        near: float | None,
+        runner: Runner,
+        stage: str = "",
+        closeness: float | None = None,
+    ) -> tuple[float, float, Curve]:
+        def shares_at(load: float) -> list[float]:
+            return on_points(attained_share, [self.point(load, seed) for seed in seeds], runner, stage)
+
+        close = closeness or (BISECTED if self._near is None else BISECTED_BRIEF)
+        return bisected(
+            shares_at, self.share, (self.least, self.saturated_per_s, self.most), closeness=close, near=near
+        )
 
 
 def bisected(
@@ -229,15 +187,14 @@ def bisected(
     that holds. `near` is where to look first; None: everywhere.
     """
     curve: Curve = {}
-    least, saturated_per_s, most = ends
 
     def holds(load: float) -> bool:
         curve[load] = shares_at(load)
         return sum(curve[load]) / len(curve[load]) >= share
 
-    low, high = _bracket(holds, least, saturated_per_s, most, near)
+    low, high = _bracket(holds, *ends, near)
     while 0.0 < low < high and high / low - 1.0 > closeness:
-        middle = exp(0.5 * (log(low) + log(high)))
+        middle = sqrt(low * high)
         low, high = (middle, high) if holds(middle) else (low, middle)
     return low, high, curve
 
@@ -311,16 +268,21 @@ def _crossing(loads: Sequence[float], shares: Sequence[float], share: float) -> 
     return low + (high - low) * (shares[above - 1] - share) / (shares[above - 1] - shares[above])
 
 
+def at_rate(workload: Workload, rate_per_s: float) -> dict[str, Json]:
+    """Keys of `workload` with arrivals at that rate, which nobody waits to send."""
+    return {"request_rate": rate_per_s, "max_concurrency": None, "trace_arrivals": workload.trace_arrivals.at_rate}
+
+
 def with_length(resolved: Resolved, auto: int) -> Resolved:
     """`resolved` with a length, `auto` where it is left open or was by this, and a warm-up; no window."""
     workload = resolved.scenario.workload
     is_open = workload.num_prompts in ("auto", REQUESTS) and not is_trace(workload)
     count = auto if is_open else num_prompts(resolved.scenario)
-    warmups = _warmups(workload, count) if is_open else workload.num_warmups or _warmups(workload, count)
+    warmups = warmups_of(workload, count) if is_open else workload.num_warmups or warmups_of(workload, count)
     return resolved.changed(workload=workload.sized(count, warmups), window=Window())
 
 
-def _warmups(workload: Workload, count: int) -> int:
+def warmups_of(workload: Workload, count: int) -> int:
     return int((SESSIONS_WARMUP_SHARE if workload.sharing.num_turns > 1 else WARMUP_SHARE) * count)
 
 
@@ -330,13 +292,6 @@ def num_prompts(scenario: Scenario) -> int:
     if isinstance(workload.num_prompts, int):
         return workload.num_prompts
     return trace_length(workload) if is_trace(workload) else REQUESTS
-
-
-def joint_share(run: Run) -> float:
-    """Share of the finished requests that meet all SLOs."""
-    shares = run["slo_attainment"]
-    assert isinstance(shares, dict)
-    return float(shares["all"] or 0.0)
 
 
 def replications_for(values: Sequence[float], share: float) -> int:
@@ -353,74 +308,3 @@ def replications_for(values: Sequence[float], share: float) -> int:
     while t_975(count - 1) * least > sqrt(count):
         count += 1
     return count
-
-
-# -- fleets
-
-
-class FleetAttainment(msgspec.Struct, frozen=True, kw_only=True):
-    """Replicas at the target rate."""
-
-    replicas: int
-    attainment: float
-    ci95: Interval
-    meets: bool
-    """The interval lies at or above the share requested."""
-
-
-class FleetRuns:
-    """Shares of requests that meet the SLOs with so many replicas at a rate, as given and by draw, each simulated
-    once."""
-
-    def __init__(
-        self, search: LoadSearch, draws: Sequence[Resolved], routing: Routing, target_rate: float, runner: Runner
-    ) -> None:
-        self._search, self._draws, self._routing, self.target_rate = search, draws, routing, target_rate
-        self._runner, self._in_draws = runner, dict[tuple[int, int], float]()
-        self._as_given = dict[int, FleetAttainment]()
-
-    def as_given(self, count: int) -> FleetAttainment:
-        """The share with costs and acceptance as given, over PILOTS runs."""
-        if count not in self._as_given:
-            points = [self._point(self._search.resolved, count, index) for index in range(PILOTS)]
-            shares = self._shares(points, count)
-            interval = interval_95(shares)
-            assert interval is not None
-            mean, meets = sum(shares) / len(shares), interval[0] >= self._search.share
-            self._as_given[count] = FleetAttainment(replicas=count, attainment=mean, ci95=interval, meets=meets)
-        return self._as_given[count]
-
-    def in_draw(self, count: int, draw: int) -> float:
-        return self._of_draws(count, [draw])[0]
-
-    def in_draws(self, count: int) -> list[float]:
-        """[draws]"""
-        return self._of_draws(count, range(len(self._draws)))
-
-    def num_meeting(self, count: int) -> int:
-        """Draws in which so many are enough."""
-        return sum(share >= self._search.share for share in self.in_draws(count))
-
-    def _of_draws(self, count: int, draws: Sequence[int]) -> list[float]:
-        missing = [draw for draw in draws if (count, draw) not in self._in_draws]
-        points = [self._point(self._draws[draw], count, 0) for draw in missing]
-        shares = self._shares(points, count) if points else []
-        self._in_draws |= {(count, draw): share for draw, share in zip(missing, shares, strict=True)}
-        return [self._in_draws[count, draw] for draw in draws]
-
-    def _shares(self, points: Sequence[Point], count: int) -> list[float]:
-        self._runner.on_done(f"{self._search.policy}, {self._routing.value}: {count} replicas", 0, 1)
-        return on_points(attained_share, points, Runner(self._runner.workers))
-
-    def _point(self, one: Resolved, count: int, index: int) -> Point:
-        """Run `index` of so many replicas; runs grow with the replicas, up to a trace's length."""
-        workload = one.scenario.workload
-        length = at_most(workload, max(num_prompts(one.scenario), REQUESTS_PER_REPLICA * count))
-        at_rate = msgspec.structs.replace(
-            workload.sized(length, _warmups(workload, length)),
-            request_rate=self.target_rate,
-            max_concurrency=None,
-            trace_arrivals=workload.trace_arrivals.at_rate,
-        )
-        fleet = one.changed(workload=at_rate, devices={"count": count, "routing": self._routing})
-        return Point(resolved=fleet, seed=child_seed(one.scenario.seed, FLEET_KEY, index))

@@ -17,7 +17,7 @@ from math import inf, sqrt
 import msgspec
 import numpy as np
 
-from sim.compare.point_runs import Point, run_points
+from sim.compare.point_runs import Point, on_groups, run_point
 from sim.compare.pool import OnDone, Runner, lasting
 from sim.compare.side_by_side import cost_source
 from sim.costs.profile import Profile
@@ -445,14 +445,10 @@ def _values(draws: Sequence[Resolved], concurrencies: Sequence[int], settings: S
     drafting = [
         [_drafting(draw, most if k == 0 else max(k, 0), **(idle if k == 0 else {})) for draw in draws] for k in settings
     ]
-    points = [
-        Point(resolved=looped(draw, concurrency), seed=seed)
-        for concurrency in concurrencies
-        for of_setting in drafting
-        for draw, seed in zip(of_setting, seeds_of(draws), strict=True)
-    ]
-    values = objective_values(points, f"simulating K up to {most}", runner)
-    return values.reshape(len(concurrencies), len(settings), len(draws))
+    seeded = [(one, seed) for of_setting in drafting for one, seed in zip(of_setting, seeds_of(draws), strict=True)]
+    loops = [[Point(resolved=looped(one, load), seed=seed) for load in concurrencies] for one, seed in seeded]
+    values = np.array(on_groups(objective_values, loops, runner, f"simulating K up to {most}"))
+    return values.reshape(len(settings), len(draws), len(concurrencies)).transpose(2, 0, 1)
 
 
 def _drafting(resolved: Resolved, most: int, **controller: Json) -> Resolved:
@@ -481,7 +477,6 @@ def objective_value(run: Run, scenario: Scenario) -> float:
     return number(run, "steady_output_throughput") or number(run, "output_throughput") or 0.0
 
 
-def objective_values(points: Sequence[Point], stage: str, runner: Runner) -> Floats:
+def objective_values(points: Sequence[Point]) -> list[float]:
     """The objective's value of every one of `points` [points], in their order."""
-    scenario = points[0].resolved.scenario
-    return np.array([objective_value(outcome.run, scenario) for outcome in run_points(points, runner, stage)])
+    return [objective_value(run_point(point).run, point.resolved.scenario) for point in points]

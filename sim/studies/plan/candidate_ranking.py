@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from itertools import groupby
 from math import ceil
 from typing import NamedTuple
 
@@ -18,10 +19,9 @@ from sim.compare.pool import OnDone, Runner
 from sim.costs.profile import Profile
 from sim.draws import child_seed
 from sim.metrics.summary import Run, number
-from sim.run.resolve import resolve, with_keys
+from sim.run.resolve import Resolved, resolve, with_keys
 from sim.run.scenario import Scenario
 from sim.studies.length_choice import PLAIN
-from sim.studies.load_search import joint_share
 from sim.studies.tune import concurrencies_of, looped
 
 POLICY = "continuous"
@@ -89,28 +89,23 @@ class Refused(msgspec.Struct, frozen=True, kw_only=True):
     """Times that the worst SLO is missed by one request alone; None where nothing was simulated."""
 
 
-class _Setting:
-    """One draft length of one candidate in the first pass."""
+class _Setting(NamedTuple):
+    """One draft length of one candidate; its resolved scenario, and the requests in flight to try."""
 
-    def __init__(self, candidate: Candidate, scenario: Scenario, k: int) -> None:
-        self.candidate, self.k = candidate, k
-        drafts = {"num_speculative_tokens": max(k, 0)}
-        drafting = with_keys(scenario, profile=candidate.name, policy=(POLICY,), speculation=drafts)
-        self.resolved = resolve(drafting, candidate.profile, POLICY)
-        self.concurrencies = concurrencies_of(self.resolved)
-        self.alone: Run = {}
-        """The run with one request at a time."""
-        self.goodput: dict[int, float] = {}
-        """Goodput by requests in flight; empty where one alone misses the SLOs."""
+    candidate: Candidate
+    k: int
+    resolved: Resolved
+    concurrencies: tuple[int, ...]
 
-    @property
-    def best(self) -> float:
-        return max(self.goodput.values(), default=0.0)
 
-    def point(self, concurrency: int) -> Point:
-        return Point(
-            resolved=looped(self.resolved, concurrency), seed=child_seed(self.resolved.scenario.seed, PLAN_KEY)
-        )
+class _Climb(NamedTuple):
+    """The first pass of a setting."""
+
+    setting: _Setting
+    alone: Run
+    """The run with one request at a time."""
+    goodput: dict[int, float]
+    """Goodput by requests in flight, until it falls; empty where one alone misses the SLOs."""
 
 
 def first_pass(
@@ -122,21 +117,24 @@ def first_pass(
     on_done: OnDone,
 ) -> tuple[list[Ranked], list[Refused]]:
     """The candidates that can meet the SLOs, best first, and why the others cannot."""
-    settings, refused = [], []
+    settings, refused, ranking = list[_Setting](), list[Refused](), list[Ranked]()
     for candidate in candidates:
         able, reason = _able(candidate, scenario)
         settings += able
         if not able:
             refused.append(Refused(deployment=candidate.label, why=reason))
-    _climb(settings, share, Runner(workers, on_done))
-    contending = [setting for setting in settings if setting.goodput]
-    misses = _misses(settings, {id(each.candidate) for each in contending}, scenario)
-    by_candidate: dict[int, list[_Setting]] = {}
-    for setting in contending:
-        by_candidate.setdefault(id(setting.candidate), []).append(setting)
-    ranking = [_ranked(able, rate_per_s) for able in by_candidate.values()]
+    uses = settings[0].resolved.plugins if settings else ()
+    climbed = Runner(workers, on_done).run(partial(_climbed, share), settings, "first pass", uses) if settings else []
+    climbs = [_Climb(setting, *found) for setting, found in zip(settings, climbed, strict=True)]
+    for _, group in groupby(climbs, key=lambda climb: id(climb.setting.candidate)):
+        tried = list(group)
+        if contending := [climb for climb in tried if climb.goodput]:
+            ranking.append(_ranked(contending, rate_per_s))
+        else:
+            misses = [_miss(climb, scenario) for climb in tried]
+            refused.append(min(misses, key=lambda each: each.miss or 0.0))
     ranking.sort(key=lambda each: (float(each.gpus or 0), -each.rate_per_s / each.candidate.gpus))
-    return ranking, [*refused, *misses]
+    return ranking, refused
 
 
 def _able(candidate: Candidate, scenario: Scenario) -> tuple[list[_Setting], str]:
@@ -146,54 +144,58 @@ def _able(candidate: Candidate, scenario: Scenario) -> tuple[list[_Setting], str
     most = speculation.num_speculative_tokens if drafts else 0
     able, reason = [], ""
     for k in (PLAIN, *range(1, most + 1)):
+        drafting = {"num_speculative_tokens": max(k, 0)}
         try:
-            able.append(_Setting(candidate, scenario, k))
+            given = with_keys(scenario, profile=candidate.name, policy=(POLICY,), speculation=drafting)
+            resolved = resolve(given, candidate.profile, POLICY)
+            able.append(_Setting(candidate, k, resolved, concurrencies_of(resolved)))
         except ValueError as error:
             reason = reason or str(error)
     return able, reason
 
 
-def _climb(settings: Sequence[_Setting], share: float, runner: Runner) -> None:
-    """Run every setting."""
-    if not settings:
-        return
-    climbed = runner.run(partial(_climbed, share), settings, "first pass", settings[0].resolved.plugins)
-    for setting, (alone, goodput) in zip(settings, climbed, strict=True):
-        setting.alone, setting.goodput = alone, goodput
-
-
 def _climbed(share: float, setting: _Setting) -> tuple[Run, dict[int, float]]:
     """One request alone, and if that meets the SLOs the goodput by requests in flight, until it falls; run in a
     worker."""
-    alone = run_point(setting.point(1)).run
-    if joint_share(alone) < share:
-        return alone, {}
-    goodput = {1: number(alone, "request_goodput") or 0.0}
-    for count in setting.concurrencies[1:]:
-        goodput[count] = number(run_point(setting.point(count)).run, "request_goodput") or 0.0
+    seed = child_seed(setting.resolved.scenario.seed, PLAN_KEY)
+    goodput: dict[int, float] = {}
+    alone: Run = {}
+    for count in setting.concurrencies:
+        run = run_point(Point(resolved=looped(setting.resolved, count), seed=seed)).run
+        alone = alone or run
+        if not goodput and _joint_share(run) < share:
+            break
+        goodput[count] = number(run, "request_goodput") or 0.0
         if goodput[count] < FALLEN * max(goodput.values()):
             break
     return alone, goodput
 
 
-def _ranked(settings: Sequence[_Setting], rate_per_s: float | None) -> Ranked:
+def _joint_share(run: Run) -> float:
+    """Share of the finished requests that meet all SLOs."""
+    shares = run["slo_attainment"]
+    assert isinstance(shares, dict)
+    return float(shares["all"] or 0.0)
+
+
+def _ranked(climbs: Sequence[_Climb], rate_per_s: float | None) -> Ranked:
     """Figures of one candidate, by the settings tried of it."""
-    best = max(settings, key=lambda each: each.best)
-    candidate = best.candidate
-    means = best.resolved.served.mean_tokens(best.resolved.scenario.seed)
-    rate = best.best / means.served_share * candidate.profile.data_parallel
-    useful = tuple(count for count in best.concurrencies if best.goodput.get(count, 0.0) >= FALLEN * best.goodput[1])
+    best = max(climbs, key=lambda each: max(each.goodput.values()))
+    candidate, _, resolved, concurrencies = best.setting
+    in_flight = max(best.goodput, key=lambda count: best.goodput[count])
+    served_share = resolved.served.mean_tokens(resolved.scenario.seed).served_share
+    rate = best.goodput[in_flight] / served_share * candidate.profile.data_parallel
+    useful = tuple(count for count in concurrencies if best.goodput.get(count, 0.0) >= FALLEN * best.goodput[1])
     near = {
-        setting.k
-        for setting in settings
+        climb.setting.k
+        for climb in climbs
         for count in useful
-        if setting.goodput.get(count, 0.0) >= CONTENDING * max(each.goodput.get(count, 0.0) for each in settings)
+        if climb.goodput.get(count, 0.0) >= CONTENDING * max(each.goodput.get(count, 0.0) for each in climbs)
     }
     gpus = None if rate_per_s is None else ceil(rate_per_s / rate) * candidate.gpus
-    in_flight = max(best.goodput, key=lambda count: best.goodput[count])
     # One draft fits the captured graphs for longest: without it no length would, of many requests.
     lengths = sorted((near - {PLAIN}) | {1}) if near - {PLAIN} else []
-    return Ranked(candidate, best.k, rate, in_flight, gpus, tuple(lengths), useful)
+    return Ranked(candidate, best.setting.k, rate, in_flight, gpus, tuple(lengths), useful)
 
 
 def cost(ranked: Ranked) -> float:
@@ -201,22 +203,13 @@ def cost(ranked: Ranked) -> float:
     return float(ranked.gpus or ranked.candidate.gpus / ranked.rate_per_s)
 
 
-def _misses(settings: Sequence[_Setting], able: set[int], scenario: Scenario) -> list[Refused]:
-    """Candidates of which no setting meets the SLOs even alone, with the setting that comes nearest."""
-    by_candidate: dict[int, list[Refused]] = {}
-    for setting in settings:
-        if id(setting.candidate) in able:
-            continue
-        run, bounds = setting.alone, scenario.goodput.bounds_ms
-        reached = {
-            name: value
-            for name, bound in bounds.items()
-            if bound is not None and (value := number(run, f"p95_{name}") or number(run, f"mean_{name}")) is not None
-        }
-        miss = max((value / (bounds[name] or value) for name, value in reached.items()), default=float("inf"))
-        drafter = "no drafter" if setting.k == PLAIN else f"K = {setting.k}"
-        shown = ", ".join(f"{name.removesuffix('_ms')} {value:.3g} ms" for name, value in reached.items())
-        why = f"one request alone has {shown} ({drafter})"
-        refused = Refused(deployment=setting.candidate.label, why=why, miss=miss)
-        by_candidate.setdefault(id(setting.candidate), []).append(refused)
-    return [min(refused, key=lambda each: each.miss or 0.0) for refused in by_candidate.values()]
+def _miss(climb: _Climb, scenario: Scenario) -> Refused:
+    """By how much one request alone misses the SLOs."""
+    bounds = {name: bound for name, bound in scenario.goodput.bounds_ms.items() if bound is not None}
+    known = {name: number(climb.alone, f"p95_{name}") or number(climb.alone, f"mean_{name}") for name in bounds}
+    reached = {name: value for name, value in known.items() if value is not None}
+    miss = max((value / (bounds[name] or value) for name, value in reached.items()), default=float("inf"))
+    drafter = "no drafter" if climb.setting.k == PLAIN else f"K = {climb.setting.k}"
+    shown = ", ".join(f"{name.removesuffix('_ms')} {value:.3g} ms" for name, value in reached.items())
+    why = f"one request alone has {shown} ({drafter})"
+    return Refused(deployment=climb.setting.candidate.label, why=why, miss=miss)

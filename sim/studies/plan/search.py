@@ -27,7 +27,6 @@ from sim.compare.pool import OnDone, lasting
 from sim.costs.engine_costs import DEFAULT_ENGINE
 from sim.costs.profile import Profile
 from sim.draws import child_seed
-from sim.engine.fleet import Routing
 from sim.metrics.summary import number
 from sim.run.limits import limits_of, served_by
 from sim.run.resolve import resolve, with_keys
@@ -96,9 +95,8 @@ class Rental(Stated, frozen=True, kw_only=True):
     refused: list[Refused]
     start: str
     """The line that starts the engine that was simulated; empty where none is known."""
-    vllm_serve: str
-    """The same where that is vLLM, else empty, as is `vllm_bench`."""
     vllm_bench: str
+    """The line that sends it the load; empty where that engine is not vLLM."""
     notes: list[str]
 
     @property
@@ -121,11 +119,8 @@ class Rental(Stated, frozen=True, kw_only=True):
         }
         words = ["lanesim", "capacity", "--profile", best.profile, "--policy", POLICY]
         words += [word for name, value in flags.items() if value is not None for word in (f"--{name}", str(value))]
-        words += [
-            "--goodput",
-            *(f"{name.removesuffix('_ms')}:{ms:g}" for name, ms in goodput.items() if ms is not None),
-        ]
-        words += [] if self.rate_per_s is None else ["--target-rate", f"{self.rate_per_s:g}"]
+        bounds = [f"{name.removesuffix('_ms')}:{ms:g}" for name, ms in goodput.items() if ms is not None]
+        words += ["--goodput", *bounds, *([] if self.rate_per_s is None else ["--target-rate", f"{self.rate_per_s:g}"])]
         return shlex.join(words).replace(f"{Path.home()}/", "~/")
 
 
@@ -173,11 +168,12 @@ def plan(
     refined.sort(key=lambda each: search.order(each.row))
     best = refined[0]
     profile = best.candidate.profile
-    is_vllm = server_of(best.scenario, profile) == VLLM
-    line = deployment(best.scenario, profile, ((1, 1, best.row.num_speculative_tokens),), {}, target_model=target_model)
-    start, bench, notes = line.start, "", line.notes
-    if is_vllm:
+    if server_of(best.scenario, profile) == VLLM:
         start, bench, notes = checking_lines(best.scenario, profile, target_model=target_model)
+    else:
+        table = ((1, 1, best.row.num_speculative_tokens),)
+        line = deployment(best.scenario, profile, table, {}, target_model=target_model)
+        start, bench, notes = line.start, "", line.notes
     if rate_per_s is None and best.tuning is not None and len(best.tuning.k_table) > 1:
         start = best.tuning.deployment.start
     return Rental(
@@ -195,7 +191,6 @@ def plan(
         tuning=best.tuning,
         refused=refused,
         start=start,
-        vllm_serve=start if is_vllm else "",
         vllm_bench=bench,
         notes=notes,
     )
@@ -243,9 +238,7 @@ class _Search:
             share=self.share,
             target_rate=self.rate_per_s,
             draws=self.draws,
-            routings=(Routing.ROUND_ROBIN,),
             near=ranked.rate_per_s / profile.data_parallel,
-            is_brief=True,
             workers=self.workers,
             on_done=lambda stage, done, total: self.on_done(f"{candidate.label}: {stage}", done, total),
         )
@@ -271,15 +264,14 @@ class _Search:
         )
 
     def _row(self, ranked: Ranked, scenario: Scenario, tuning: Tuning | None, held: Attainment) -> PlannedDeployment:
-        candidate, profile = ranked.candidate, ranked.candidate.profile
-        highest, ranks, interval = held.highest[0], profile.data_parallel, held.highest[0].draws_interval
+        candidate, highest = ranked.candidate, held.highest[0]
+        profile, ranks, interval = candidate.profile, candidate.profile.data_parallel, highest.draws_interval
         in_draws = [load for load in highest.draw_loads if load is not None]
         load = (highest.load or 0.0) if interval is None else median(in_draws)
-        replicas, shares, met = 1, [], None
-        for fleet in held.fleets:
-            # The fleet is one of ranks; of replicas there are as many as have them all.
-            replicas, shares = ceil((fleet.replicas or 1) / ranks), fleet.attainment_by_draw
-            met = sum(each >= self.share for each in shares)
+        fleet = held.fleets[0] if held.fleets else None
+        # The fleet is one of ranks; of replicas there are as many as have them all.
+        replicas = ceil((fleet.replicas or 1) / ranks) if fleet else 1
+        shares = fleet.attainment_by_draw if fleet else []
         rate, joules = self.rate_per_s or load * ranks, None
         if self.with_energy:
             # Of one rank at its part of the load.
@@ -289,16 +281,15 @@ class _Search:
             joules = number(run_point(point).run, "joules_per_output_token")
         loads = (highest.in_flight, highest.in_flight)
         return self._deployment(
-            candidate,
+            ranked,
             replicas,
             rate,
+            load * ranks,
             num_speculative_tokens=scenario.speculation.num_speculative_tokens,
             k_table=[] if tuning is None else tuning.k_table,
             break_even_concurrency=None if tuning is None else tuning.break_even_concurrency,
             attainment_by_draw=shares,
-            worlds_met=met,
-            utilisation=rate / (replicas * ranks * load),
-            rate_per_replica=load * ranks,
+            worlds_met=sum(each >= self.share for each in shares) if fleet else None,
             rate_interval=None if interval is None else (interval[0] * ranks, interval[1] * ranks),
             joules_per_output_token=joules,
             evidence=evidence(profile, [asked_of(resolve(scenario, profile, POLICY), loads)]),
@@ -307,22 +298,15 @@ class _Search:
 
     def estimate(self, ranked: Ranked) -> PlannedDeployment:
         """A row of the first pass alone."""
-        candidate, rate = ranked.candidate, self.rate_per_s or ranked.rate_per_s
-        replicas = (ranked.gpus or candidate.gpus) // candidate.gpus
-        return self._deployment(
-            candidate,
-            replicas,
-            rate,
-            num_speculative_tokens=max(ranked.k, 0),
-            utilisation=rate / (replicas * ranked.rate_per_s),
-            rate_per_replica=ranked.rate_per_s,
-            evidence=[],
-            is_first_pass=True,
-        )
+        replicas, k = (ranked.gpus or ranked.candidate.gpus) // ranked.candidate.gpus, max(ranked.k, 0)
+        rate, figures = ranked.rate_per_s, {"evidence": [], "is_first_pass": True}
+        return self._deployment(ranked, replicas, self.rate_per_s or rate, rate, num_speculative_tokens=k, **figures)
 
-    def _deployment(self, candidate: Candidate, replicas: int, rate: float, **figures: Any) -> PlannedDeployment:
-        profile, gpus = candidate.profile, replicas * candidate.gpus
-        scenario = msgspec.structs.replace(self.scenario, profile=candidate.name)
+    def _deployment(
+        self, ranked: Ranked, replicas: int, rate: float, rate_per_replica: float, **figures: Any
+    ) -> PlannedDeployment:
+        candidate, profile = ranked.candidate, ranked.candidate.profile
+        scenario, gpus = msgspec.structs.replace(self.scenario, profile=candidate.name), replicas * candidate.gpus
         per_gpu = rate * served_by(scenario, profile).mean_tokens(scenario.seed).output_per_sent / gpus
         usd_per_s = None if self.price_per_gpu_h is None else self.price_per_gpu_h / (3600.0 * per_gpu)
         return PlannedDeployment(
@@ -333,6 +317,8 @@ class _Search:
             ep=profile.expert_parallel or 1,
             dp=profile.data_parallel,
             replicas=replicas,
+            utilisation=rate / (replicas * rate_per_replica),
+            rate_per_replica=rate_per_replica,
             output_tokens_per_s_per_gpu=per_gpu,
             usd_per_million_tokens=None if usd_per_s is None else usd_per_s * 1e6,
             **figures,
@@ -416,7 +402,6 @@ def with_world(
         share=result.share,
         draws=0,
         near=best.rate_per_replica / best.dp / ratio,
-        is_brief=True,
         workers=workers,
         on_done=on_done,
     )

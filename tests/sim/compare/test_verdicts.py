@@ -433,17 +433,6 @@ def test_a_stable_load_knows_whether_it_is_near_what_capacity_surely_exceeds() -
     assert NEAR_SATURATION * found.floor_per_s > rate
 
 
-def test_near_capacity_the_longest_loop_tells_what_the_saturated_run_would() -> None:
-    """At nine tenths of it `continuous` is stable without one; above, the loop is no more than a bound."""
-    asked: dict[str, Any] = {"profile": LARGE, "policy": "continuous", "dataset_name": "azure-conv"}
-    measured = saturation(Scenario.of(**asked), "continuous")
-    saturated, _ = measured.capacity
-    found = load_in_doubt(Scenario.of(**asked, request_rate=0.9 * saturated))
-    assert (found.verdict, found.capacity_per_s) == (Verdict.STABLE, None)
-    assert measured.floor(inf) < saturated
-    assert load_in_doubt(Scenario.of(**asked, request_rate=1.1 * saturated)).capacity_per_s == saturated
-
-
 @pytest.mark.parametrize("turn_gap_s", [0.1, 30.0])
 def test_capacity_of_sessions_is_of_turns_as_they_come_with_what_is_left_of_those_before(turn_gap_s: float) -> None:
     """At 45 a second memory holds a session's 0.5 s, and nothing of those that last 150 s."""

@@ -15,7 +15,8 @@ from sim.report.said import MORE
 from sim.report.say import draft_lengths, print_answer
 from sim.studies.answer import Answer, Stated
 from sim.studies.attainment import Attainment, HighestLoad, Replicas
-from sim.studies.load_search import FleetAttainment, Limit
+from sim.studies.fleet_size import FleetAttainment
+from sim.studies.load_search import Limit
 from sim.studies.plan.search import PlannedDeployment, Rental
 from sim.studies.tune import AtContext, ContextTuning, Tuning, answer
 from tests.sim.studies.test_tune import grid, resolved
@@ -112,9 +113,7 @@ def held(**changes: object) -> Attainment:
     fleets = [
         Replicas(
             policy="continuous", routing="round-robin", replicas=5, utilisation=0.64, usd_per_million_tokens=0.31,
-            enough=FleetAttainment(replicas=4, attainment=0.962, ci95=(0.955, 0.969), meets=True),
-            one_fewer=FleetAttainment(replicas=3, attainment=0.817, ci95=(0.8, 0.83), meets=False),
-            needed=[(4, 7), (5, 4), (None, 1)], confidence=11 / 13, attainment_by_draw=[0.96] * 12,
+            confidence=11 / 13, attainment_by_draw=[0.96] * 11 + [0.9],
         )
     ]  # fmt: skip
     given = {"share": 0.95, "of": "request rate", "highest": highest, "target_rate": 200.0, "fleets": fleets}
@@ -142,13 +141,17 @@ def test_the_sentence_names_every_policy_that_takes_as_few_replicas() -> None:
     assert "As many of continuous do." in said(held(fleets=fleets), 900)
 
 
-def test_on_demand_a_fleet_says_what_is_enough_as_given_and_in_how_many_draws() -> None:
-    lines = said(held(), 400, is_verbose=True)
-    (fleet,) = [line for line in lines if line.startswith("continuous, round-robin, 200 requests/s: ")]
-    wanted = [200, 5, 64, 0.31, round(1100 / 13), 4, 7, 12, 5, 4, 1]
-    assert numbers(fleet.replace("$", "")) == wanted
-    (as_given,) = [line for line in lines if line.startswith("  costs and acceptance as given")]
-    assert numbers(as_given) == [4, 96.2, 95.5, 96.9, 3, 81.7]
+def test_on_demand_a_fleet_says_what_is_enough_as_given_or_in_how_many_draws() -> None:
+    lines, (fleet,) = said(held(), 400, is_verbose=True), held().fleets
+    (drawn,) = [line for line in lines if line.startswith("continuous, round-robin, 200 requests/s: ")]
+    assert numbers(drawn.replace("$", "")) == [200, 5, 64, 0.31, round(1100 / 13), 11, 12]
+    enough, fewer = (
+        FleetAttainment(replicas=count, attainment=share, ci95=(share - 0.007, share + 0.007), meets=share > 0.95)
+        for count, share in ((5, 0.962), (4, 0.817))
+    )
+    given = msgspec.structs.replace(fleet, confidence=None, attainment_by_draw=[], enough=enough, one_fewer=fewer)
+    (line,) = [line for line in said(held(fleets=[given]), 400, is_verbose=True) if "continuous, round-robin" in line]
+    assert numbers(line.replace("$", "")) == [200, 5, 64, 0.31, 96.2, 95.5, 96.9, 4, 81.7]
     (beyond,) = [line for line in lines if line.startswith("pd: beyond it")]
     assert numbers(beyond) == [95, 7, 99.1, 95.3]
     assert "Ranges: 90 % of 12 draws of costs" in lines
@@ -174,7 +177,7 @@ def rented(**changes: object) -> Rental:
     given = {
         "gpu": "g", "target": "t", "draft": None, "rate_per_s": 50.0, "share": 0.95, "price_per_gpu_h": 3.5,
         "deployments": [row, *[estimate] * 3], "tuning": None, "refused": [], "start": "vllm serve t --seed 0",
-        "vllm_serve": "", "vllm_bench": "", "notes": ["one", "two", "three", "four"], "verdict": "rent 6 x g",
+        "vllm_bench": "", "notes": ["one", "two", "three", "four"], "verdict": "rent 6 x g",
         "scenario": {
             "engine": {"name": "vllm-0.24", "max_num_seqs": 64}, "speculation": {"acceptance": "iid:0.7"},
             "workload": {"input_len": 300, "output_len": 40}, "goodput": {"ttft_ms": 800.0, "tpot_ms": None},

@@ -16,7 +16,6 @@ from sim.compare.point_runs import attained_share
 from sim.costs.profile import SERVED_KINDS, KindError, Profile
 from sim.costs.profile_files import load
 from sim.draws import child_seed
-from sim.engine.fleet import Routing
 from sim.metrics.price import Price
 from sim.metrics.summary import summarise
 from sim.run.resolve import resolve
@@ -28,7 +27,6 @@ from sim.studies.cost_draws import BODY_KINDS, cost_draws
 from sim.studies.load_search import FRESH_KEY, Limit, LoadSearch
 
 PROFILE = "h100-sxm/llama-3.1-8b"
-IN_TURN = (Routing.ROUND_ROBIN,)
 
 
 def lone_server(**changes: Any) -> Scenario:
@@ -66,7 +64,7 @@ def found_of_long_runs() -> Attainment:
 def test_keys_that_a_search_does_not_use_are_named(key: str, value: int) -> None:
     asked = lone_server(num_prompts=20, **{"goodput.ttft_ms": 1e3})
     plain, given = (
-        highest_load(scenario, load(PROFILE), draws=0, is_brief=True, workers=1)
+        highest_load(scenario, load(PROFILE), draws=0, near=1.0, workers=1)
         for scenario in (asked, Scenario.of(to_plain(asked), **{key: value}))
     )
     assert given.highest == plain.highest
@@ -139,65 +137,55 @@ def fleet_share(replicas: int, routing: str, rate: float, bound_ms: float, profi
     return float(shares["all"] or 0.0)
 
 
-def test_the_recommended_replicas_meet_the_slo_and_one_fewer_does_not() -> None:
-    """And requests that go to the least busy one need no more of them than requests that take turns."""
+@pytest.mark.parametrize("routing", ["round-robin", "least-outstanding"])
+def test_the_recommended_replicas_meet_the_slo_under_the_scenarios_routing_and_one_fewer_does_not(routing: str) -> None:
     bound_ms, rate = 3e3 * service_s(), 1.2 / service_s()
-    by_routing = {fleet.routing: fleet for fleet in found_for_a_rate().fleets}
-    assert list(by_routing) == ["round-robin", "least-outstanding"]
-    for routing, fleet in by_routing.items():
-        assert fleet.replicas is not None
-        assert fleet.enough is not None
-        assert fleet.one_fewer is not None
-        assert fleet.enough.meets
-        assert not fleet.one_fewer.meets
-        assert fleet.replicas >= fleet.enough.replicas == fleet.one_fewer.replicas + 1
-        assert fleet_share(fleet.enough.replicas, routing, rate, bound_ms) >= 0.95
-        assert fleet_share(fleet.one_fewer.replicas, routing, rate, bound_ms) < 0.95
-        assert fleet.usd_per_million_tokens == pytest.approx(2.0 * fleet.replicas / (rate * 3600.0) * 1e6, rel=0.05)
-    assert by_routing["least-outstanding"].replicas <= by_routing["round-robin"].replicas  # type: ignore[operator]
+    scenario = Scenario.of(to_plain(three_services()), **{"devices.routing": routing})
+    price = Price(2.0, None)
+    found = highest_load(scenario, load(PROFILE), target_rate=rate, price=price, draws=0, workers=1)
+    (fleet,) = found.fleets
+    assert fleet.routing == routing
+    assert fleet.replicas is not None
+    assert fleet.enough is not None
+    assert fleet.one_fewer is not None
+    assert fleet.enough.meets
+    assert not fleet.one_fewer.meets
+    assert fleet.replicas == fleet.enough.replicas == fleet.one_fewer.replicas + 1
+    assert fleet_share(fleet.replicas, routing, rate, bound_ms) >= 0.95
+    assert fleet_share(fleet.replicas - 1, routing, rate, bound_ms) < 0.95
+    assert fleet.usd_per_million_tokens == pytest.approx(2.0 * fleet.replicas / (rate * 3600.0) * 1e6, rel=0.05)
 
 
 def test_a_rate_that_one_replica_only_perhaps_can_serve_takes_two() -> None:
     """At 69.2 % utilisation 95 % are within five services: the interval of a few runs lies on both sides of that."""
     service = service_s()
     scenario = lone_server(num_prompts=150, **{"goodput.ttft_ms": 5e3 * service})
-    rate = 0.692 / service
-    fleet = highest_load(scenario, load(PROFILE), target_rate=rate, draws=0, routings=IN_TURN, workers=1).fleets[0]
+    fleet = highest_load(scenario, load(PROFILE), target_rate=0.692 / service, draws=0, workers=1).fleets[0]
     assert fleet.replicas == 2
     assert fleet.one_fewer is not None
     low, high = fleet.one_fewer.ci95
     assert low < 0.95 < high
 
 
-def test_draws_say_how_many_replicas_they_need_and_how_sure_the_recommended_are() -> None:
+def test_the_recommended_replicas_hold_in_so_many_draws_that_a_further_one_holds() -> None:
     found = found_for_a_rate()
     one, fleet = found.highest[0], found.fleets[0]
     assert one.load is not None
-    assert sum(draws for _, draws in fleet.needed) == 10
-    enough = sum(draws for count, draws in fleet.needed if count is not None and count <= (fleet.replicas or 0))
-    assert fleet.confidence == pytest.approx(enough / 11)
+    held = sum(share >= 0.95 for share in fleet.attainment_by_draw)
+    assert fleet.confidence == pytest.approx(held / 11)
     assert fleet.confidence >= 0.9
     assert fleet.utilisation == pytest.approx(1.2 / service_s() / ((fleet.replicas or 0) * one.load))
 
 
-def test_a_fleet_sized_by_its_draws_alone_is_that_of_the_whole_search() -> None:
+def test_a_fleet_of_a_brief_search_is_that_of_the_whole_one() -> None:
     scenario = lone_server(num_prompts=100, **{"goodput.ttft_ms": 3e3 * service_s()})
+    rate = 1.2 / service_s()
     whole, brief = (
-        highest_load(
-            scenario,
-            load(PROFILE),
-            target_rate=1.2 / service_s(),
-            draws=3,
-            routings=IN_TURN,
-            near=near,
-            is_brief=is_brief,
-            workers=1,
-        ).fleets[0]
-        for near, is_brief in ((None, False), (0.5 / service_s(), True))
+        highest_load(scenario, load(PROFILE), target_rate=rate, draws=3, near=near, workers=1).fleets[0]
+        for near in (None, 0.5 / service_s())
     )
     assert brief.replicas == whole.replicas
     assert brief.attainment_by_draw == whole.attainment_by_draw
-    assert brief.enough is None
 
 
 def test_where_costs_and_acceptance_are_exact_a_draw_holds_less_the_slower_its_level() -> None:
@@ -218,7 +206,8 @@ def test_bounds_that_some_draws_never_meet_leave_those_without_replicas() -> Non
     found = highest_load(scenario, load(PROFILE), target_rate=2.0, share=0.5, draws=10, workers=1)
     never = sum(value == 0.0 for value in found.highest[0].draw_loads)
     assert 0 < never < 10
-    assert all(fleet.needed[-1] == (None, never) for fleet in found.fleets)
+    (fleet,) = found.fleets
+    assert sum(share >= 0.5 for share in fleet.attainment_by_draw) == 10 - never
 
 
 def test_a_run_of_one_request_has_no_interval_and_is_called_a_transient() -> None:

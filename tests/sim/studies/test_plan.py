@@ -129,7 +129,7 @@ def test_a_drafter_that_pays_is_in_the_row_and_its_lengths_are_by_load() -> None
     assert found.tuning is not None
     assert best.k_table == found.tuning.k_table
     assert "with eagle3 at K = " in found.verdict
-    assert '"method": "eagle3"' in found.vllm_serve
+    assert '"method": "eagle3"' in found.start
     shown = StringIO()
     print_answer(Console(file=shown, width=80), found)
     lines = shown.getvalue().splitlines()

@@ -143,7 +143,7 @@ def test_tokens_and_prices_of_a_rate_are_of_the_requests_among_it_that_are_serve
             load(PROFILE),
             draws=0,
             price=Price.of_text("3.6/gpu-h"),
-            is_brief=True,
+            near=1.0,
             workers=1,
         ).highest[0]
         for rejected in (True, False)
