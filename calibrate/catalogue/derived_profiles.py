@@ -7,6 +7,7 @@ Not here: the sheets (sim.costs.datasheets), how fast anything really runs (cali
 from __future__ import annotations
 
 from datetime import date
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import msgspec
@@ -15,11 +16,15 @@ from sim.costs.compact_kernels import AllReduce
 from sim.costs.datasheets import DATASHEETS, datasheet
 from sim.costs.profile import Gpu, KindError, Overlap, Profile
 from sim.costs.shapes import ModelShape
+from sim.costs.table_kernels import Curve, ModelTable, TableKernels
 
 GB = 1e9
 REDUCE_SOURCE = "ai-dynamo/aiconfigurator (Apache-2.0) custom_allreduce_perf, CUDA graph, 4 KiB..64 MiB"
 """All-reduces under CUDA graphs, which vLLM captures up to 512 tokens. Launched eagerly they take 2 us longer on RTX
 PRO 6000, 15 to 40 us elsewhere: that is the launch, which the host costs already count."""
+NEAR_FAMILY = {"ampere-8.6": "ada"}
+"""Family without kernel tables -> the one whose kernels are nearest: both have FlashAttention-2 and GDDR memory."""
+TRANSFER_ERROR = "times by data sheet"
 SERVED_REDUCES = (
     "all-reduces in service of four GPUs joined in pairs by six NVLink-4 links each: H100's rate over 1.35, fixed time "
     "fitted on Apertus 8B at 4 in flight (swiss-ai/apertus-speculative-decoding, no licence: constants alone)"
@@ -92,26 +97,72 @@ def derive(profile: Profile, gpu: str) -> Profile:
             f"profile {profile.name!r} is of {profile.gpu.name!r}, which has no datasheet here; "
             f"derive from one of {', '.join(DATASHEETS)}"
         )
-    if origin.family != sheet.family:
-        family = [name for name, other in DATASHEETS.items() if other.family == origin.family]
+    if (family := NEAR_FAMILY.get(sheet.family, sheet.family)) != origin.family:
+        known = [name for name, other in DATASHEETS.items() if other.family == family]
         raise ValueError(
-            f"{gpu} ({sheet.family}) is of another family than {profile.gpu.name} ({origin.family}): kernels differ, "
-            f"only {', '.join(family)} can be derived from it"
+            f"{gpu} ({sheet.family}) is of another family than {profile.gpu.name} ({origin.family}): kernels differ; "
+            f"derive it from a profile of {', '.join(known)}"
         )
     if gpu == profile.gpu.name:
         raise ValueError(f"profile {profile.name!r} is of {gpu} already")
     models = profile.name.partition("/")[2] or profile.name
     check_fits(models, profile.weight_bytes, sheet.gpu, profile.tensor_parallel)
-    gemm = msgspec.structs.replace(profile.compact.gemm, multiprocessors=sheet.multiprocessors)
+    if isinstance(profile.kernels, TableKernels):
+        kept, kernels = TRANSFER_ERROR, _scaled(profile, profile.kernels, sheet.gpu)
+    else:
+        kept = "shares of the roofs, kernel and host times kept"
+        gemm = msgspec.structs.replace(profile.compact.gemm, multiprocessors=sheet.multiprocessors)
+        kernels = msgspec.structs.replace(profile.compact, gemm=gemm)
     return _unmeasured(
         profile,
         f"derived from {profile.name} by datasheet transfer, nothing was measured on {gpu}",
-        "shares of the roofs, kernel and host times kept",
+        kept,
         name=f"{gpu}/{models}",
         gpu=sheet.gpu,
-        kernels=msgspec.structs.replace(profile.compact, gemm=gemm),
+        kernels=kernels,
         overlap=Overlap(),
     )
+
+
+def _scaled(profile: Profile, kernels: TableKernels, gpu: Gpu) -> TableKernels:
+    """Times of a table by the roofs of `gpu` over those of the profile's own: attention of single queries by bandwidth,
+    of chunks by FLOP/s, both beyond their shortest time, which is a launch; the rest by both roofs, in proportion to
+    tokens and the count at which these meet."""
+    reading = profile.gpu.bandwidth_bytes_per_s / gpu.bandwidth_bytes_per_s
+    computing = profile.gpu.peak_flops / gpu.peak_flops
+
+    def curve(points: Curve, meet: float) -> Curve:
+        ratios = [(reading * meet + computing * tokens) / (meet + tokens) for tokens in points.tokens]
+        scaled = [ratio * seconds for ratio, seconds in zip(ratios, points.seconds, strict=True)]
+        return msgspec.structs.replace(points, seconds=tuple(accumulate(scaled, max)))
+
+    def grid(points: Any, ratio: float) -> Any:
+        def of(values: Any) -> Any:
+            if isinstance(values, tuple):
+                return tuple(map(of, values))
+            return values and launch_s + ratio * (values - launch_s)
+
+        launch_s = None if points is None else points.seconds[0][0]
+        while isinstance(launch_s, tuple):
+            launch_s = launch_s[0]
+        return points and msgspec.structs.replace(points, seconds=of(points.seconds))
+
+    def table(each: ModelTable, shape: ModelShape) -> ModelTable:
+        meet = profile.gpu.peak_flops / profile.gpu.bandwidth_bytes_per_s
+        sparse = meet if shape.experts is None else meet * shape.experts.num / shape.experts.per_token
+        return msgspec.structs.replace(
+            each,
+            body=curve(each.body, sparse),
+            head=curve(each.head, meet),
+            experts=each.experts and curve(each.experts, sparse),
+            decode_attention=grid(each.decode_attention, reading),
+            rows_beside_chunks=grid(each.rows_beside_chunks, reading),
+            verify_attention=grid(each.verify_attention, reading),
+            prefill_attention=grid(each.prefill_attention, computing),
+        )
+
+    draft = None if kernels.draft is None or profile.draft is None else table(kernels.draft, profile.draft)
+    return msgspec.structs.replace(kernels, target=table(kernels.target, profile.target), draft=draft)
 
 
 def split(profile: Profile, tensor_parallel: int) -> Profile:

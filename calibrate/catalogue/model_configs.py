@@ -15,11 +15,12 @@ import msgspec
 
 from calibrate.catalogue.checkpoint_formats import quantisation_of, stored_formats
 from calibrate.catalogue.published_models import (
-    config_names,
-    config_of,
-    name_of,
+    LINES,
+    TABLE,
+    downloaded,
     profile_target,
-    repository_of,
+    published,
+    unknown_model,
     without_format,
 )
 from sim.costs.layer_kinds import CHOSEN_GROUP, WHOLE_GROUP, Compressed, Experts, Indexer, Latent, Linear
@@ -32,16 +33,16 @@ from sim.names import unknown
 FAMILIES = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
 """`model_type` of a config.json -> family of the real passes."""
 GATED = (
-    *FAMILIES, "phi3", "olmo2", "olmo3", "granite", "gemma", "gemma2", "gemma3_text", "smollm3", "seed_oss",
+    *FAMILIES, "phi3", "olmo2", "olmo3", "granite", "gemma", "gemma2", "gemma3_text", "smollm3", "seed_oss", "mimo",
     "ministral", "mistral3_text", "qwen2_vl_text", "qwen2_5_vl_text", "qwen3_vl_text", "qwen3_vl_moe_text", "mixtral",
     "qwen2_moe", "qwen3_moe", "gpt_oss", "minimax_m2", "deepseek_v2", "deepseek_v3", "kimi_k2", "glm4_moe", "olmoe",
-    "granitemoe", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "deepseek_v32", "glm_moe_dsa", "deepseek_v4",
-    "kimi_linear", "minimax_m3",
+    "granitemoe", "phimoe", "glm", "cohere", "internlm3", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text",
+    "deepseek_v32", "glm_moe_dsa", "deepseek_v4", "kimi_linear", "minimax_m3",
 )  # fmt: skip
 """Architectures with a gated MLP."""
 UNGATED = ("opt", "gpt_neox", "gpt2", "phi", "starcoder2", "nemotron", "gpt_bigcode")
 """Architectures whose MLP is up and down alone."""
-EXPERTS_ARE_THE_MLP = ("mixtral", "gpt_oss", "minimax_m2", "granitemoe", "olmoe")
+EXPERTS_ARE_THE_MLP = ("mixtral", "gpt_oss", "minimax_m2", "granitemoe", "olmoe", "phimoe")
 """`intermediate_size` there is an expert's."""
 NOT_UNDERSTOOD = {
     "index_topk_pattern": "a pattern of layers that share an indexer",
@@ -51,6 +52,8 @@ NOT_UNDERSTOOD = {
     "mamba_d_state": "state-space layers",
     "hybrid_override_pattern": "state-space layers",
     "num_kv_shared_layers": "layers that share KV",
+    "global_head_dim": "heads of two sizes, one of layers with a window and one of the others",
+    "block_configs": "layers that each have sizes of their own",
 }
 """Keys that change what a layer is, where they are set."""
 ALIASES = {
@@ -129,8 +132,8 @@ class ModelSource(NamedTuple):
 
 
 def source_of(name: str, *, plain: bool = True) -> ModelSource:
-    """Raises ValueError for what is neither a name that is known here or to `published`, nor a config.json, nor a
-    directory that holds one; and, if `plain`, for a model that only tables of its kernels can price."""
+    """Raises ValueError for what is neither a known name, nor a config.json, nor a directory that holds one; and, if
+    `plain`, for a model that only tables of its kernels can price."""
     path = Path(name)
     if path.is_dir():
         has_weights = any(path.glob("*.safetensors")) or any(path.glob("*.bin"))
@@ -148,29 +151,43 @@ def source_of(name: str, *, plain: bool = True) -> ModelSource:
 
 
 def _by_name(name: str) -> ModelSource:
-    """A config of that very format, else the same layers in the format that the name ends in."""
+    """Layers of that very format, else the same ones in the format that the name ends in, else those that Hugging Face
+    has under the name."""
     plain, weights = without_format(name)
     source = None if weights == "bf16" else _known(name)
     if source is None and weights is not None and (source := _known(plain) or _of_profile(plain)) is not None:
-        source = ModelSource(with_formats(source.shape, weights, None), source.family)
-    if source is None and (source := _of_profile(name)) is None:
-        raise ValueError(
-            f"{unknown('model', name, [*MODELS, *config_names()]).partition(' (known')[0]} (a Hugging Face name, a "
-            "config.json or a directory that holds one)"
-        )
+        source = source._replace(shape=with_formats(source.shape, weights, None), repository=None)
+    if source is None:
+        source = _of_profile(name) or (_of_hub(name) if "/" in name else None)
+    if source is None:
+        raise ValueError(unknown_model(name, list(MODELS)))
     return source._replace(repository=name) if "/" in name else source
 
 
 def _known(name: str) -> ModelSource | None:
-    """A model of the table or of a published config."""
-    path = config_of(name)
-    repository = None if path is None else repository_of(path)
+    """A model of one of the two tables."""
+    repository = published(name)
     if name in MODELS:
         return ModelSource(MODELS[name], repository=repository)
-    if path is not None:
-        source = _from_config(path, None)
-        return source._replace(shape=msgspec.structs.replace(source.shape, name=name_of(path)), repository=repository)
+    if repository is not None:
+        source = _of_config(Path(repository), TABLE[LINES[repository]].config)
+        return _called(source, repository)._replace(repository=repository)
     return ModelSource(MODELS[key]) if (key := model_key(name)) in MODELS else None
+
+
+def _of_hub(name: str) -> ModelSource | None:
+    path = downloaded(name)
+    if path is None:
+        return None
+    source = _called(_from_config(path, None), name)
+    notes = [f"{name}: dimensions by its config.json from Hugging Face ({path})", source.assumed]
+    return source._replace(assumed="; ".join(note for note in notes if note))
+
+
+def _called(source: ModelSource, repository: str) -> ModelSource:
+    """`source` by a model's name, such as qwen3-32b of Qwen/Qwen3-32B-FP8."""
+    name = model_key(without_format(repository)[0])
+    return source._replace(shape=msgspec.structs.replace(source.shape, name=name))
 
 
 def _of_profile(name: str) -> ModelSource | None:
@@ -238,7 +255,11 @@ def format_names(shape: ModelShape) -> str:
 
 
 def _from_config(path: Path, weights: Path | None) -> ModelSource:
-    config = _read(path)
+    return _of_config(path, _read(path))._replace(weights=weights)
+
+
+def _of_config(path: Path, config: Config) -> ModelSource:
+    """The model that keys of a config say; `path` is where they stand."""
     outer = config
     text = config.get("text_config")
     if text is not None and not isinstance(text, dict):
@@ -247,14 +268,13 @@ def _from_config(path: Path, weights: Path | None) -> ModelSource:
         config = {**{key: config[key] for key in ("tie_word_embeddings",) if key in config}, **text}
     config = config | {usual: config[key] for key, usual in ALIASES.items() if config.get(key) is not None}
     kind = str(config.get("model_type"))
-    if kind not in (*GATED, *UNGATED):
-        raise ValueError(
-            f"{path}: model_type={config.get('model_type')!r} is not understood; "
-            f"want one of {', '.join(sorted((*GATED, *UNGATED)))}"
-        )
     for key, what in NOT_UNDERSTOOD.items():
         if config.get(key):
-            raise ValueError(f"{path}: {key}={_short(config[key])}: {what} has no cost form here")
+            raise ValueError(f"{path}: {key}={_short(config[key])}: no cost form here for {what}")
+    if kind not in (*GATED, *UNGATED):
+        raise ValueError(
+            f"{path}: model_type={config.get('model_type')!r}: no cost form here for layers of this architecture"
+        )
     dimensions: dict[str, Any] = {field: _whole(path, config, keys) for field, keys in NEEDED.items()}
     kv_heads = 1 if _flag(path, config, "multi_query") else _given(path, config, "num_key_value_heads")
     head_dim = _given(path, config, "head_dim") or dimensions["hidden"] // dimensions["heads"]
@@ -306,7 +326,7 @@ def _from_config(path: Path, weights: Path | None) -> ModelSource:
             "where MTP drafts, its layer chooses tokens in every pass, though index_share_for_mtp_iteration is set"
         )
     assumed += [why for key, why in UNPRICED.items() if config.get(key)]
-    return ModelSource(shape, FAMILIES.get(kind), weights, assumed="; ".join(assumed) or None)
+    return ModelSource(shape, FAMILIES.get(kind), assumed="; ".join(assumed) or None)
 
 
 MTP_LAYERS = "num_nextn_predict_layers"
@@ -316,7 +336,7 @@ UNPRICED = {
     "num_mtp_modules": "where MTP drafts, one of num_mtp_modules does in every pass, and it is sparse",
 }
 """Keys that the times leave out in part, and what they have instead."""
-TIED_BY_DEFAULT = ("gemma", "gemma2", "gemma3_text", "gpt2", "gpt_bigcode", "opt", "smollm3", "starcoder2")
+TIED_BY_DEFAULT = ("cohere", "gemma", "gemma2", "gemma3_text", "gpt2", "gpt_bigcode", "opt", "smollm3", "starcoder2")
 
 
 def _experts(path: Path, config: Config, kind: str, intermediate: int) -> Experts | None:
