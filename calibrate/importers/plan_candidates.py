@@ -1,5 +1,5 @@
-"""Profiles of every way to split a model over the GPUs of a replica, imported from the installed tables and kept in the
-user's cache folder, under a name with a hash of all that they were made from.
+"""Profiles of models by their names, split over the GPUs of a replica in every way, imported from the installed tables
+and kept in the user's cache folder, under a name with a hash of all that they were made from.
 
 Beside them the publisher's own decode step: where it takes kernels from other tables than this importer trusts, the
 two differ, and the user should know. Not here: models by name (calibrate.catalogue.model_configs), which deployment is
@@ -11,6 +11,8 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import re
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cache, partial
@@ -21,12 +23,25 @@ from typing import NamedTuple
 
 import msgspec
 
-from calibrate.catalogue.published_tables import PACKAGES, published_tables
-from calibrate.importers.aiconfigurator.deployment import Deployment, import_deployment, profile_name
+from calibrate.catalogue.derived_profiles import derive, nearest
+from calibrate.catalogue.model_configs import ModelSource, source_of, with_formats
+from calibrate.catalogue.published_tables import PACKAGES, cache_folder, published_tables
+from calibrate.importers.aiconfigurator.deployment import (
+    Deployment,
+    gpus_of,
+    import_deployment,
+    in_kernel_format,
+    profile_name,
+)
 from sim.compare.pool import default_workers, started
+from sim.costs.datasheets import DATASHEETS, gpu_name
+from sim.costs.memory import kv_capacity_tokens
 from sim.costs.profile import Profile
 from sim.costs.profile_files import UnknownProfile, load, save_profile
 from sim.costs.shapes import ModelShape
+from sim.drafters.registry import HEADS
+from sim.model_names import DEGREE
+from sim.names import unknown
 
 MADE_FROM = ("calibrate/importers/aiconfigurator", "calibrate/fit", "calibrate/catalogue", "sim/costs")
 """Folders whose code a profile depends on."""
@@ -34,7 +49,13 @@ DISPUTED = 1.3
 """Ratio of two decode steps from which on they contradict each other; the importer's mean error on served cells of
 dense models is 6 % (docs/silicon.md)."""
 
-
+DEGREES = (1, 2, 4, 8)
+NEEDED_TOKENS = 32_768
+"""Tokens of KV that have room beside the weights where nobody says over how many GPUs a model is split."""
+LETTERS = re.compile(r"^[a-z]*")
+"""Beginning of a GPU's name: rtx, h, mi."""
+KV8 = "-kv8"
+"""Ending of a model's name in a profile's, whose KV cache is in FP8."""
 OnDone = Callable[[str, int, int], None]
 
 
@@ -47,6 +68,60 @@ class Imported(NamedTuple):
 class NotImported(NamedTuple):
     deployment: Deployment
     why: str
+
+
+def profile_of(name: str) -> Path:
+    """The profile `gpu/MODEL[+DRAFT]` of a MODEL by any of its names, over as few GPUs as hold it where no -tpN, -epN
+    or -dpN follows. Warns with what it is made of. Raises ValueError."""
+    gpu, _, models = name.partition("/")
+    given = {kind: int(count) for kind, count in DEGREE.findall(models)}
+    model, _, drafter = DEGREE.sub("", models).partition("+")
+    tables, source = published_tables()
+    gpu = gpu_name(gpu.lower())
+    origin = kernels_of(tables, gpu)
+    target, draft, named = shapes_on(origin, model.removesuffix(KV8), drafter, kv="fp8" if KV8 in model else None)
+    layouts = [given] if given else [{"tp": degree} for degree in DEGREES]
+    why = ""
+    for layout in layouts:
+        deployment = Deployment(layout.get("tp", 1), layout.get("ep"), layout.get("dp", 1))
+        profiles, failed = imported(tables, source, gpu, target, draft, [deployment], cache_folder("profiles"))
+        if failed:
+            why = failed[0].why
+        elif not given and kv_capacity_tokens(profiles[0].profile) < NEEDED_TOKENS:
+            why = f"{deployment.devices} x {gpu} have no room for {NEEDED_TOKENS:,} tokens of KV"
+        else:
+            fewest = "" if given or deployment.devices == 1 else f", TP{deployment.devices}: the fewest GPUs that hold it"
+            derived = "" if origin == gpu else f" of {origin} by data sheet, a step off by 13 % in the mean and more at times"
+            made = f"profile {profiles[0].profile.name}: NVIDIA's kernel tables{derived} ({source}){fewest}"
+            warnings.warn("; ".join(note for note in (made, named.assumed) if note), stacklevel=2)
+            return profiles[0].path
+    raise ValueError(f"{model} on {gpu}: {why}")
+
+
+def kernels_of(tables: Path, gpu: str) -> str:
+    """The GPU whose kernels stand for those of `gpu`: itself, or the nearest one with tables. Raises ValueError with
+    the GPUs that can be served."""
+    known = gpus_of(tables)
+    origin = gpu if gpu in known else nearest(gpu, known)
+    if origin is None:
+        served = [*known, *(each for each in DATASHEETS if each not in known and nearest(each, known))]
+        # A suggestion from another maker or another line of GPUs is none.
+        alike = [each for each in served if LETTERS.findall(each)[0] == LETTERS.findall(gpu)[0]]
+        raise ValueError(f"{unknown('GPU', gpu, alike).partition(' (known')[0]} (known: {', '.join(served)})")
+    return origin
+
+
+def shapes_on(
+    gpu: str, model: str, drafter: str | None, *, weights: str | None = None, kv: str | None = None
+) -> tuple[ModelShape, ModelShape | None, ModelSource]:
+    """A target and its draft in the formats of a GPU's kernels, and where the target comes from. A drafter is a name of
+    HEADS or a model. Raises ValueError."""
+    named = source_of(model, plain=False)
+    target = in_kernel_format(with_formats(named.shape, weights, kv), gpu)
+    if not drafter:
+        return target, None, named
+    draft = HEADS[drafter](in_kernel_format(named.shape, gpu)) if drafter in HEADS else source_of(drafter, plain=False).shape
+    return target, with_formats(draft, None, kv), named
 
 
 def deployments(
@@ -120,7 +195,9 @@ def _import(
 ) -> Profile | str:
     """The profile, or why there is none; made in a worker."""
     try:
-        return import_deployment(tables, gpu, target, draft, wanted[index], source=source)
+        origin = kernels_of(tables, gpu)
+        profile = import_deployment(tables, origin, target, draft, wanted[index], source=source)
+        return profile if origin == gpu else derive(profile, gpu)
     except ValueError as error:
         return str(error)
 

@@ -107,6 +107,12 @@ class Deployment(NamedTuple):
         return self.devices // spread, spread
 
 
+def gpus_of(tables: Path) -> list[str]:
+    """GPUs with kernel tables below `tables`."""
+    folders = ((gpu, gpu.replace("-", "_")) for gpu in DEVICES)
+    return [gpu for gpu, name in folders if any(any((at / name).rglob("*.parquet")) for at in (tables, tables / "data"))]
+
+
 def in_kernel_format(shape: ModelShape, gpu: str) -> ModelShape:
     """`shape` with mxfp4 experts in the kernels that engines run them with on that GPU."""
     if shape.formats is None or shape.formats.experts != "mxfp4":
