@@ -90,8 +90,12 @@ def profile_of(name: str) -> Path:
         elif not given and kv_capacity_tokens(profiles[0].profile) < NEEDED_TOKENS:
             why = f"{deployment.devices} x {gpu} have no room for {NEEDED_TOKENS:,} tokens of KV"
         else:
-            fewest = "" if given or deployment.devices == 1 else f", TP{deployment.devices}: the fewest GPUs that hold it"
-            derived = "" if origin == gpu else f" of {origin} by data sheet, a step off by 13 % in the mean and more at times"
+            fewest = (
+                "" if given or deployment.devices == 1 else f", TP{deployment.devices}: the fewest GPUs that hold it"
+            )
+            derived = (
+                "" if origin == gpu else f" of {origin} by data sheet, a step off by 13 % in the mean and more at times"
+            )
             made = f"profile {profiles[0].profile.name}: NVIDIA's kernel tables{derived} ({source}){fewest}"
             warnings.warn("; ".join(note for note in (made, named.assumed) if note), stacklevel=2)
             return profiles[0].path
@@ -120,7 +124,11 @@ def shapes_on(
     target = in_kernel_format(with_formats(named.shape, weights, kv), gpu)
     if not drafter:
         return target, None, named
-    draft = HEADS[drafter](in_kernel_format(named.shape, gpu)) if drafter in HEADS else source_of(drafter, plain=False).shape
+    draft = (
+        HEADS[drafter](in_kernel_format(named.shape, gpu))
+        if drafter in HEADS
+        else source_of(drafter, plain=False).shape
+    )
     return target, with_formats(draft, None, kv), named
 
 

@@ -77,7 +77,7 @@ def compare_command(flags: CompareFlags) -> None:
     percentiles = _percentiles(flags.metric_percentiles)
     grid |= _varied_keys(flags, grid)
     if grid and "policy" in grid:
-        raw.setdefault("policy", grid["policy"])
+        raw["policy"] = grid["policy"]
     _check(flags, is_grid=bool(grid))
     if grid:
         _compare_values(raw, grid, percentiles, flags)

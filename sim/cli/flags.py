@@ -137,8 +137,9 @@ def _parameter(field: structs.FieldInfo, hint: Any, notes: list[Any], *, is_list
         more_of |= {"metavar": title, "show_default": not is_required and default is not None}
     # A default of None would be a value to click, whatever is required.
     more_of |= {"required": True} if is_required else {"default": default}
+    spellings = [note.extra["spelling"] for note in notes if isinstance(note, Meta) and note.extra]
     return click.Option(
-        [flag, field.name],
+        [flag, *spellings, field.name],
         help=next((note for note in notes if isinstance(note, str)), None),
         **more_of,
     )

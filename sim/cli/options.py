@@ -35,9 +35,10 @@ Overrides = Annotated[tuple[str, ...], Meta(title="KEY=VALUE"), "Any scenario ke
 class WorkloadFlags(Struct, frozen=True, kw_only=True):
     """Flags of every command that takes a scenario; any other key of it is set by --set."""
 
-    scenario: Annotated[Path | None, ARGUMENT] = None
-    policy: Annotated[tuple[str, ...], "Policy to run; repeat for several."] = ()
+    scenario: Annotated[Path | None, ARGUMENT, Meta(title="[MODEL|SCENARIO]")] = None
+    policy: Annotated[tuple[str, ...], "Policy to run; repeat for several. [default: continuous]"] = ()
     profile: Annotated[tuple[str, ...], "Cost profile: gpu/target[+draft], or a path."] = ()
+    gpu: Annotated[str | None, "GPU that serves MODEL, such as h200."] = None
     input_len: Annotated[int | None, "Prompt tokens (implies fixed lengths)."] = None
     output_len: Annotated[int | None, "Output tokens (implies fixed lengths)."] = None
     set: Overrides = ()
@@ -47,7 +48,10 @@ class ServedFlags(WorkloadFlags, frozen=True, kw_only=True):
     """And of those that simulate an engine, by SLOs."""
 
     method: Annotated[
-        str | None, "Drafts: draft_model, eagle3, mtp, parallel, dspark, ngram. [default: the profile's draft]"
+        str | None,
+        Meta(extra={"spelling": "--draft"}),
+        "Drafts: draft_model, eagle3, mtp, parallel, dspark, ngram, or a drafter's repository. [default: the profile's "
+        "draft]",
     ] = None
     num_speculative_tokens: Annotated[int | None, "Draft length; 0 = no speculation."] = None
     acceptance: Annotated[
@@ -99,17 +103,25 @@ def gather(flags: WorkloadFlags, lists: dict[str, list[Json]] | None = None) -> 
 
     given = structs.asdict(flags)
     raw: dict[str, Json] = {}
-    if flags.scenario is not None:
+    if flags.scenario is not None and not is_model(flags.scenario):
         click.get_current_context().meta[SOURCE] = str(flags.scenario)
         raw = read_scenario(flags.scenario)
     if flags.policy:
         raw["policy"] = list(flags.policy)
+    raw.setdefault("policy", ["continuous"])
     if given.get("speculative_config") is not None:
         from sim.run.vllm_config import speculation_of
 
         for name, value in speculation_of(given["speculative_config"]).items():
             set_dotted(raw, f"speculation.{name}", value)
-    given["profile"] = list(dict.fromkeys(flags.profile))[0 if lists is not None else -1 :]
+    profiles = list(dict.fromkeys(flags.profile))
+    if flags.scenario is not None and is_model(flags.scenario):
+        profiles.append(profile_named(str(flags.scenario), flags.gpu))
+    elif flags.gpu is not None:
+        raise ValueError(f"--gpu {flags.gpu} goes with MODEL, such as `meta-llama/Llama-3.1-8B --gpu {flags.gpu}`")
+    if given.get("method") is not None:
+        profiles, given["method"] = with_drafter(profiles, given["method"])
+    given["profile"] = profiles[0 if lists is not None else -1 :]
     for name, key in FLAT_NAMES.items():
         value = given.get(name)
         if isinstance(value, list) and name == "profile" and len(value) < 2:
@@ -127,7 +139,53 @@ def gather(flags: WorkloadFlags, lists: dict[str, list[Json]] | None = None) -> 
         set_dotted(raw, *parse_override(text))
     if given.get("method") is not None:
         assume_acceptance(raw, given["method"])
+    _drafts_where_there_is_a_drafter(flags, raw)
     return raw
+
+
+def _drafts_where_there_is_a_drafter(flags: WorkloadFlags, raw: dict[str, Json]) -> None:
+    """No speculation with a profile without a draft, where nothing is said about speculation."""
+    from sim.costs.profile_files import load
+
+    varied = any(text.startswith("speculation") for text in getattr(flags, "vary", ()))
+    if raw.get("profile") and "speculation" not in raw and not varied and not hasattr(flags, "lengths"):
+        if load(str(raw["profile"])).draft is None:
+            raw["speculation"] = {"num_speculative_tokens": 0}
+
+
+def is_model(argument: Path) -> bool:
+    """True for a MODEL, or a profile's name, where a command takes a scenario file, too.
+
+    >>> is_model(Path("meta-llama/Llama-3.1-8B")), is_model(Path("scenario.yaml"))
+    (True, False)
+    """
+    return argument.suffix not in (".yaml", ".yml") and not argument.is_file()
+
+
+def profile_named(model: str, gpu: str | None) -> str:
+    """The name of a profile of `model` on `gpu`; without `gpu`, of a profile that is named so. Raises ValueError."""
+    from sim.costs.profile_files import shipped, spelling
+
+    if gpu is not None:
+        return spelling(f"{gpu}/{model}")
+    if spelling(model) not in shipped():
+        raise ValueError(
+            f"--gpu is missing: {model!r} is a model, want such as `{model} --gpu h200`; a file ends in .yaml"
+        )
+    return spelling(model)
+
+
+def with_drafter(profiles: list[str], draft: str) -> tuple[list[str], str]:
+    """Profiles by name with a drafter, where they have none, and its way of drafting. `draft` is one of vLLM's methods,
+    or a model or head on Hugging Face."""
+    from sim.costs.profile_files import spelling
+    from sim.drafters.registry import HEADS, SPELLINGS, drafter_named
+
+    named = drafter_named(draft)
+    if named in SPELLINGS and named not in HEADS:
+        return profiles, draft
+    paired = [each if "+" in each or each.endswith(".json") else spelling(f"{each}+{named}") for each in profiles]
+    return paired, named if named in HEADS else "draft_model"
 
 
 def assume_acceptance(raw: dict[str, Json], method: str) -> None:

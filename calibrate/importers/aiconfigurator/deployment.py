@@ -110,7 +110,9 @@ class Deployment(NamedTuple):
 def gpus_of(tables: Path) -> list[str]:
     """GPUs with kernel tables below `tables`."""
     folders = ((gpu, gpu.replace("-", "_")) for gpu in DEVICES)
-    return [gpu for gpu, name in folders if any(any((at / name).rglob("*.parquet")) for at in (tables, tables / "data"))]
+    return [
+        gpu for gpu, name in folders if any(any((at / name).rglob("*.parquet")) for at in (tables, tables / "data"))
+    ]
 
 
 def in_kernel_format(shape: ModelShape, gpu: str) -> ModelShape:
