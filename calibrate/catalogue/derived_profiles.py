@@ -30,8 +30,8 @@ TRANSFERRED = KindError(
     mean_error_pct=13.0,
     max_error_pct=68.0,
     points=432,
-    held_out="L40S and RTX PRO 6000, one from the other by data sheet, against the tables of both: layers off by 12 % in "
-    "the mean, decode attention by 13 %; H100 and H200 likewise: 6 and 7 %",
+    held_out="L40S and RTX PRO 6000, one from the other by data sheet, against the tables of both: layers off by 12 % "
+    "in the mean, decode attention by 13 %; H100 and H200 likewise: 6 and 7 %",
 )
 """Error of a table scaled by data sheets."""
 SERVED_REDUCES = (

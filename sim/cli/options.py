@@ -8,7 +8,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import click
 from msgspec import Meta, Struct, structs
@@ -39,6 +39,11 @@ class WorkloadFlags(Struct, frozen=True, kw_only=True):
     policy: Annotated[tuple[str, ...], "Policy to run; repeat for several. [default: continuous]"] = ()
     profile: Annotated[tuple[str, ...], "Cost profile: gpu/target[+draft], or a path."] = ()
     gpu: Annotated[str | None, "GPU that serves MODEL, such as h200."] = None
+    serve: Annotated[
+        str | None,
+        Meta(title="LINE"),
+        "What starts the server, as 'vllm serve MODEL ...' or SGLang's, instead of MODEL.",
+    ] = None
     input_len: Annotated[int | None, "Prompt tokens (implies fixed lengths)."] = None
     output_len: Annotated[int | None, "Output tokens (implies fixed lengths)."] = None
     set: Overrides = ()
@@ -115,7 +120,9 @@ def gather(flags: WorkloadFlags, lists: dict[str, list[Json]] | None = None) -> 
         for name, value in speculation_of(given["speculative_config"]).items():
             set_dotted(raw, f"speculation.{name}", value)
     profiles = list(dict.fromkeys(flags.profile))
-    if flags.scenario is not None and is_model(flags.scenario):
+    if flags.serve is not None:
+        profiles.append(_served_as(flags, given, raw))
+    elif flags.scenario is not None and is_model(flags.scenario):
         profiles.append(profile_named(str(flags.scenario), flags.gpu))
     elif flags.gpu is not None:
         raise ValueError(f"--gpu {flags.gpu} goes with MODEL, such as `meta-llama/Llama-3.1-8B --gpu {flags.gpu}`")
@@ -148,9 +155,30 @@ def _drafts_where_there_is_a_drafter(flags: WorkloadFlags, raw: dict[str, Json])
     from sim.costs.profile_files import load
 
     varied = any(text.startswith("speculation") for text in getattr(flags, "vary", ()))
-    if raw.get("profile") and "speculation" not in raw and not varied and not hasattr(flags, "lengths"):
-        if load(str(raw["profile"])).draft is None:
-            raw["speculation"] = {"num_speculative_tokens": 0}
+    if not raw.get("profile") or "speculation" in raw or varied or hasattr(flags, "lengths"):
+        return
+    if load(str(raw["profile"])).draft is None:
+        raw["speculation"] = {"num_speculative_tokens": 0}
+
+
+def _served_as(flags: WorkloadFlags, given: dict[str, Any], raw: dict[str, Json]) -> str:
+    """The profile of a server by the line that starts it, whose keys go into `raw` and whose drafter into `given`; with
+    a note on what of the line was not read."""
+    from sim.run.launch_line import launched
+    from sim.run.scenario_file import set_dotted
+
+    assert flags.serve is not None
+    line = launched(flags.serve)
+    for key, value in line.keys.items():
+        set_dotted(raw, key, value)
+    if given.get("method") is None:
+        given["method"] = line.draft
+    named = f"{line.model}, {', '.join(f'{key}={value}' for key, value in line.keys.items())}"
+    left = f"; not read: {', '.join(line.unread)}" if line.unread else ""
+    warnings.warn(f"--serve: simulated as {named}{left}", stacklevel=2)
+    if flags.gpu is None:
+        raise ValueError("--serve says no GPU: want such as --gpu h200")
+    return profile_named(line.model, flags.gpu)
 
 
 def is_model(argument: Path) -> bool:

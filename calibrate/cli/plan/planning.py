@@ -96,13 +96,12 @@ def _candidates(flags: PlanFlags, on_step: OnDone) -> tuple[list[Candidate], lis
     except ImportError as error:
         raise needs_analysis(error) from None
     gpu, drafter = gpu_name(flags.gpu.lower()), drafter_named(flags.draft or NO_DRAFT[0])
-    if drafter in (*NO_DRAFT, *LOOKED_UP):
-        drafter = None
-    elif drafter not in HEADS:
-        _check_drafter(drafter)
+    drafts = None if drafter in (*NO_DRAFT, *LOOKED_UP) else drafter
+    if drafts is not None and drafts not in HEADS:
+        _check_drafter(drafts)
     tables, source = published_tables()
     formats = {"weights": flags.weights, "kv": flags.kv_dtype}
-    target, draft, named = shapes_on(kernels_of(tables, gpu), flags.model, drafter, **formats)
+    target, draft, named = shapes_on(kernels_of(tables, gpu), flags.model, drafts, **formats)
     name, _, version = flags.engine.partition("-")
     kernels = (name, version or None) if name in ENGINES else (ENGINES[0], None)
     wanted = deployments(target, flags.gpus, kernels, flags.tp, flags.ep, flags.dp)
