@@ -107,8 +107,8 @@ def downloaded(name: str) -> Path | None:
 def unknown_model(name: str, known: list[str]) -> str:
     """A line on a model that no table and no cache has: a name that it may be a slip for, and the command that gets its
     config.json. A suggestion has the numbers of `name`: others are of other sizes, versions and architectures."""
-    spelt = {model_key(each): each for each in [*LINES, *known] if _numbers(each) == _numbers(name)}
-    close = get_close_matches(model_key(name), spelt, n=1, cutoff=CLOSE)
+    spelt = {_bare(each): each for each in [*LINES, *known] if _numbers(each) == _numbers(name)}
+    close = get_close_matches(_bare(name), spelt, n=1, cutoff=CLOSE)
     hint = f"; did you mean {spelt[close[0]]!r}?" if close else ""
     if "/" not in name:
         return f"unknown model {name!r}{hint} (want a Hugging Face name, a config.json or a directory that holds one)"
@@ -117,6 +117,10 @@ def unknown_model(name: str, known: list[str]) -> str:
         f"unknown model {name!r}{hint}; get its dimensions with `hf download {name} config.json --local-dir {folder}` "
         f"and name {folder}/config.json, or let lanesim get them: {install_line('tables')}"
     )
+
+
+def _bare(name: str) -> str:
+    return name.rpartition("/")[2].lower()
 
 
 def _numbers(name: str) -> list[str]:

@@ -5,6 +5,7 @@ Not here: how flags are declared (sim.cli.flags), what the values mean and their
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from sim.run.scenario import Scenario
 
 T = TypeVar("T")
+NUMBER = re.compile(r"\d+(\.\d+)?")
 
 RequestRate = Annotated[float | None, "Requests per second; inf = all at once."]
 MaxConcurrency = Annotated[int | None, "Most requests in flight; without --request-rate a closed loop of as many."]
@@ -61,8 +63,8 @@ class ServedFlags(WorkloadFlags, frozen=True, kw_only=True):
     num_speculative_tokens: Annotated[int | None, "Draft length; 0 = no speculation."] = None
     acceptance: Annotated[
         str | None,
-        "iid:0.7, length:2.6@3 (measured at draft length 3), vllm:.74,.49,.37 (rates as vLLM logs them), tape:FILE and "
-        "more (docs/acceptance.md).",
+        "2.6 (tokens a verify), iid:0.7, length:2.6@3 (measured at draft length 3), vllm:.74,.49,.37 (rates as vLLM "
+        "logs them), tape:FILE and more (docs/acceptance.md).",
     ] = None
     engine: Annotated[
         str | None, "Engine, such as vllm-0.32 or sglang-0.5; default: the profile's own, else vllm-0.32."
@@ -129,6 +131,8 @@ def gather(flags: WorkloadFlags, lists: dict[str, list[Json]] | None = None) -> 
     if given.get("method") is not None:
         profiles, given["method"] = with_drafter(profiles, given["method"])
     given["profile"] = profiles[0 if lists is not None else -1 :]
+    if NUMBER.fullmatch(text := given.get("acceptance") or ""):
+        given["acceptance"] = f"{'length' if float(text) >= 1.0 else 'iid'}:{text}"
     for name, key in FLAT_NAMES.items():
         value = given.get(name)
         if isinstance(value, list) and name == "profile" and len(value) < 2:

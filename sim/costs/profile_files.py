@@ -103,11 +103,12 @@ def _made(name: str) -> Path:
         try:
             return Path(getattr(import_module(module), function)(name))
         except (ValueError, ImportError) as error:
-            why = f"; {error}"
-    if not why.startswith("; unknown") and why:
-        raise UnknownProfile(f"no profile {name!r} is shipped, and none can be made{why.replace(';', ':', 1)}")
+            why = str(error)
+    if why and not why.startswith(("unknown", "no kernel tables")):
+        raise UnknownProfile(f"no profile {name!r} is shipped, and none can be made: {why}")
     known = f"unknown profile {name!r}{hint} (a name from `lanesim profiles`, or a path to a .json file)"
-    raise UnknownProfile(known if hint else f"{known}{why}")
+    is_slip = hint and why.startswith("unknown")
+    raise UnknownProfile(f"{known}; none can be made: {why}" if why and not is_slip else known)
 
 
 def decode(content: str | bytes, where: str) -> Profile:

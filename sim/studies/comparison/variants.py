@@ -174,7 +174,7 @@ class Variants:
         near = [each for each, other in pairs if other.target == key.target and other.degrees == key.degrees]
         drafts = {each: ProfileKey.of(each).draft for each in near}
         fitting = [each for each in near if fits(drafts[each])]
-        if head and not fitting and not name.endswith(".json"):
+        if head and not any(drafts.values()) and not name.endswith(".json"):
             return f"{name.partition('+')[0]}+{head}"
         if len(fitting) != 1:
             known = in_words(fitting or [each for each in near if drafts[each]]) or "none"

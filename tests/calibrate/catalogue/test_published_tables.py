@@ -8,7 +8,6 @@ from zipfile import ZipFile
 import msgspec
 import pytest
 
-from calibrate.catalogue.model_configs import source_of
 from calibrate.catalogue.published_tables import published_tables
 from calibrate.cli.main import calibrate_command
 from calibrate.importers.aiconfigurator.deployment import Deployment, tables_of
@@ -17,10 +16,6 @@ from sim.costs.profile import Profile
 from sim.costs.profile_files import load
 from tests.calibrate.support import write_tables
 from tests.properties import assert_refused
-
-CONFIG = """{"model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
-"num_attention_heads": 32, "num_key_value_heads": 8, "max_position_embeddings": 8192,
-"vocab_size": 128256, "torch_dtype": "bfloat16"}"""
 
 
 def imported(out: Path, *words: object) -> Profile:
@@ -31,13 +26,12 @@ def imported(out: Path, *words: object) -> Profile:
 
 
 def wheel_at(path: Path, module: str = "aisimulate_core") -> Path:
-    """A wheel with the tables of one GPU, one model's config and files that nobody wants."""
+    """A wheel with the tables of one GPU and files that nobody wants."""
     tables = write_tables(path.parent)
     with ZipFile(path, "w") as wheel:
         wheel.write(tables / "a100_sxm.yaml", f"{module}/systems/a100_sxm.yaml")
         for table in (tables / "a100_sxm").iterdir():
             wheel.write(table, f"{module}/systems/data/a100_sxm/{table.name}")
-        wheel.writestr(f"{module}/model_configs/some--Model-8B_config.json", CONFIG)
         wheel.writestr(f"{module}/_native.so", "code")
         wheel.writestr(f"{module}/systems/data/../../../../out.parquet", "outside")
     return path
@@ -54,9 +48,8 @@ def wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_named_wheel_is_read_without_being_installed(wheel: Path, tmp_path: Path) -> None:
     tables, revision = published_tables()
     assert revision == "aisimulate 0.13.0.dev7"
-    assert source_of("model-8b").repository == "some/Model-8B"
-    assert sorted(path.name for path in tables.parent.iterdir()) == ["model_configs", "systems"]
-    profile = imported(tmp_path / "p.json", "--target", "some/Model-8B")
+    assert [path.name for path in tables.parent.iterdir()] == ["systems"]
+    profile = imported(tmp_path / "p.json", "--target", "meta-llama/Llama-3.1-8B")
     assert "ai-dynamo/aisimulate@aisimulate 0.13.0.dev7 (Apache-2.0): vllm 0.14.0;" in profile.source
     assert tables_of(profile, "vllm") == "aisimulate 0.13.0.dev7, vllm 0.14.0"
     assert tables_of(profile, "sglang") == "aisimulate 0.13.0.dev7"
