@@ -81,5 +81,5 @@ def _is_of_line(one: str, other: str) -> bool:
     >>> _is_of_line("llama-2-7b", "lama-3.1-8b"), _is_of_line("glm-4.6", "llama-2-7b")
     (True, False)
     """
-    words = [re.split(r"[\d.-]", each)[0] for each in (one, other)]
-    return SequenceMatcher(None, *words).ratio() > SAME_LINE
+    first, second = (re.split(r"[\d.-]", each)[0] for each in (one, other))
+    return SequenceMatcher(None, first, second).ratio() > SAME_LINE

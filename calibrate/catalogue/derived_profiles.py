@@ -10,7 +10,8 @@ from collections.abc import Iterable
 from datetime import date
 from itertools import accumulate
 from math import log
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -34,13 +35,9 @@ TRANSFERRED = KindError(
     "in the mean, decode attention by 13 %; H100 and H200 likewise: 6 and 7 %",
 )
 """Error of a table scaled by data sheets."""
-SERVED_REDUCES = (
-    "all-reduces in service of four GPUs joined in pairs by six NVLink-4 links each: H100's rate over 1.35, fixed time "
-    "fitted on Apertus 8B at 4 in flight (swiss-ai/apertus-speculative-decoding, no licence: constants alone)"
-)
 
 
-class Reduces(NamedTuple):
+class Reduces(msgspec.Struct, frozen=True):
     """All-reduces of vLLM on one GPU."""
 
     version: str
@@ -50,13 +47,7 @@ class Reduces(NamedTuple):
     source: str = REDUCE_SOURCE
 
 
-REDUCES = {
-    "a100-sxm": Reduces("0.14", {2: (5.049e-6, 1.739e11), 4: (5.842e-6, 1.019e11), 8: (7.764e-6, 9.33e10)}),
-    "h100-sxm": Reduces("0.24", {2: (4.239e-6, 2.225e11), 4: (4.825e-6, 1.723e11), 8: (6.02e-6, 1.885e11)}),
-    "gh200": Reduces("0.23", {4: (1.27e-5, 1.276e11)}, SERVED_REDUCES),
-    "l40s": Reduces("0.14", {2: (5.356e-6, 1.896e10), 4: (1.123e-5, 2.529e9), 8: (1.996e-5, 1.124e9)}),
-    "rtx-pro-6000-server": Reduces("0.19", {2: (1.902e-5, 1.52e10)}),
-}
+REDUCES = msgspec.json.decode(Path(__file__).with_name("all_reduces.json").read_bytes(), type=dict[str, Reduces])
 """Mean errors over the tables that they were fitted on: A100 8 %, 11 %, 20 % with 2, 4, 8 GPUs, H100 4 %, 7 %, 12 %,
 L40S 3 %, 3 %, 13 %, RTX PRO 6000 2 %. GH200, four joined in pairs: H100's rate over what an all-reduce takes longer in
 service (1.35, fitted on other cells), and a fixed time fitted on one served level (docs/adr/018)."""

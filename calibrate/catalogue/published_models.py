@@ -34,22 +34,7 @@ NETWORK_S = 5.0
 """Seconds to wait for Hugging Face before the cache is read."""
 CLOSE = 0.8
 """Likeness of two names from which on one is a slip of the pen for the other."""
-FORMATS = {
-    "fp8-dynamic": "fp8",
-    "fp8-static-pertensor": "fp8",
-    "fp8-block": "fp8-block",
-    "fp8": "fp8",
-    "nvfp4": "nvfp4",
-    "mxfp4": "mxfp4",
-    "fp4": "nvfp4",
-    "gptq-int4": "int4",
-    "bnb-4bit": "int4",
-    "int4": "int4",
-    "awq": "int4",
-    "quantized.w4a16": "int4",
-    "w4a16": "int4",
-    "bf16": "bf16",
-}
+FORMATS: dict[str, str] = msgspec.json.decode(Path(__file__).with_name("config_keys.json").read_bytes())["endings"]
 """Ending of a repository's name -> weight format."""
 BLOCK_SCALED = ("qwen", "deepseek", "glm", "zai-org")
 """Organisations, and families where none is named, whose own -FP8 is scaled by blocks of 128 x 128."""

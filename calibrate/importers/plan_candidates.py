@@ -223,7 +223,7 @@ def _path(
 def _code_hash() -> str:
     root, made = Path(__file__).parents[2], hashlib.sha256()
     for folder in MADE_FROM:
-        for path in sorted((root / folder).glob("*.py")):
+        for path in sorted((root / folder).glob("*.[jp]*")):
             made.update(path.read_bytes())
     return made.hexdigest()
 

@@ -8,7 +8,10 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator
+from pathlib import Path
 from typing import NamedTuple
+
+import msgspec
 
 from sim.drafters.registry import DRAFTERS, drafter_named
 from sim.files.json_values import Json, parse_json
@@ -16,28 +19,7 @@ from sim.run.vllm_config import speculation_of
 
 STARTS = re.compile(r"serve|(.*\.)?(launch_server|api_server)|.*(vllm-openai|sglang)(:.*)?")
 """Words after which a server's own begin: sub-commands, modules and images of containers."""
-FLAGS = {
-    "model": ("model", "model-path"),
-    "tp": ("tensor-parallel-size", "tp-size", "tp"),
-    "dp": ("data-parallel-size", "dp-size", "dp"),
-    "ep": ("expert-parallel-size", "ep-size", "ep"),
-    "spreads": ("enable-expert-parallel",),
-    "shares": ("enable-dp-attention",),
-    "kv": ("kv-cache-dtype",),
-    "weights": ("quantization", "q"),
-    "config": ("speculative-config",),
-    "algorithm": ("speculative-algorithm", "speculative-algo"),
-    "draft": ("speculative-draft-model-path", "speculative-draft", "speculative-model"),
-    "speculation.num_speculative_tokens": ("speculative-num-steps", "num-speculative-tokens"),
-    "engine.max_num_seqs": ("max-num-seqs", "max-running-requests"),
-    "engine.max_num_batched_tokens": ("max-num-batched-tokens", "chunked-prefill-size"),
-    "engine.gpu_memory_utilization": ("gpu-memory-utilization", "mem-fraction-static"),
-    "engine.max_model_len": ("max-model-len", "context-length"),
-    "engine.block_size": ("block-size",),
-    "engine.num_gpu_blocks": ("num-gpu-blocks-override",),
-    "engine.cuda_graph": ("enforce-eager", "disable-cuda-graph"),
-    "engine.rules.enable_prefix_caching": ("enable-prefix-caching", "no-enable-prefix-caching", "disable-radix-cache"),
-}
+FLAGS: dict[str, list[str]] = msgspec.json.decode(Path(__file__).with_suffix(".json").read_bytes())
 """What is read -> the flags that say it, vLLM's first: parts of a profile's name, or a key of a scenario."""
 MEANING = {flag: meaning for meaning, flags in FLAGS.items() for flag in flags}
 ALONE = ("speculative-num-draft-tokens", "speculative-eagle-topk")
