@@ -1,5 +1,5 @@
-"""Models by what a user names them: a name of the table, of a repository on Hugging Face or of a shipped profile's
-target, a Hugging Face config.json, a local directory of weights.
+"""Models by what a user names them: a name of a table, a repository on Hugging Face, a config.json, a directory of
+weights.
 
 A config.json is read by what its keys mean, for the architectures named here; a key that changes the layers in a way
 that ModelShape cannot say is refused by its name, never passed over. Keys of vision towers and of training are.
@@ -18,7 +18,6 @@ from calibrate.catalogue.published_models import (
     LINES,
     TABLE,
     downloaded,
-    profile_target,
     published,
     unknown_model,
     without_format,
@@ -115,11 +114,9 @@ def _by_name(name: str) -> ModelSource:
     has under the name."""
     plain, weights = without_format(name)
     source = None if weights == "bf16" else _known(name)
-    if source is None and weights is not None and (source := _known(plain) or _of_profile(plain)) is not None:
+    if source is None and weights is not None and (source := _known(plain)) is not None:
         source = source._replace(shape=with_formats(source.shape, weights, None), repository=None)
-    if source is None:
-        source = _of_profile(name) or (_of_hub(name) if "/" in name else None)
-    if source is None:
+    if source is None and (source := _of_hub(name) if "/" in name else None) is None:
         raise ValueError(unknown_model(name, list(MODELS)))
     return source._replace(repository=name) if "/" in name else source
 
@@ -148,11 +145,6 @@ def _called(source: ModelSource, repository: str) -> ModelSource:
     """`source` by a model's name, such as qwen3-32b of Qwen/Qwen3-32B-FP8."""
     name = model_key(without_format(repository)[0])
     return source._replace(shape=msgspec.structs.replace(source.shape, name=name))
-
-
-def _of_profile(name: str) -> ModelSource | None:
-    target = profile_target(name)
-    return None if target is None else ModelSource(target)
 
 
 def _special(shape: ModelShape) -> str:

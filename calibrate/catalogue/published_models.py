@@ -1,5 +1,5 @@
-"""Models by their names on Hugging Face: a table whose lines state their source, config.json files of the hub or of its
-cache, and targets of shipped profiles. Not here: what a config.json says (model_configs)."""
+"""Models by their names on Hugging Face: a table whose lines state their source, and config.json files of the hub or
+its cache. Not here: what a config.json says (model_configs)."""
 
 from __future__ import annotations
 
@@ -11,9 +11,7 @@ from typing import Any
 
 import msgspec
 
-from sim.costs.profile_files import load, shipped
-from sim.costs.shapes import ModelShape
-from sim.model_names import ProfileKey, model_key
+from sim.model_names import model_key
 from sim.names import install_line
 
 
@@ -111,12 +109,3 @@ def _bare(name: str) -> str:
 def _numbers(name: str) -> list[str]:
     """Numbers in a name: versions and sizes."""
     return re.findall(r"\d+(?:\.\d+)?", model_key(name))
-
-
-def profile_target(name: str) -> ModelShape | None:
-    """The target of a shipped profile, in its formats; None where no profile is of that model."""
-    key = model_key(name)
-    for each in shipped():
-        if ProfileKey.of(each).target == key:
-            return load(each).target
-    return None

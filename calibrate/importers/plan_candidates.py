@@ -39,7 +39,7 @@ from sim.costs.memory import kv_capacity_tokens
 from sim.costs.profile import Profile
 from sim.costs.profile_files import UnknownProfile, load, save_profile
 from sim.costs.shapes import ModelShape
-from sim.drafters.registry import HEADS
+from sim.drafters.registry import HEADS, LOOKED_UP
 from sim.model_names import DEGREE
 from sim.names import unknown
 
@@ -76,10 +76,11 @@ def profile_of(name: str) -> Path:
     gpu, _, models = name.partition("/")
     given = {kind: int(count) for kind, count in DEGREE.findall(models)}
     model, _, drafter = DEGREE.sub("", models).partition("+")
+    kv = "fp8" if model.endswith(KV8) else None
+    target, draft, named = pair_named(model.removesuffix(KV8), drafter or None, kv=kv)
     tables, source = published_tables()
     gpu = gpu_name(gpu.lower())
     origin = kernels_of(tables, gpu)
-    target, draft, named = shapes_on(origin, model.removesuffix(KV8), drafter, kv="fp8" if KV8 in model else None)
     layouts = [given] if given else [{"tp": degree} for degree in DEGREES]
     why = ""
     for layout in layouts:
@@ -115,21 +116,23 @@ def kernels_of(tables: Path, gpu: str) -> str:
     return origin
 
 
-def shapes_on(
-    gpu: str, model: str, drafter: str | None, *, weights: str | None = None, kv: str | None = None
+def pair_named(
+    model: str, drafter: str | None, *, weights: str | None = None, kv: str | None = None
 ) -> tuple[ModelShape, ModelShape | None, ModelSource]:
-    """A target and its draft in the formats of a GPU's kernels, and where the target comes from. A drafter is a name of
-    HEADS or a model. Raises ValueError."""
+    """A target and its draft, and where the target comes from. A drafter is a name of HEADS or a model. Raises
+    ValueError."""
     named = source_of(model, plain=False)
-    target = in_kernel_format(with_formats(named.shape, weights, kv), gpu)
-    if not drafter:
+    target = with_formats(named.shape, weights, kv)
+    if drafter is None:
         return target, None, named
-    draft = (
-        HEADS[drafter](in_kernel_format(named.shape, gpu))
-        if drafter in HEADS
-        else source_of(drafter, plain=False).shape
-    )
-    return target, with_formats(draft, None, kv), named
+    if drafter in HEADS:
+        return target, with_formats(HEADS[drafter](named.shape), None, kv), named
+    try:
+        return target, with_formats(source_of(drafter, plain=False).shape, None, kv), named
+    except ValueError as error:
+        if "/" in drafter or not str(error).startswith("unknown model") or "did you mean" in str(error):
+            raise
+        raise ValueError(unknown("drafter", drafter, [*HEADS, *LOOKED_UP, "none", "or a model"])) from None
 
 
 def deployments(
@@ -204,7 +207,9 @@ def _import(
     """The profile, or why there is none; made in a worker."""
     try:
         origin = kernels_of(tables, gpu)
-        profile = import_deployment(tables, origin, target, draft, wanted[index], source=source)
+        drafts = None if draft is None else in_kernel_format(draft, origin)
+        target = in_kernel_format(target, origin)
+        profile = import_deployment(tables, origin, target, drafts, wanted[index], source=source)
         return profile if origin == gpu else derive(profile, gpu)
     except ValueError as error:
         return str(error)

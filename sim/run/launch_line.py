@@ -22,10 +22,8 @@ STARTS = re.compile(r"serve|(.*\.)?(launch_server|api_server)|.*(vllm-openai|sgl
 FLAGS: dict[str, list[str]] = msgspec.json.decode(Path(__file__).with_suffix(".json").read_bytes())
 """What is read -> the flags that say it, vLLM's first: parts of a profile's name, or a key of a scenario."""
 MEANING = {flag: meaning for meaning, flags in FLAGS.items() for flag in flags}
-ALONE = ("speculative-num-draft-tokens", "speculative-eagle-topk")
-"""Flags that say nothing new where drafts are a chain: SGLang's last token is the bonus, and 1 is no tree."""
-SHORTEST = 8
-"""Letters of a flag that is not written out."""
+CHAIN = "speculative-eagle-topk", "1"
+"""SGLang's word for drafts that are no tree."""
 SGLANG = "sglang-0.5"
 SGLANG_METHODS = {each.sglang: each.name for each in DRAFTERS.values() if each.sglang}
 SUFFIXES = {"k": 1_000, "m": 1_000_000, "K": 1 << 10, "M": 1 << 20}
@@ -58,23 +56,16 @@ def launched(line: str) -> Launched:
     read: dict[str, str] = {}
     unread: list[str] = []
     for flag, value in _flags(words[at + 1 :]):
-        meaning = MEANING.get(flag) or _shortened(flag)
-        if meaning is None and not (flag in ALONE and (flag != ALONE[1] or value == "1")):
-            unread.append(f"--{flag}" + (f" {value}" if value else ""))
-        elif meaning is not None:
-            read[meaning] = "false" if flag.startswith(("no-", "disable-", "enforce-")) else value
+        if flag in MEANING:
+            read[MEANING[flag]] = "false" if flag.startswith(("no-", "disable-", "enforce-")) else value
+        elif (flag, value) != CHAIN:
+            unread.append(f"--{flag} {value}".rstrip())
     if "model" not in read:
         raise ValueError(f"--serve {line!r}: names no model; want such as 'vllm serve meta-llama/Llama-3.1-8B -tp 2'")
     keys: dict[str, Json] = {key: _number(key, read[key]) for key in read if "." in key}
     if is_sglang:
         keys["engine.name"] = SGLANG
     return Launched(_model(read, unread), _draft(read, keys, unread, is_sglang), keys, unread)
-
-
-def _shortened(flag: str) -> str | None:
-    """The meaning of a flag of which only the beginning stands there, as Python's servers allow."""
-    meant = {meaning for full, meaning in MEANING.items() if len(flag) >= SHORTEST and full.startswith(flag)}
-    return meant.pop() if len(meant) == 1 else None
 
 
 def _flags(words: list[str]) -> Iterator[tuple[str, str]]:
@@ -109,12 +100,9 @@ def _number(key: str, text: str) -> Json:
 
 def _model(read: dict[str, str], unread: list[str]) -> str:
     name = _repository(read["model"])
-    weights, kv = read.get("weights", ""), read.get("kv", "")
-    if weights == "fp8" and "fp8" not in name.lower():
-        name += "-fp8"
-    name += "-kv8" if kv.startswith("fp8") else ""
-    tp, dp = int(read.get("tp") or 1), int(read.get("dp") or 1)
-    spread = int(read.get("ep") or 1)
+    name += "-fp8" if read.get("weights") == "fp8" and "fp8" not in name.lower() else ""
+    name += "-kv8" if read.get("kv", "").startswith("fp8") else ""
+    tp, dp, spread = (int(read.get(degree) or 1) for degree in ("tp", "dp", "ep"))
     if dp > 1 and "shares" in read:
         tp //= dp
     elif dp > 1 and "spreads" not in read:

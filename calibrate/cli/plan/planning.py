@@ -12,7 +12,7 @@ from pathlib import Path
 import click
 from msgspec.structs import replace
 
-from calibrate.catalogue.model_configs import ModelSource, source_of
+from calibrate.catalogue.model_configs import ModelSource
 from calibrate.catalogue.published_tables import cache_folder, published_tables
 from calibrate.cli.plan.flags import PlanFlags
 from calibrate.cli.profile_output import needs_analysis
@@ -25,7 +25,6 @@ from sim.costs.profile_files import load, shipped
 from sim.drafters.registry import HEADS, LOOKED_UP, drafter_named
 from sim.files.json_values import Json, read_json
 from sim.metrics.price import GPU, Price
-from sim.names import unknown
 from sim.run.forecast import StepForecast
 from sim.run.resolve import resolve
 from sim.run.scenario import Scenario, parse_scenario
@@ -92,16 +91,15 @@ def _candidates(flags: PlanFlags, on_step: OnDone) -> tuple[list[Candidate], lis
         raise ValueError(f"--gpu is missing: {flags.model!r} is a model, want such as --gpu h200-sxm")
     try:
         from calibrate.importers.aiconfigurator.lookups import ENGINES
-        from calibrate.importers.plan_candidates import deployments, imported, kernels_of, shapes_on
+        from calibrate.importers.plan_candidates import deployments, imported, kernels_of, pair_named
     except ImportError as error:
         raise needs_analysis(error) from None
-    gpu, drafter = gpu_name(flags.gpu.lower()), drafter_named(flags.draft or NO_DRAFT[0])
+    drafter = drafter_named(flags.draft or NO_DRAFT[0])
     drafts = None if drafter in (*NO_DRAFT, *LOOKED_UP) else drafter
-    if drafts is not None and drafts not in HEADS:
-        _check_drafter(drafts)
+    target, draft, named = pair_named(flags.model, drafts, weights=flags.weights, kv=flags.kv_dtype)
+    gpu = gpu_name(flags.gpu.lower())
     tables, source = published_tables()
-    formats = {"weights": flags.weights, "kv": flags.kv_dtype}
-    target, draft, named = shapes_on(kernels_of(tables, gpu), flags.model, drafts, **formats)
+    kernels_of(tables, gpu)
     name, _, version = flags.engine.partition("-")
     kernels = (name, version or None) if name in ENGINES else (ENGINES[0], None)
     wanted = deployments(target, flags.gpus, kernels, flags.tp, flags.ep, flags.dp)
@@ -121,15 +119,6 @@ def _candidates(flags: PlanFlags, on_step: OnDone) -> tuple[list[Candidate], lis
 def _is_profile(path: Path) -> bool:
     values = read_json(path, "profile or model config")
     return isinstance(values, dict) and "kernels" in values
-
-
-def _check_drafter(name: str) -> None:
-    try:
-        source_of(name, plain=False)
-    except ValueError as error:
-        if str(error).startswith("unknown model") and "did you mean" not in str(error):
-            raise ValueError(unknown("drafter", name, [*HEADS, *LOOKED_UP, "none", "or a model"])) from None
-        raise
 
 
 def _scenario(
