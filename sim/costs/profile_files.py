@@ -104,11 +104,11 @@ def _made(name: str) -> Path:
             return Path(getattr(import_module(module), function)(name))
         except (ValueError, ImportError) as error:
             why = str(error)
-    if why and not why.startswith(("unknown", "no kernel tables")):
-        raise UnknownProfile(f"no profile {name!r} is shipped, and none can be made: {why}")
     known = f"unknown profile {name!r}{hint} (a name from `lanesim profiles`, or a path to a .json file)"
-    is_slip = hint and why.startswith("unknown")
-    raise UnknownProfile(f"{known}; none can be made: {why}" if why and not is_slip else known)
+    if not why or ("did you mean" in hint and why.startswith("unknown model")):
+        raise UnknownProfile(known)
+    what = known if why.startswith("no kernel tables") else f"no profile {name!r} is shipped"
+    raise UnknownProfile(f"{what}; none can be made: {why}")
 
 
 def decode(content: str | bytes, where: str) -> Profile:

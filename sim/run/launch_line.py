@@ -51,7 +51,7 @@ def launched(line: str) -> Launched:
         words = shlex.split(line)
     except ValueError as error:
         raise ValueError(f"--serve: {error}") from None
-    at = next((index for index, word in enumerate(words) if STARTS.fullmatch(word)), -1)
+    at = max((index for index, word in enumerate(words) if STARTS.fullmatch(word)), default=-1)
     is_sglang = any("sglang" in word for word in words[: at + 1])
     read: dict[str, str] = {}
     unread: list[str] = []
@@ -65,7 +65,7 @@ def launched(line: str) -> Launched:
     keys: dict[str, Json] = {key: _number(key, read[key]) for key in read if "." in key}
     if is_sglang:
         keys["engine.name"] = SGLANG
-    return Launched(_model(read, unread), _draft(read, keys, unread, is_sglang), keys, unread)
+    return Launched(_model(read, unread), _draft(read, keys, unread), keys, unread)
 
 
 def _flags(words: list[str]) -> Iterator[tuple[str, str]]:
@@ -120,7 +120,7 @@ def _repository(name: str) -> str:
     return name.rpartition("/")[2].replace("__", "/") if name.startswith(("/", "~", ".", "$")) else name
 
 
-def _draft(read: dict[str, str], keys: dict[str, Json], unread: list[str], is_sglang: bool) -> str | None:
+def _draft(read: dict[str, str], keys: dict[str, Json], unread: list[str]) -> str | None:
     """The drafter; its keys go into `keys`."""
     draft = _repository(read["draft"]) if "draft" in read else None
     if "config" in read:
@@ -128,7 +128,8 @@ def _draft(read: dict[str, str], keys: dict[str, Json], unread: list[str], is_sg
         method = str(block.pop("method"))
         keys |= {f"speculation.{key}": value for key, value in block.items()}
         config = parse_json(read["config"], "--speculative-config")
-        draft = _repository(str(config["model"])) if method == "draft_model" and isinstance(config, dict) else method
+        is_model = DRAFTERS[method].is_model and isinstance(config, dict)
+        draft = _repository(str(config["model"])) if is_model else method
     elif "algorithm" in read:
         algorithm = read["algorithm"].upper()
         named = None if draft is None else drafter_named(f"/{draft}")
@@ -138,5 +139,5 @@ def _draft(read: dict[str, str], keys: dict[str, Json], unread: list[str], is_sg
             unread.append(f"--speculative-algorithm {algorithm}: no speculation is simulated")
             keys["speculation.num_speculative_tokens"] = 0
             return None
-        draft = draft if method == "draft_model" else method
+        draft = draft if DRAFTERS[method].is_model else method
     return draft
