@@ -24,7 +24,7 @@ from typing import NamedTuple
 import msgspec
 
 from calibrate.catalogue.derived_profiles import derive, nearest
-from calibrate.catalogue.model_configs import ModelSource, source_of, with_formats
+from calibrate.catalogue.model_configs import ModelSource, shapes_of, source_of, with_formats
 from calibrate.catalogue.published_tables import PACKAGES, cache_folder, published_tables
 from calibrate.importers.aiconfigurator.deployment import (
     Deployment,
@@ -80,10 +80,9 @@ def profile_of(name: str) -> Path:
     target, draft, named = pair_named(model.removesuffix(KV8), drafter or None, kv=kv)
     tables, source = published_tables()
     gpu = gpu_name(gpu.lower())
-    origin = kernels_of(tables, gpu)
-    layouts = [given] if given else [{"tp": degree} for degree in DEGREES]
+    kernels_of(tables, gpu)
     why = ""
-    for layout in layouts:
+    for layout in [given] if given else [{"tp": degree} for degree in DEGREES]:
         deployment = Deployment(layout.get("tp", 1), layout.get("ep"), layout.get("dp", 1))
         profiles, failed = imported(tables, source, gpu, target, draft, [deployment], cache_folder("profiles"))
         if failed:
@@ -94,13 +93,17 @@ def profile_of(name: str) -> Path:
             fewest = (
                 "" if given or deployment.devices == 1 else f", TP{deployment.devices}: the fewest GPUs that hold it"
             )
-            derived = (
-                "" if origin == gpu else f" of {origin} by data sheet, a step off by 13 % in the mean and more at times"
-            )
-            made = f"profile {profiles[0].profile.name}: NVIDIA's kernel tables{derived} ({source}){fewest}"
-            warnings.warn("; ".join(note for note in (made, named.assumed) if note), stacklevel=2)
+            made = f"profile {profiles[0].profile.name}: NVIDIA's kernel tables ({source}){fewest}"
+            notes = (made, scaled_from(profiles[0].profile), named.assumed)
+            warnings.warn("; ".join(note for note in notes if note), stacklevel=2)
             return profiles[0].path
     raise ValueError(f"{model} on {gpu}: {why}")
+
+
+def scaled_from(profile: Profile) -> str:
+    """Words on the GPU whose tables a profile was scaled from, and how far off that is; empty for its own GPU's."""
+    gpu = re.match(r"derived from ([^/]+)/", profile.source)
+    return "" if gpu is None else f"{gpu[1]}'s times scaled by data sheets, which was off by 13 % where it was tried"
 
 
 def kernels_of(tables: Path, gpu: str) -> str:
@@ -119,20 +122,14 @@ def kernels_of(tables: Path, gpu: str) -> str:
 def pair_named(
     model: str, drafter: str | None, *, weights: str | None = None, kv: str | None = None
 ) -> tuple[ModelShape, ModelShape | None, ModelSource]:
-    """A target and its draft, and where the target comes from. A drafter is a name of HEADS or a model. Raises
-    ValueError."""
-    named = source_of(model, plain=False)
-    target = with_formats(named.shape, weights, kv)
-    if drafter is None:
-        return target, None, named
-    if drafter in HEADS:
-        return target, with_formats(HEADS[drafter](named.shape), None, kv), named
+    """A target and its draft, a name of HEADS or a model, and where the target comes from. Raises ValueError."""
     try:
-        return target, with_formats(source_of(drafter, plain=False).shape, None, kv), named
+        target, draft = shapes_of(model, drafter, plain=False)
     except ValueError as error:
-        if "/" in drafter or not str(error).startswith("unknown model") or "did you mean" in str(error):
+        if "/" in (drafter or "/") or not str(error).startswith(f"unknown model {drafter!r} (want"):
             raise
-        raise ValueError(unknown("drafter", drafter, [*HEADS, *LOOKED_UP, "none", "or a model"])) from None
+        raise ValueError(unknown("drafter", str(drafter), [*HEADS, *LOOKED_UP, "none", "or a model"])) from None
+    return with_formats(target, weights, kv), draft and with_formats(draft, None, kv), source_of(model, plain=False)
 
 
 def deployments(

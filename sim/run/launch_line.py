@@ -128,8 +128,8 @@ def _draft(read: dict[str, str], keys: dict[str, Json], unread: list[str]) -> st
         method = str(block.pop("method"))
         keys |= {f"speculation.{key}": value for key, value in block.items()}
         config = parse_json(read["config"], "--speculative-config")
-        is_model = DRAFTERS[method].is_model and isinstance(config, dict)
-        draft = _repository(str(config["model"])) if is_model else method
+        assert isinstance(config, dict)
+        draft = _repository(str(config["model"])) if DRAFTERS[method].is_model else method
     elif "algorithm" in read:
         algorithm = read["algorithm"].upper()
         named = None if draft is None else drafter_named(f"/{draft}")

@@ -37,6 +37,7 @@ NO_DRAFT = ("none", "off")
 def planned(flags: PlanFlags, bounds_ms: dict[str, float], on_step: OnDone) -> Rental:
     """The deployments to rent for SLOs of `bounds_ms`. Raises ValueError where nothing can be rented."""
     from calibrate.importers.aiconfigurator.deployment import tables_of
+    from calibrate.importers.plan_candidates import scaled_from
 
     price, began_s = None, time.monotonic()
     if flags.price is not None:
@@ -69,8 +70,8 @@ def planned(flags: PlanFlags, bounds_ms: dict[str, float], on_step: OnDone) -> R
         on_ranking=rank,
     )
     # What random prompts do to acceptance is about the line that loads a server, which is in the JSON alone.
-    notes = [assumed, named.assumed, *(note for note in result.notes if note.startswith("<"))]
     profile = next(each.profile for each in candidates if each.name == result.deployments[0].profile)
+    notes = [scaled_from(profile), assumed, named.assumed, *(note for note in result.notes if note.startswith("<"))]
     if (tables := tables_of(profile, flags.engine.partition("-")[0])) is not None:
         notes.insert(0, f"kernel tables: {tables}")
     if named.repository is not None:

@@ -60,7 +60,7 @@ def test_a_named_wheel_is_read_without_being_installed(wheel: Path, tmp_path: Pa
 
 def test_a_models_name_on_a_gpu_without_tables_is_scaled_from_the_nearest_and_says_how_far_off(wheel: Path) -> None:
     model = "deepseek-ai/DeepSeek-R1-Distill-Llama-8B"
-    with pytest.warns(UserWarning, match="kernel tables of a100-sxm by data sheet, a step off by 13 %"):
+    with pytest.warns(UserWarning, match="a100-sxm's times scaled by data sheets, which was off by 13 %"):
         near = load(f"a100-pcie/{model}")
     with pytest.warns(UserWarning, match="profile a100-sxm/deepseek-r1-distill-llama-8b: NVIDIA's kernel tables"):
         origin = load(f"A100/{model}")
