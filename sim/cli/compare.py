@@ -57,8 +57,8 @@ class CompareFlags(CompareScenario, frozen=True, kw_only=True):
 
     listed: ClassVar[tuple[str, ...]] = SHARED
     shown: ClassVar[tuple[str, ...]] = (
-        *("policy", "profile", "request_rate", "num_prompts", "input_len", "output_len", "num_speculative_tokens"),
-        *("acceptance", "replications", "vary", "set", "json"),
+        *("policy", "profile", "gpu", "serve", "method", "request_rate", "num_prompts", "input_len", "output_len"),
+        *("num_speculative_tokens", "acceptance", "replications", "vary", "set", "json"),
     )
 
 

@@ -58,6 +58,8 @@ def _plain(value: Any) -> Any:
 class WholeNumber(click.IntRange):
     """A whole number in a range, such as 8k."""
 
+    name = "integer"
+
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         number: int = super().convert(_plain(value), param, ctx)
         return number
