@@ -10,7 +10,7 @@ from msgspec import Meta
 
 from sim.cli.console import claim, progress, say_core, say_runs, say_trace, write_json
 from sim.cli.flags import Draws, JsonFile, Overwrite, Verbose, Workers, command
-from sim.cli.options import SHARED, CompareScenario, gather, inputs_of, listed, parse_goodput
+from sim.cli.options import SHARED, CompareScenario, drafts_with_a_drafter, gather, inputs_of, listed, parse_goodput
 
 if TYPE_CHECKING:
     from sim.compare.side_by_side import Comparison
@@ -74,6 +74,8 @@ def compare_command(flags: CompareFlags) -> None:
 
     grid: dict[str, list[Json]] = {}
     raw = gather(flags, grid)
+    if not any(text.startswith("speculation") for text in flags.vary):
+        drafts_with_a_drafter(raw)
     percentiles = _percentiles(flags.metric_percentiles)
     grid |= _varied_keys(flags, grid)
     if grid and "policy" in grid:

@@ -150,19 +150,16 @@ def gather(flags: WorkloadFlags, lists: dict[str, list[Json]] | None = None) -> 
         set_dotted(raw, *parse_override(text))
     if given.get("method") is not None:
         assume_acceptance(raw, given["method"])
-    _drafts_where_there_is_a_drafter(flags, raw)
     return raw
 
 
-def _drafts_where_there_is_a_drafter(flags: WorkloadFlags, raw: dict[str, Json]) -> None:
-    """No speculation with a profile without a draft, where nothing is said about speculation."""
+def drafts_with_a_drafter(raw: dict[str, Json]) -> dict[str, Json]:
+    """The scenario without speculation where its profile has no draft, and nothing is said about speculation."""
     from sim.costs.profile_files import load
 
-    varied = any(text.startswith("speculation") for text in getattr(flags, "vary", ()))
-    if not raw.get("profile") or "speculation" in raw or varied or hasattr(flags, "lengths"):
-        return
-    if load(str(raw["profile"])).draft is None:
+    if raw.get("profile") and "speculation" not in raw and load(str(raw["profile"])).draft is None:
         raw["speculation"] = {"num_speculative_tokens": 0}
+    return raw
 
 
 def _served_as(flags: WorkloadFlags, given: dict[str, Any], raw: dict[str, Json]) -> str:
@@ -191,7 +188,7 @@ def is_model(argument: Path) -> bool:
     >>> is_model(Path("meta-llama/Llama-3.1-8B")), is_model(Path("scenario.yaml"))
     (True, False)
     """
-    return argument.suffix not in (".yaml", ".yml") and not argument.is_file()
+    return argument.suffix not in (".yaml", ".yml") and (argument.is_dir() or not argument.exists())
 
 
 def profile_named(model: str, gpu: str | None) -> str:
