@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from difflib import get_close_matches
+from difflib import SequenceMatcher, get_close_matches
 from typing import NamedTuple
 
 SAME_LAYERS = re.compile(r"-(instruct|chat|hf|base|it|thinking|bf16|v[01]\.\d|\d{4})(?=-|$)")
 """Endings of repositories that change the weights and not the layers."""
 DEGREE = re.compile(r"-(tp|ep|dp)(\d+)(?=[-+]|$)")
 CLOSE = 0.4
+SAME_LINE = 0.75
 
 
 def model_key(name: str) -> str:
@@ -61,12 +62,24 @@ def same_profile(name: str, known: Iterable[str]) -> str | None:
 
 
 def nearest_profile(name: str, known: Iterable[str]) -> str:
-    """` did you mean ...?`, of the same family of GPUs, or which GPUs there are."""
+    """` did you mean ...?`, of the same family of GPUs and line of models, or which GPUs there are."""
     names = list(known)
     gpu = ProfileKey.of(name).gpu
     family = [each for each in names if each.partition("-")[0].partition("/")[0] == gpu.partition("-")[0]]
     if "/" in name and not family:
         gpus = ", ".join(dict.fromkeys(each.partition("/")[0] for each in names))
         return f"; no shipped profile is of a GPU {gpu!r}, they are of {gpus}"
-    nearest = get_close_matches(name.lower(), family or names, n=1, cutoff=CLOSE)
+    line = ProfileKey.of(name).target or name
+    alike = [each for each in family or names if _is_of_line(ProfileKey.of(each).target, line)]
+    nearest = get_close_matches(name.lower(), alike, n=1, cutoff=CLOSE)
     return f"; did you mean {nearest[0]!r}?" if nearest else ""
+
+
+def _is_of_line(one: str, other: str) -> bool:
+    """True where two models are called alike up to their first number, slips of the pen apart.
+
+    >>> _is_of_line("llama-2-7b", "lama-3.1-8b"), _is_of_line("glm-4.6", "llama-2-7b")
+    (True, False)
+    """
+    first, second = (re.split(r"[\d.-]", each)[0] for each in (one, other))
+    return SequenceMatcher(None, first, second).ratio() > SAME_LINE

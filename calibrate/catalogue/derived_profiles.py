@@ -6,27 +6,38 @@ Not here: the sheets (sim.costs.datasheets), how fast anything really runs (cali
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import date
-from typing import Any, NamedTuple
+from itertools import accumulate
+from math import log
+from pathlib import Path
+from typing import Any
 
 import msgspec
 
-from sim.costs.compact_kernels import AllReduce
+from sim.costs.compact_kernels import AllReduce, CompactKernels
 from sim.costs.datasheets import DATASHEETS, datasheet
 from sim.costs.profile import Gpu, KindError, Overlap, Profile
 from sim.costs.shapes import ModelShape
+from sim.costs.table_kernels import Curve, ModelTable, TableKernels
 
 GB = 1e9
 REDUCE_SOURCE = "ai-dynamo/aiconfigurator (Apache-2.0) custom_allreduce_perf, CUDA graph, 4 KiB..64 MiB"
 """All-reduces under CUDA graphs, which vLLM captures up to 512 tokens. Launched eagerly they take 2 us longer on RTX
 PRO 6000, 15 to 40 us elsewhere: that is the launch, which the host costs already count."""
-SERVED_REDUCES = (
-    "all-reduces in service of four GPUs joined in pairs by six NVLink-4 links each: H100's rate over 1.35, fixed time "
-    "fitted on Apertus 8B at 4 in flight (swiss-ai/apertus-speculative-decoding, no licence: constants alone)"
+NEAR_FAMILY = {"ampere-8.6": "ada"}
+"""Family without kernel tables -> the one whose kernels are nearest: both have FlashAttention-2 and GDDR memory."""
+TRANSFERRED = KindError(
+    mean_error_pct=13.0,
+    max_error_pct=68.0,
+    points=432,
+    held_out="L40S and RTX PRO 6000, one from the other by data sheet, against the tables of both: layers off by 12 % "
+    "in the mean, decode attention by 13 %; H100 and H200 likewise: 6 and 7 %",
 )
+"""Error of a table scaled by data sheets."""
 
 
-class Reduces(NamedTuple):
+class Reduces(msgspec.Struct, frozen=True):
     """All-reduces of vLLM on one GPU."""
 
     version: str
@@ -36,13 +47,7 @@ class Reduces(NamedTuple):
     source: str = REDUCE_SOURCE
 
 
-REDUCES = {
-    "a100-sxm": Reduces("0.14", {2: (5.049e-6, 1.739e11), 4: (5.842e-6, 1.019e11), 8: (7.764e-6, 9.33e10)}),
-    "h100-sxm": Reduces("0.24", {2: (4.239e-6, 2.225e11), 4: (4.825e-6, 1.723e11), 8: (6.02e-6, 1.885e11)}),
-    "gh200": Reduces("0.23", {4: (1.27e-5, 1.276e11)}, SERVED_REDUCES),
-    "l40s": Reduces("0.14", {2: (5.356e-6, 1.896e10), 4: (1.123e-5, 2.529e9), 8: (1.996e-5, 1.124e9)}),
-    "rtx-pro-6000-server": Reduces("0.19", {2: (1.902e-5, 1.52e10)}),
-}
+REDUCES = msgspec.json.decode(Path(__file__).with_name("all_reduces.json").read_bytes(), type=dict[str, Reduces])
 """Mean errors over the tables that they were fitted on: A100 8 %, 11 %, 20 % with 2, 4, 8 GPUs, H100 4 %, 7 %, 12 %,
 L40S 3 %, 3 %, 13 %, RTX PRO 6000 2 %. GH200, four joined in pairs: H100's rate over what an all-reduce takes longer in
 service (1.35, fitted on other cells), and a fixed time fitted on one served level (docs/adr/018)."""
@@ -92,26 +97,92 @@ def derive(profile: Profile, gpu: str) -> Profile:
             f"profile {profile.name!r} is of {profile.gpu.name!r}, which has no datasheet here; "
             f"derive from one of {', '.join(DATASHEETS)}"
         )
-    if origin.family != sheet.family:
-        family = [name for name, other in DATASHEETS.items() if other.family == origin.family]
+    if (family := NEAR_FAMILY.get(sheet.family, sheet.family)) != origin.family:
+        known = [name for name, other in DATASHEETS.items() if other.family == family]
         raise ValueError(
-            f"{gpu} ({sheet.family}) is of another family than {profile.gpu.name} ({origin.family}): kernels differ, "
-            f"only {', '.join(family)} can be derived from it"
+            f"{gpu} ({sheet.family}) is of another family than {profile.gpu.name} ({origin.family}): kernels differ; "
+            f"derive it from a profile of {', '.join(known)}"
         )
     if gpu == profile.gpu.name:
         raise ValueError(f"profile {profile.name!r} is of {gpu} already")
     models = profile.name.partition("/")[2] or profile.name
     check_fits(models, profile.weight_bytes, sheet.gpu, profile.tensor_parallel)
-    gemm = msgspec.structs.replace(profile.compact.gemm, multiprocessors=sheet.multiprocessors)
-    return _unmeasured(
+    is_table = isinstance(profile.kernels, TableKernels)
+    kernels: TableKernels | CompactKernels
+    if is_table:
+        kernels = _scaled(profile, profile.table, sheet.gpu)
+    else:
+        gemm = msgspec.structs.replace(profile.compact.gemm, multiprocessors=sheet.multiprocessors)
+        kernels = msgspec.structs.replace(profile.compact, gemm=gemm)
+    derived = _unmeasured(
         profile,
         f"derived from {profile.name} by datasheet transfer, nothing was measured on {gpu}",
-        "shares of the roofs, kernel and host times kept",
+        "times by the roofs" if is_table else "shares of the roofs, kernel and host times kept",
         name=f"{gpu}/{models}",
         gpu=sheet.gpu,
-        kernels=msgspec.structs.replace(profile.compact, gemm=gemm),
+        kernels=kernels,
         overlap=Overlap(),
     )
+    errors = dict.fromkeys(profile.errors, TRANSFERRED) if is_table else derived.errors
+    return msgspec.structs.replace(derived, errors=errors)
+
+
+def nearest(gpu: str, known: Iterable[str]) -> str | None:
+    """The one of `known` that `gpu` is derived from: of its family, with as much memory if there is one, and the most
+    like it in bandwidth; None where there is none."""
+    sheet = DATASHEETS.get(gpu)
+    if sheet is None:
+        return None
+    near = [each for each in known if each in DATASHEETS]
+    near = [each for each in near if DATASHEETS[each].family == NEAR_FAMILY.get(sheet.family, sheet.family)]
+
+    def distance(each: str) -> tuple[bool, float]:
+        other = DATASHEETS[each].gpu
+        speeds = other.bandwidth_bytes_per_s / sheet.gpu.bandwidth_bytes_per_s
+        return other.memory_bytes < sheet.gpu.memory_bytes, abs(log(speeds))
+
+    return min(near, key=distance, default=None)
+
+
+def _scaled(profile: Profile, kernels: TableKernels, gpu: Gpu) -> TableKernels:
+    """Times of a table by the roofs of `gpu` over those of the profile's own: attention of single queries by bandwidth,
+    of chunks by FLOP/s, both beyond their shortest time, which is a launch; the rest by both roofs, in proportion to
+    tokens and the count at which these meet."""
+    reading = profile.gpu.bandwidth_bytes_per_s / gpu.bandwidth_bytes_per_s
+    computing = profile.gpu.peak_flops / gpu.peak_flops
+
+    def curve(points: Curve, meet: float) -> Curve:
+        ratios = [(reading * meet + computing * tokens) / (meet + tokens) for tokens in points.tokens]
+        scaled = [ratio * seconds for ratio, seconds in zip(ratios, points.seconds, strict=True)]
+        return msgspec.structs.replace(points, seconds=tuple(accumulate(scaled, max)))
+
+    def grid(points: Any, ratio: float) -> Any:
+        def of(values: Any) -> Any:
+            if isinstance(values, tuple):
+                return tuple(map(of, values))
+            return values and launch_s + ratio * (values - launch_s)
+
+        launch_s = None if points is None else points.seconds[0][0]
+        while isinstance(launch_s, tuple):
+            launch_s = launch_s[0]
+        return points and msgspec.structs.replace(points, seconds=of(points.seconds))
+
+    def table(each: ModelTable, shape: ModelShape) -> ModelTable:
+        meet = profile.gpu.peak_flops / profile.gpu.bandwidth_bytes_per_s
+        sparse = meet if shape.experts is None else meet * shape.experts.num / shape.experts.per_token
+        return msgspec.structs.replace(
+            each,
+            body=curve(each.body, sparse),
+            head=curve(each.head, meet),
+            experts=each.experts and curve(each.experts, sparse),
+            decode_attention=grid(each.decode_attention, reading),
+            rows_beside_chunks=grid(each.rows_beside_chunks, reading),
+            verify_attention=grid(each.verify_attention, reading),
+            prefill_attention=grid(each.prefill_attention, computing),
+        )
+
+    draft = None if kernels.draft is None or profile.draft is None else table(kernels.draft, profile.draft)
+    return msgspec.structs.replace(kernels, target=table(kernels.target, profile.target), draft=draft)
 
 
 def split(profile: Profile, tensor_parallel: int) -> Profile:

@@ -1,5 +1,5 @@
-"""Models by what a user names them: a name of the table, of a repository on Hugging Face or of a shipped profile's
-target, a Hugging Face config.json, a local directory of weights.
+"""Models by what a user names them: a name of a table, a repository on Hugging Face, a config.json, a directory of
+weights.
 
 A config.json is read by what its keys mean, for the architectures named here; a key that changes the layers in a way
 that ModelShape cannot say is refused by its name, never passed over. Keys of vision towers and of training are.
@@ -15,11 +15,11 @@ import msgspec
 
 from calibrate.catalogue.checkpoint_formats import quantisation_of, stored_formats
 from calibrate.catalogue.published_models import (
-    config_names,
-    config_of,
-    name_of,
-    profile_target,
-    repository_of,
+    LINES,
+    TABLE,
+    downloaded,
+    published,
+    unknown_model,
     without_format,
 )
 from sim.costs.layer_kinds import CHOSEN_GROUP, WHOLE_GROUP, Compressed, Experts, Indexer, Latent, Linear
@@ -31,35 +31,6 @@ from sim.names import unknown
 
 FAMILIES = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
 """`model_type` of a config.json -> family of the real passes."""
-GATED = (
-    *FAMILIES, "phi3", "olmo2", "olmo3", "granite", "gemma", "gemma2", "gemma3_text", "smollm3", "seed_oss",
-    "ministral", "mistral3_text", "qwen2_vl_text", "qwen2_5_vl_text", "qwen3_vl_text", "qwen3_vl_moe_text", "mixtral",
-    "qwen2_moe", "qwen3_moe", "gpt_oss", "minimax_m2", "deepseek_v2", "deepseek_v3", "kimi_k2", "glm4_moe", "olmoe",
-    "granitemoe", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "deepseek_v32", "glm_moe_dsa", "deepseek_v4",
-    "kimi_linear", "minimax_m3",
-)  # fmt: skip
-"""Architectures with a gated MLP."""
-UNGATED = ("opt", "gpt_neox", "gpt2", "phi", "starcoder2", "nemotron", "gpt_bigcode")
-"""Architectures whose MLP is up and down alone."""
-EXPERTS_ARE_THE_MLP = ("mixtral", "gpt_oss", "minimax_m2", "granitemoe", "olmoe")
-"""`intermediate_size` there is an expert's."""
-NOT_UNDERSTOOD = {
-    "index_topk_pattern": "a pattern of layers that share an indexer",
-    "attention_chunk_size": "chunked attention",
-    "ssm_cfg": "state-space layers",
-    "mamba_num_heads": "state-space layers",
-    "mamba_d_state": "state-space layers",
-    "hybrid_override_pattern": "state-space layers",
-    "num_kv_shared_layers": "layers that share KV",
-}
-"""Keys that change what a layer is, where they are set."""
-ALIASES = {
-    "num_experts_per_token": "num_experts_per_tok",
-    "num_shared_experts": "n_shared_experts",
-    "dense_intermediate_size": "intermediate_size",
-    "mla_use_output_gate": "attn_output_gate",
-}
-"""A model's name of a key -> the usual one."""
 LINEAR = "linear_attention"
 """A kind in `layer_types`, understood beside the sizes of its heads."""
 INDEXED = "deepseek_sparse_attention"
@@ -68,41 +39,7 @@ DTYPE_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 SERVED_BYTES = {"float32": 2, "bfloat16": 2, "float16": 2}
 """Bytes of a number as it is served, by the config's dtype: `--dtype auto` of vLLM and SGLang serves float32 in 16."""
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
-NEEDED = {
-    "layers": ("num_hidden_layers", "n_layer"),
-    "hidden": ("hidden_size", "n_embd"),
-    "intermediate": ("intermediate_size", "ffn_dim", "n_inner"),
-    "heads": ("num_attention_heads", "n_head"),
-    "vocab": ("vocab_size",),
-    "max_context": ("max_position_embeddings", "n_positions"),
-}
-"""Keys that say each field; the first is the usual one."""
 Part = TypeVar("Part", Latent, Indexer, Linear, Compressed)
-PARTS: dict[type[Any], dict[str, str]] = {
-    Latent: {
-        "kv_lora_rank": "kv_rank",
-        "qk_nope_head_dim": "nope_dim",
-        "qk_rope_head_dim": "rope_dim",
-        "v_head_dim": "value_dim",
-    },
-    Indexer: {"index_topk": "tokens", "index_n_heads": "heads", "index_head_dim": "dim"},
-    Compressed: {
-        "compress_ratios": "",
-        "q_lora_rank": "query_rank",
-        "qk_rope_head_dim": "rope_dim",
-        "o_groups": "output_groups",
-        "o_lora_rank": "output_rank",
-        "sliding_window": "window",
-    },
-    Linear: {
-        "linear_num_key_heads": "key_heads",
-        "linear_key_head_dim": "key_dim",
-        "linear_num_value_heads": "value_heads",
-        "linear_value_head_dim": "value_dim",
-        "linear_conv_kernel_dim": "conv_width",
-    },
-}
-"""Part of a layer -> its keys and the fields that they say, if any; the first key says that there is one."""
 EVERY_OTHER, EVERY_SIXTH_FULL = "gemma2", "gemma3_text"
 GATED_QUERIES = "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"
 """Have gates beside their queries without saying so (attn_output_gate)."""
@@ -112,6 +49,31 @@ FULL_INTERVAL = 4
 
 Config = dict[str, Json]
 """Keys of a config.json and their values."""
+
+
+class ConfigKeys(msgspec.Struct, frozen=True):
+    """What the keys of config.json mean, by architecture (`model_type`)."""
+
+    gated: tuple[str, ...]
+    """Architectures with a gated MLP."""
+    ungated: tuple[str, ...]
+    """Architectures whose MLP is up and down alone."""
+    experts_are_the_mlp: tuple[str, ...]
+    """`intermediate_size` there is an expert's."""
+    tied_by_default: tuple[str, ...]
+    not_understood: dict[str, str]
+    """Keys that change what a layer is, where they are set, and how."""
+    unpriced: dict[str, str]
+    """Keys that the times leave out in part, and what they have instead."""
+    aliases: dict[str, str]
+    """A model's name of a key -> the usual one."""
+    needed: dict[str, tuple[str, ...]]
+    """Field of ModelShape -> the keys that say it; the first is the usual one."""
+    parts: dict[str, dict[str, str]]
+    """Part of a layer -> its keys and the fields that they say, if any; the first key says that there is one."""
+
+
+KEYS = msgspec.json.decode(Path(__file__).with_name("config_keys.json").read_bytes(), type=ConfigKeys)
 
 
 class ModelSource(NamedTuple):
@@ -129,8 +91,8 @@ class ModelSource(NamedTuple):
 
 
 def source_of(name: str, *, plain: bool = True) -> ModelSource:
-    """Raises ValueError for what is neither a name that is known here or to `published`, nor a config.json, nor a
-    directory that holds one; and, if `plain`, for a model that only tables of its kernels can price."""
+    """Raises ValueError for what is neither a known name, nor a config.json, nor a directory that holds one; and, if
+    `plain`, for a model that only tables of its kernels can price."""
     path = Path(name)
     if path.is_dir():
         has_weights = any(path.glob("*.safetensors")) or any(path.glob("*.bin"))
@@ -148,34 +110,41 @@ def source_of(name: str, *, plain: bool = True) -> ModelSource:
 
 
 def _by_name(name: str) -> ModelSource:
-    """A config of that very format, else the same layers in the format that the name ends in."""
+    """Layers of that very format, else the same ones in the format that the name ends in, else those that Hugging Face
+    has under the name."""
     plain, weights = without_format(name)
     source = None if weights == "bf16" else _known(name)
-    if source is None and weights is not None and (source := _known(plain) or _of_profile(plain)) is not None:
-        source = ModelSource(with_formats(source.shape, weights, None), source.family)
-    if source is None and (source := _of_profile(name)) is None:
-        raise ValueError(
-            f"{unknown('model', name, [*MODELS, *config_names()]).partition(' (known')[0]} (a Hugging Face name, a "
-            "config.json or a directory that holds one)"
-        )
+    if source is None and weights is not None and (source := _known(plain)) is not None:
+        source = source._replace(shape=with_formats(source.shape, weights, None), repository=None)
+    if source is None and (source := _of_hub(name) if "/" in name else None) is None:
+        raise ValueError(unknown_model(name, list(MODELS)))
     return source._replace(repository=name) if "/" in name else source
 
 
 def _known(name: str) -> ModelSource | None:
-    """A model of the table or of a published config."""
-    path = config_of(name)
-    repository = None if path is None else repository_of(path)
+    """A model of one of the two tables."""
+    repository = published(name)
     if name in MODELS:
         return ModelSource(MODELS[name], repository=repository)
-    if path is not None:
-        source = _from_config(path, None)
-        return source._replace(shape=msgspec.structs.replace(source.shape, name=name_of(path)), repository=repository)
+    if repository is not None:
+        source = _of_config(Path(repository), TABLE[LINES[repository]].config)
+        return _called(source, repository)._replace(repository=repository)
     return ModelSource(MODELS[key]) if (key := model_key(name)) in MODELS else None
 
 
-def _of_profile(name: str) -> ModelSource | None:
-    target = profile_target(name)
-    return None if target is None else ModelSource(target)
+def _of_hub(name: str) -> ModelSource | None:
+    path = downloaded(name)
+    if path is None:
+        return None
+    source = _called(_from_config(path, None), name)
+    notes = [f"{name}: dimensions by its config.json from Hugging Face ({path})", source.assumed]
+    return source._replace(assumed="; ".join(note for note in notes if note))
+
+
+def _called(source: ModelSource, repository: str) -> ModelSource:
+    """`source` by a model's name, such as qwen3-32b of Qwen/Qwen3-32B-FP8."""
+    name = model_key(without_format(repository)[0])
+    return source._replace(shape=msgspec.structs.replace(source.shape, name=name))
 
 
 def _special(shape: ModelShape) -> str:
@@ -238,24 +207,27 @@ def format_names(shape: ModelShape) -> str:
 
 
 def _from_config(path: Path, weights: Path | None) -> ModelSource:
-    config = _read(path)
+    return _of_config(path, _read(path))._replace(weights=weights)
+
+
+def _of_config(path: Path, config: Config) -> ModelSource:
+    """The model that keys of a config say; `path` is where they stand."""
     outer = config
     text = config.get("text_config")
     if text is not None and not isinstance(text, dict):
         raise ValueError(f"{path}: text_config={_short(text)} must be an object")
     if text is not None:
         config = {**{key: config[key] for key in ("tie_word_embeddings",) if key in config}, **text}
-    config = config | {usual: config[key] for key, usual in ALIASES.items() if config.get(key) is not None}
+    config = config | {usual: config[key] for key, usual in KEYS.aliases.items() if config.get(key) is not None}
     kind = str(config.get("model_type"))
-    if kind not in (*GATED, *UNGATED):
-        raise ValueError(
-            f"{path}: model_type={config.get('model_type')!r} is not understood; "
-            f"want one of {', '.join(sorted((*GATED, *UNGATED)))}"
-        )
-    for key, what in NOT_UNDERSTOOD.items():
+    for key, what in KEYS.not_understood.items():
         if config.get(key):
-            raise ValueError(f"{path}: {key}={_short(config[key])}: {what} has no cost form here")
-    dimensions: dict[str, Any] = {field: _whole(path, config, keys) for field, keys in NEEDED.items()}
+            raise ValueError(f"{path}: {key}={_short(config[key])}: no cost form here for {what}")
+    if kind not in (*KEYS.gated, *KEYS.ungated):
+        raise ValueError(
+            f"{path}: model_type={config.get('model_type')!r}: no cost form here for layers of this architecture"
+        )
+    dimensions: dict[str, Any] = {field: _whole(path, config, keys) for field, keys in KEYS.needed.items()}
     kv_heads = 1 if _flag(path, config, "multi_query") else _given(path, config, "num_key_value_heads")
     head_dim = _given(path, config, "head_dim") or dimensions["hidden"] // dimensions["heads"]
     if head_dim < 1:
@@ -273,9 +245,9 @@ def _from_config(path: Path, weights: Path | None) -> ModelSource:
             name=name or "model",
             kv_heads=kv_heads or dimensions["heads"],
             head_dim=head_dim,
-            tied_embeddings=_flag(path, config, "tie_word_embeddings", kind in TIED_BY_DEFAULT),
+            tied_embeddings=_flag(path, config, "tie_word_embeddings", kind in KEYS.tied_by_default),
             dtype_bytes=SERVED_BYTES[str(dtype)],
-            is_gated=kind in GATED,
+            is_gated=kind in KEYS.gated,
             experts=_experts(path, config, kind, dimensions["intermediate"]),
             latent=_part(path, config, Latent, query_rank=_count(path, config, "q_lora_rank")),
             indexer=_indexer(path, config, layers),
@@ -305,18 +277,11 @@ def _from_config(path: Path, weights: Path | None) -> ModelSource:
         assumed.append(
             "where MTP drafts, its layer chooses tokens in every pass, though index_share_for_mtp_iteration is set"
         )
-    assumed += [why for key, why in UNPRICED.items() if config.get(key)]
-    return ModelSource(shape, FAMILIES.get(kind), weights, assumed="; ".join(assumed) or None)
+    assumed += [why for key, why in KEYS.unpriced.items() if config.get(key)]
+    return ModelSource(shape, FAMILIES.get(kind), assumed="; ".join(assumed) or None)
 
 
 MTP_LAYERS = "num_nextn_predict_layers"
-UNPRICED = {
-    "attn_res_block_size": "attention over earlier layers' residuals (attn_res_block_size) costs nothing",
-    "compress_ratios": "KV is in 8 bits, and layers with a window alone cost what those with groups of 128 do",
-    "num_mtp_modules": "where MTP drafts, one of num_mtp_modules does in every pass, and it is sparse",
-}
-"""Keys that the times leave out in part, and what they have instead."""
-TIED_BY_DEFAULT = ("gemma", "gemma2", "gemma3_text", "gpt2", "gpt_bigcode", "opt", "smollm3", "starcoder2")
 
 
 def _experts(path: Path, config: Config, kind: str, intermediate: int) -> Experts | None:
@@ -327,7 +292,7 @@ def _experts(path: Path, config: Config, kind: str, intermediate: int) -> Expert
     if not isinstance(per_token, int):
         raise ValueError(f"{path}: mixture-of-experts ({keys[0]}) without num_experts_per_tok")
     expert_width = config.get("moe_intermediate_size")
-    if expert_width is None and kind not in EXPERTS_ARE_THE_MLP:
+    if expert_width is None and kind not in KEYS.experts_are_the_mlp:
         raise ValueError(f"{path}: mixture-of-experts ({keys[0]}) without moe_intermediate_size")
     dense = _count(path, config, "first_k_dense_replace")
     in_turn = config.get("moe_layer_freq", 1)
@@ -349,7 +314,7 @@ def _experts(path: Path, config: Config, kind: str, intermediate: int) -> Expert
 
 def _part(path: Path, config: Config, kind: type[Part], **more: int) -> Part | None:
     """The part that keys of PARTS describe, with `more` of its fields; None where the first of its keys is not set."""
-    keys = PARTS[kind]
+    keys = KEYS.parts[kind.__name__]
     if not config.get(next(iter(keys))):
         return None
     return kind(**{field: _whole(path, config, (key,)) for key, field in keys.items() if field}, **more)

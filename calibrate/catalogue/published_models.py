@@ -1,42 +1,41 @@
-"""Models by their names on Hugging Face: config.json files beside the published kernel tables, and targets of shipped
-profiles. Not here: what a config.json says (model_configs)."""
+"""Models by their names on Hugging Face: a table whose lines state their source, and config.json files of the hub or
+its cache. Not here: what a config.json says (model_configs)."""
 
 from __future__ import annotations
 
+import os
+import re
+from difflib import get_close_matches
 from pathlib import Path
+from typing import Any
 
-from calibrate.catalogue.published_tables import published_configs
-from sim.costs.profile_files import load, shipped
-from sim.costs.shapes import ModelShape
-from sim.model_names import ProfileKey, model_key
+import msgspec
 
-CONFIG, QUANTISATION = "_config.json", "_hf_quant_config.json"
-FORMATS = {
-    "fp8-dynamic": "fp8",
-    "fp8-static-pertensor": "fp8",
-    "fp8-block": "fp8-block",
-    "fp8": "fp8",
-    "nvfp4": "nvfp4",
-    "fp4": "nvfp4",
-    "gptq-int4": "int4",
-    "awq": "int4",
-    "quantized.w4a16": "int4",
-    "w4a16": "int4",
-    "bf16": "bf16",
-}
+from sim.model_names import model_key
+from sim.names import install_line
+
+
+class Published(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Layers of one or several repositories, as the keys of a config.json."""
+
+    source: str
+    names: tuple[str, ...] = ()
+    """Further repositories with these layers: fine-tunes, later versions, distilled models."""
+    config: dict[str, Any]
+
+
+TABLE = msgspec.json.decode(Path(__file__).with_name("models.json").read_bytes(), type=dict[str, Published])
+"""A repository with its number format -> its layers."""
+LINES = {each: each for each in TABLE} | {name: each for each, line in TABLE.items() for name in line.names}
+"""Repository -> the one that TABLE has; those of TABLE stand first."""
+NETWORK_S = 5.0
+"""Seconds to wait for Hugging Face before the cache is read."""
+CLOSE = 0.8
+"""Likeness of two names from which on one is a slip of the pen for the other."""
+FORMATS: dict[str, str] = msgspec.json.decode(Path(__file__).with_name("config_keys.json").read_bytes())["endings"]
 """Ending of a repository's name -> weight format."""
 BLOCK_SCALED = ("qwen", "deepseek", "glm", "zai-org")
 """Organisations, and families where none is named, whose own -FP8 is scaled by blocks of 128 x 128."""
-
-
-def config_names() -> list[str]:
-    """`organisation/model` of every config there is, sorted; none where the package is not installed."""
-    return sorted(repository_of(path) for path in _configs())
-
-
-def repository_of(path: Path) -> str:
-    """`organisation/model` of a config."""
-    return path.name.removesuffix(CONFIG).replace("--", "/")
 
 
 def without_format(name: str) -> tuple[str, str | None]:
@@ -54,40 +53,59 @@ def without_format(name: str) -> tuple[str, str | None]:
     return lower, None
 
 
-def config_of(name: str) -> Path | None:
-    """The config of a repository: of that very name, else of a fine-tune of the same layers and formats. Formats of
-    one name are not those of another organisation's."""
+def published(name: str) -> str | None:
+    """The repository of LINES with the layers of `name`: that very one, else one that `name` is a fine-tune of. Formats
+    of one name are not those of another organisation's."""
     wanted, key = name.lower(), model_key(name)
     organisation = wanted.rpartition("/")[0] if without_format(name)[1] else ""
-    by_name = {
-        repository: path
-        for path in _configs()
-        if (repository := repository_of(path)).lower().partition("/")[0] == organisation or not organisation
-    }
+    known = [each for each in LINES if not organisation or each.lower().startswith(f"{organisation}/")]
     for is_same in (
         lambda repository: repository.lower() == wanted,
         lambda repository: repository.lower().partition("/")[2] == wanted.rpartition("/")[2],
         lambda repository: model_key(repository) == key,
     ):
-        paths = [path for repository, path in sorted(by_name.items()) if is_same(repository)]
-        if paths:
-            return paths[0]
+        same = next(filter(is_same, known), None)
+        if same is not None:
+            return same
     return None
 
 
-def name_of(path: Path) -> str:
-    """A model's name, such as qwen3-32b of Qwen--Qwen3-32B-FP8_config.json."""
-    return model_key(without_format(repository_of(path))[0])
+def downloaded(name: str) -> Path | None:
+    """The config.json of a repository, and no other file, from Hugging Face or from the cache that it keeps; None where
+    neither has it.
+
+    Without huggingface_hub only the cache is read, which vLLM and transformers fill as well.
+    """
+    try:
+        from huggingface_hub import hf_hub_download
+
+        return Path(hf_hub_download(name, "config.json", etag_timeout=NETWORK_S))
+    except (ImportError, OSError, ValueError):
+        # No package, no network, no such repository, or one that asks for a licence: what the cache has may be enough.
+        home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
+        cache = Path(os.environ.get("HF_HUB_CACHE") or home / "hub")
+        return next(iter(cache.glob(f"models--{name.replace('/', '--')}/snapshots/*/config.json")), None)
 
 
-def profile_target(name: str) -> ModelShape | None:
-    """The target of a shipped profile, in its formats; None where no profile is of that model."""
-    key = model_key(name)
-    for each in shipped():
-        if ProfileKey.of(each).target == key:
-            return load(each).target
-    return None
+def unknown_model(name: str, known: list[str]) -> str:
+    """A line on a model that no table and no cache has: a name that it may be a slip for, and the command that gets its
+    config.json. A suggestion has the numbers of `name`: others are of other sizes, versions and architectures."""
+    spelt = {_bare(each): each for each in [*LINES, *known] if _numbers(each) == _numbers(name)}
+    close = get_close_matches(_bare(name), spelt, n=1, cutoff=CLOSE)
+    hint = f"; did you mean {spelt[close[0]]!r}?" if close else ""
+    if "/" not in name:
+        return f"unknown model {name!r}{hint} (want a Hugging Face name, a config.json or a directory that holds one)"
+    folder = name.rpartition("/")[2]
+    return (
+        f"unknown model {name!r}{hint}; get its dimensions with `hf download {name} config.json --local-dir {folder}` "
+        f"and name {folder}/config.json, or let lanesim get them: {install_line('tables')}"
+    )
 
 
-def _configs() -> list[Path]:
-    return [path for path in published_configs() if path.name.endswith(CONFIG) and not path.name.endswith(QUANTISATION)]
+def _bare(name: str) -> str:
+    return name.rpartition("/")[2].lower()
+
+
+def _numbers(name: str) -> list[str]:
+    """Numbers in a name: versions and sizes."""
+    return re.findall(r"\d+(?:\.\d+)?", model_key(name))

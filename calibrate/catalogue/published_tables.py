@@ -1,7 +1,7 @@
-"""NVIDIA's kernel tables and model configs: inside an installed package, or in a wheel that is not installed, which is
+"""NVIDIA's kernel tables: inside an installed package, or in a wheel that is not installed, which is
 unpacked into the user's cache folder once.
 
-Not here: what tables hold (calibrate.importers.aiconfigurator), what a config says (model_configs).
+Not here: what tables hold (calibrate.importers.aiconfigurator), models by name (published_models).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PACKAGES = {"aisimulate_core": "aisimulate", "aiconfigurator_core": "aiconfigura
 """Module with tables -> its distribution; the successor first."""
 LICENCE = "NVIDIA, Apache-2.0, 82 MB"
 SYSTEMS = "systems"
-MEMBER = re.compile(rf"\w+_core/({SYSTEMS}/(\w+\.yaml|data/.+\.parquet)|model_configs/.+\.json)")
+MEMBER = re.compile(rf"\w+_core/{SYSTEMS}/(\w+\.yaml|data/.+\.parquet)")
 """A wheel's files to unpack."""
 MAX_BYTES = 2 << 30
 """Most bytes of these files, sixteen times those of 2026: a wheel of a few KB can unfold to more than a disk holds."""
@@ -42,12 +42,6 @@ def published_tables() -> tuple[Path, str]:
             f"no kernel tables: {install_line('tables')} ({LICENCE}), or name a wheel in {VARIABLE} or as PATH"
         )
     return known
-
-
-def published_configs() -> list[Path]:
-    """The config.json files beside the tables; none where there are no tables."""
-    known = _known()
-    return [] if known is None else list((known[0].parent / "model_configs").glob("*.json"))
 
 
 def tables_of_wheel(path: Path) -> tuple[Path, str]:
@@ -85,7 +79,7 @@ def _known() -> tuple[Path, str] | None:
 
 def _unpack(wheel: ZipFile, folder: Path) -> None:
     members = [name for name in wheel.namelist() if MEMBER.fullmatch(name)]
-    if not any(f"/{SYSTEMS}/" in name for name in members):
+    if not members:
         raise BadZipFile("it holds no kernel tables")
     if (num_bytes := sum(wheel.getinfo(name).file_size for name in members)) > MAX_BYTES:
         raise BadZipFile(f"its tables take {num_bytes:,} bytes, over {MAX_BYTES:,}")

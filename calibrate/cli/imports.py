@@ -43,7 +43,6 @@ def import_command(flags: ImportFlags) -> None:
     """Make a profile from NVIDIA's kernel tables: those of the wheel that LANESIM_TABLES names or of the installed
     aisimulate or aiconfigurator-core (`pip install '.[tables]'` in a clone), or those of PATH: a wheel, or a folder
     that holds GPU folders and their YAML datasheets."""
-    from calibrate.catalogue.model_configs import shapes_of, with_formats
     from calibrate.catalogue.published_tables import published_tables, tables_of_wheel
 
     words = flags.words[1:] if flags.words[:1] == (SOURCE_NAME,) else flags.words
@@ -60,14 +59,14 @@ def import_command(flags: ImportFlags) -> None:
         raise ValueError(
             f"--engine {flags.engine!r}: there are kernel tables of {', '.join(TABLE_ENGINES)}; a -VERSION may follow"
         )
-    target_shape, draft_shape = shapes_of(flags.target, flags.draft, plain=False)
     try:
         from calibrate.importers.aiconfigurator.deployment import Deployment, import_deployment, in_kernel_format
+        from calibrate.importers.plan_candidates import pair_named
+
+        target, draft, _ = pair_named(flags.target, flags.draft, weights=flags.weights, kv=flags.kv_dtype)
 
         if path is None or path.is_file():
             path, revision = published_tables() if path is None else tables_of_wheel(path)
-        target = with_formats(target_shape, flags.weights, flags.kv_dtype)
-        draft = None if draft_shape is None else with_formats(draft_shape, None, flags.kv_dtype)
         profile = import_deployment(
             path,
             flags.gpu,

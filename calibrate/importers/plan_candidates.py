@@ -1,5 +1,5 @@
-"""Profiles of every way to split a model over the GPUs of a replica, imported from the installed tables and kept in the
-user's cache folder, under a name with a hash of all that they were made from.
+"""Profiles of models by their names, split over the GPUs of a replica in every way, imported from the installed tables
+and kept in the user's cache folder, under a name with a hash of all that they were made from.
 
 Beside them the publisher's own decode step: where it takes kernels from other tables than this importer trusts, the
 two differ, and the user should know. Not here: models by name (calibrate.catalogue.model_configs), which deployment is
@@ -11,6 +11,8 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import re
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cache, partial
@@ -21,12 +23,25 @@ from typing import NamedTuple
 
 import msgspec
 
-from calibrate.catalogue.published_tables import PACKAGES, published_tables
-from calibrate.importers.aiconfigurator.deployment import Deployment, import_deployment, profile_name
+from calibrate.catalogue.derived_profiles import derive, nearest
+from calibrate.catalogue.model_configs import ModelSource, shapes_of, source_of, with_formats
+from calibrate.catalogue.published_tables import PACKAGES, cache_folder, published_tables
+from calibrate.importers.aiconfigurator.deployment import (
+    Deployment,
+    gpus_of,
+    import_deployment,
+    in_kernel_format,
+    profile_name,
+)
 from sim.compare.pool import default_workers, started
+from sim.costs.datasheets import DATASHEETS, gpu_name
+from sim.costs.memory import kv_capacity_tokens
 from sim.costs.profile import Profile
 from sim.costs.profile_files import UnknownProfile, load, save_profile
 from sim.costs.shapes import ModelShape
+from sim.drafters.registry import HEADS, LOOKED_UP
+from sim.model_names import DEGREE
+from sim.names import unknown
 
 MADE_FROM = ("calibrate/importers/aiconfigurator", "calibrate/fit", "calibrate/catalogue", "sim/costs")
 """Folders whose code a profile depends on."""
@@ -34,7 +49,13 @@ DISPUTED = 1.3
 """Ratio of two decode steps from which on they contradict each other; the importer's mean error on served cells of
 dense models is 6 % (docs/silicon.md)."""
 
-
+DEGREES = (1, 2, 4, 8)
+NEEDED_TOKENS = 32_768
+"""Tokens of KV that have room beside the weights where nobody says over how many GPUs a model is split."""
+LETTERS = re.compile(r"^[a-z]*")
+"""Beginning of a GPU's name: rtx, h, mi."""
+KV8 = "-kv8"
+"""Ending of a model's name in a profile's, whose KV cache is in FP8."""
 OnDone = Callable[[str, int, int], None]
 
 
@@ -47,6 +68,68 @@ class Imported(NamedTuple):
 class NotImported(NamedTuple):
     deployment: Deployment
     why: str
+
+
+def profile_of(name: str) -> Path:
+    """The profile `gpu/MODEL[+DRAFT]` of a MODEL by any of its names, over as few GPUs as hold it where no -tpN, -epN
+    or -dpN follows. Warns with what it is made of. Raises ValueError."""
+    gpu, _, models = name.partition("/")
+    given = {kind: int(count) for kind, count in DEGREE.findall(models)}
+    model, _, drafter = DEGREE.sub("", models).partition("+")
+    kv = "fp8" if model.endswith(KV8) else None
+    target, draft, named = pair_named(model.removesuffix(KV8), drafter or None, kv=kv)
+    tables, source = published_tables()
+    gpu = gpu_name(gpu.lower())
+    kernels_of(tables, gpu)
+    why = ""
+    for layout in [given] if given else [{"tp": degree} for degree in DEGREES]:
+        deployment = Deployment(layout.get("tp", 1), layout.get("ep"), layout.get("dp", 1))
+        profiles, failed = imported(tables, source, gpu, target, draft, [deployment], cache_folder("profiles"))
+        if failed:
+            why = failed[0].why
+        elif not given and kv_capacity_tokens(profiles[0].profile) < NEEDED_TOKENS:
+            why = f"{deployment.devices} x {gpu} have no room for {NEEDED_TOKENS:,} tokens of KV"
+        else:
+            fewest = (
+                "" if given or deployment.devices == 1 else f", TP{deployment.devices}: the fewest GPUs that hold it"
+            )
+            made = f"profile {profiles[0].profile.name}: NVIDIA's kernel tables ({source}){fewest}"
+            notes = (made, scaled_from(profiles[0].profile), named.assumed)
+            warnings.warn("; ".join(note for note in notes if note), stacklevel=2)
+            return profiles[0].path
+    raise ValueError(f"{model} on {gpu}: {why}")
+
+
+def scaled_from(profile: Profile) -> str:
+    """Words on the GPU whose tables a profile was scaled from, and how far off that is; empty for its own GPU's."""
+    gpu = re.match(r"derived from ([^/]+)/", profile.source)
+    return "" if gpu is None else f"{gpu[1]}'s times scaled by data sheets, which was off by 13 % where it was tried"
+
+
+def kernels_of(tables: Path, gpu: str) -> str:
+    """The GPU whose kernels stand for those of `gpu`: itself, or the nearest one with tables. Raises ValueError with
+    the GPUs that can be served."""
+    known = gpus_of(tables)
+    origin = gpu if gpu in known else nearest(gpu, known)
+    if origin is None:
+        served = [*known, *(each for each in DATASHEETS if each not in known and nearest(each, known))]
+        # A suggestion from another maker or another line of GPUs is none.
+        alike = [each for each in served if LETTERS.findall(each)[0] == LETTERS.findall(gpu)[0]]
+        raise ValueError(f"{unknown('GPU', gpu, alike).partition(' (known')[0]} (known: {', '.join(served)})")
+    return origin
+
+
+def pair_named(
+    model: str, drafter: str | None, *, weights: str | None = None, kv: str | None = None
+) -> tuple[ModelShape, ModelShape | None, ModelSource]:
+    """A target and its draft, a name of HEADS or a model, and where the target comes from. Raises ValueError."""
+    try:
+        target, draft = shapes_of(model, drafter, plain=False)
+    except ValueError as error:
+        if "/" in (drafter or "/") or not str(error).startswith(f"unknown model {drafter!r} (want"):
+            raise
+        raise ValueError(unknown("drafter", str(drafter), [*HEADS, *LOOKED_UP, "none", "or a model"])) from None
+    return with_formats(target, weights, kv), draft and with_formats(draft, None, kv), source_of(model, plain=False)
 
 
 def deployments(
@@ -120,7 +203,11 @@ def _import(
 ) -> Profile | str:
     """The profile, or why there is none; made in a worker."""
     try:
-        return import_deployment(tables, gpu, target, draft, wanted[index], source=source)
+        origin = kernels_of(tables, gpu)
+        drafts = None if draft is None else in_kernel_format(draft, origin)
+        target = in_kernel_format(target, origin)
+        profile = import_deployment(tables, origin, target, drafts, wanted[index], source=source)
+        return profile if origin == gpu else derive(profile, gpu)
     except ValueError as error:
         return str(error)
 
@@ -138,7 +225,7 @@ def _path(
 def _code_hash() -> str:
     root, made = Path(__file__).parents[2], hashlib.sha256()
     for folder in MADE_FROM:
-        for path in sorted((root / folder).glob("*.py")):
+        for path in sorted((root / folder).glob("*.[jp]*")):
             made.update(path.read_bytes())
     return made.hexdigest()
 

@@ -10,7 +10,7 @@ from msgspec import Meta
 
 from sim.cli.console import claim, progress, say_core, say_runs, say_trace, write_json
 from sim.cli.flags import Draws, JsonFile, Overwrite, Verbose, Workers, command
-from sim.cli.options import SHARED, CompareScenario, gather, inputs_of, listed, parse_goodput
+from sim.cli.options import SHARED, CompareScenario, drafts_with_a_drafter, gather, inputs_of, listed, parse_goodput
 
 if TYPE_CHECKING:
     from sim.compare.side_by_side import Comparison
@@ -57,8 +57,8 @@ class CompareFlags(CompareScenario, frozen=True, kw_only=True):
 
     listed: ClassVar[tuple[str, ...]] = SHARED
     shown: ClassVar[tuple[str, ...]] = (
-        *("policy", "profile", "request_rate", "num_prompts", "input_len", "output_len", "num_speculative_tokens"),
-        *("acceptance", "replications", "vary", "set", "json"),
+        *("policy", "profile", "gpu", "serve", "method", "request_rate", "num_prompts", "input_len", "output_len"),
+        *("num_speculative_tokens", "acceptance", "replications", "vary", "set", "json"),
     )
 
 
@@ -74,10 +74,12 @@ def compare_command(flags: CompareFlags) -> None:
 
     grid: dict[str, list[Json]] = {}
     raw = gather(flags, grid)
+    if not any(text.startswith("speculation") for text in flags.vary):
+        drafts_with_a_drafter(raw)
     percentiles = _percentiles(flags.metric_percentiles)
     grid |= _varied_keys(flags, grid)
     if grid and "policy" in grid:
-        raw.setdefault("policy", grid["policy"])
+        raw["policy"] = grid["policy"]
     _check(flags, is_grid=bool(grid))
     if grid:
         _compare_values(raw, grid, percentiles, flags)

@@ -22,6 +22,7 @@ from sim.cli.console import CONSENT
 F = TypeVar("F", bound=Struct)
 BOUND = re.compile(r"[A-Za-z0-9_]+:[-+.0-9eE]+")
 """What looks like a bound of --goodput, on whatever metric."""
+THOUSANDS = re.compile(r"(\d+(?:\.\d+)?)([kKmM])")
 GOODPUT_METRICS = ("ttft", "tpot", "e2el")
 ARGUMENT = object()
 """Among the annotations of a field: it is given by its position, not by a flag."""
@@ -48,11 +49,27 @@ Verbose = Annotated[bool, "Print all that the answer rests on; the JSON always h
 Price = Annotated[str | None, Meta(title="USD/gpu-h"), "Price of one GPU, such as 3.5/gpu-h."]
 
 
+def _plain(value: Any) -> Any:
+    """A number as people write it, `1k` and `1.5M`, as digits; anything else as it is."""
+    written = THOUSANDS.fullmatch(value) if isinstance(value, str) else None
+    return value if written is None else f"{float(written[1]) * (1e3 if written[2] in 'kK' else 1e6):.12g}"
+
+
+class WholeNumber(click.IntRange):
+    """A whole number in a range, such as 8k."""
+
+    name = "integer"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        number: int = super().convert(_plain(value), param, ctx)
+        return number
+
+
 class Number(click.FloatRange):
     """A number in a range; click has nan in every one."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        number: float = super().convert(value, param, ctx)
+        number: float = super().convert(_plain(value), param, ctx)
         if number != number:
             self.fail(f"{value} is not in the range {self._describe_range()}.", param, ctx)
         return number
@@ -98,7 +115,7 @@ def _type_of(hint: Any, notes: list[Any]) -> click.ParamType[Any]:
     if hint is float:
         return Number(**bounds) if bounds else click.FLOAT
     if hint is int:
-        return click.IntRange(**bounds) if bounds else click.INT
+        return WholeNumber(**bounds)
     return click.STRING
 
 
@@ -137,8 +154,9 @@ def _parameter(field: structs.FieldInfo, hint: Any, notes: list[Any], *, is_list
         more_of |= {"metavar": title, "show_default": not is_required and default is not None}
     # A default of None would be a value to click, whatever is required.
     more_of |= {"required": True} if is_required else {"default": default}
+    spellings = [note.extra["spelling"] for note in notes if isinstance(note, Meta) and note.extra]
     return click.Option(
-        [flag, field.name],
+        [flag, *spellings, field.name],
         help=next((note for note in notes if isinstance(note, str)), None),
         **more_of,
     )

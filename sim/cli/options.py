@@ -5,10 +5,11 @@ Not here: how flags are declared (sim.cli.flags), what the values mean and their
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import click
 from msgspec import Meta, Struct, structs
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from sim.run.scenario import Scenario
 
 T = TypeVar("T")
+NUMBER = re.compile(r"\d+(\.\d+)?")
 
 RequestRate = Annotated[float | None, "Requests per second; inf = all at once."]
 MaxConcurrency = Annotated[int | None, "Most requests in flight; without --request-rate a closed loop of as many."]
@@ -35,9 +37,15 @@ Overrides = Annotated[tuple[str, ...], Meta(title="KEY=VALUE"), "Any scenario ke
 class WorkloadFlags(Struct, frozen=True, kw_only=True):
     """Flags of every command that takes a scenario; any other key of it is set by --set."""
 
-    scenario: Annotated[Path | None, ARGUMENT] = None
-    policy: Annotated[tuple[str, ...], "Policy to run; repeat for several."] = ()
+    scenario: Annotated[Path | None, ARGUMENT, Meta(title="[MODEL|SCENARIO]")] = None
+    policy: Annotated[tuple[str, ...], "Policy to run; repeat for several. [default: continuous]"] = ()
     profile: Annotated[tuple[str, ...], "Cost profile: gpu/target[+draft], or a path."] = ()
+    gpu: Annotated[str | None, "GPU that serves MODEL, such as h200."] = None
+    serve: Annotated[
+        str | None,
+        Meta(title="LINE"),
+        "What starts the server, as 'vllm serve MODEL ...' or SGLang's, instead of MODEL.",
+    ] = None
     input_len: Annotated[int | None, "Prompt tokens (implies fixed lengths)."] = None
     output_len: Annotated[int | None, "Output tokens (implies fixed lengths)."] = None
     set: Overrides = ()
@@ -47,13 +55,16 @@ class ServedFlags(WorkloadFlags, frozen=True, kw_only=True):
     """And of those that simulate an engine, by SLOs."""
 
     method: Annotated[
-        str | None, "Drafts: draft_model, eagle3, mtp, parallel, dspark, ngram. [default: the profile's draft]"
+        str | None,
+        Meta(extra={"spelling": "--draft"}),
+        "Drafts: draft_model, eagle3, mtp, parallel, dspark, ngram, or a drafter's repository. [default: the profile's "
+        "draft]",
     ] = None
     num_speculative_tokens: Annotated[int | None, "Draft length; 0 = no speculation."] = None
     acceptance: Annotated[
         str | None,
-        "iid:0.7, length:2.6@3 (measured at draft length 3), vllm:.74,.49,.37 (rates as vLLM logs them), tape:FILE and "
-        "more (docs/acceptance.md).",
+        "2.6 (tokens a verify), iid:0.7, length:2.6@3 (measured at draft length 3), vllm:.74,.49,.37 (rates as vLLM "
+        "logs them), tape:FILE and more (docs/acceptance.md).",
     ] = None
     engine: Annotated[
         str | None, "Engine, such as vllm-0.32 or sglang-0.5; default: the profile's own, else vllm-0.32."
@@ -99,17 +110,29 @@ def gather(flags: WorkloadFlags, lists: dict[str, list[Json]] | None = None) -> 
 
     given = structs.asdict(flags)
     raw: dict[str, Json] = {}
-    if flags.scenario is not None:
+    if flags.scenario is not None and not is_model(flags.scenario):
         click.get_current_context().meta[SOURCE] = str(flags.scenario)
         raw = read_scenario(flags.scenario)
     if flags.policy:
         raw["policy"] = list(flags.policy)
+    raw.setdefault("policy", ["continuous"])
     if given.get("speculative_config") is not None:
         from sim.run.vllm_config import speculation_of
 
         for name, value in speculation_of(given["speculative_config"]).items():
             set_dotted(raw, f"speculation.{name}", value)
-    given["profile"] = list(dict.fromkeys(flags.profile))[0 if lists is not None else -1 :]
+    profiles = list(dict.fromkeys(flags.profile))
+    if flags.serve is not None:
+        profiles.append(_served_as(flags, given, raw))
+    elif flags.scenario is not None and is_model(flags.scenario):
+        profiles.append(profile_named(str(flags.scenario), flags.gpu))
+    elif flags.gpu is not None:
+        raise ValueError(f"--gpu {flags.gpu} goes with MODEL, such as `meta-llama/Llama-3.1-8B --gpu {flags.gpu}`")
+    if given.get("method") is not None:
+        profiles, given["method"] = with_drafter(profiles, given["method"])
+    given["profile"] = profiles[0 if lists is not None else -1 :]
+    if NUMBER.fullmatch(text := given.get("acceptance") or ""):
+        given["acceptance"] = f"{'length' if float(text) >= 1.0 else 'iid'}:{text}"
     for name, key in FLAT_NAMES.items():
         value = given.get(name)
         if isinstance(value, list) and name == "profile" and len(value) < 2:
@@ -128,6 +151,70 @@ def gather(flags: WorkloadFlags, lists: dict[str, list[Json]] | None = None) -> 
     if given.get("method") is not None:
         assume_acceptance(raw, given["method"])
     return raw
+
+
+def drafts_with_a_drafter(raw: dict[str, Json]) -> dict[str, Json]:
+    """The scenario without speculation where its profile has no draft, and nothing is said about speculation."""
+    from sim.costs.profile_files import load
+
+    if raw.get("profile") and "speculation" not in raw and load(str(raw["profile"])).draft is None:
+        raw["speculation"] = {"num_speculative_tokens": 0}
+    return raw
+
+
+def _served_as(flags: WorkloadFlags, given: dict[str, Any], raw: dict[str, Json]) -> str:
+    """The profile of a server by the line that starts it, whose keys go into `raw` and whose drafter into `given`; with
+    a note on what of the line was not read."""
+    from sim.run.launch_line import launched
+    from sim.run.scenario_file import set_dotted
+
+    assert flags.serve is not None
+    line = launched(flags.serve)
+    for key, value in line.keys.items():
+        set_dotted(raw, key, value)
+    if given.get("method") is None:
+        given["method"] = line.draft
+    named = f"{line.model}, {', '.join(f'{key}={value}' for key, value in line.keys.items())}"
+    left = f"; not read: {', '.join(line.unread)}" if line.unread else ""
+    warnings.warn(f"--serve: simulated as {named}{left}", stacklevel=2)
+    if flags.gpu is None:
+        raise ValueError("--serve says no GPU: want such as --gpu h200")
+    return profile_named(line.model, flags.gpu)
+
+
+def is_model(argument: Path) -> bool:
+    """True for a MODEL, or a profile's name, where a command takes a scenario file, too.
+
+    >>> is_model(Path("meta-llama/Llama-3.1-8B")), is_model(Path("scenario.yaml"))
+    (True, False)
+    """
+    return argument.suffix not in (".yaml", ".yml") and (argument.is_dir() or not argument.exists())
+
+
+def profile_named(model: str, gpu: str | None) -> str:
+    """The name of a profile of `model` on `gpu`; without `gpu`, of a profile that is named so. Raises ValueError."""
+    from sim.costs.profile_files import shipped, spelling
+
+    if gpu is not None:
+        return spelling(f"{gpu}/{model}")
+    if spelling(model) not in shipped():
+        raise ValueError(
+            f"--gpu is missing: {model!r} is a model, want such as `{model} --gpu h200`; a file ends in .yaml"
+        )
+    return spelling(model)
+
+
+def with_drafter(profiles: list[str], draft: str) -> tuple[list[str], str]:
+    """Profiles by name with a drafter, where they have none, and its way of drafting. `draft` is one of vLLM's methods,
+    or a model or head on Hugging Face."""
+    from sim.costs.profile_files import spelling
+    from sim.drafters.registry import HEADS, SPELLINGS, drafter_named
+
+    named = drafter_named(draft)
+    if named in SPELLINGS and named not in HEADS:
+        return profiles, draft
+    paired = [each if "+" in each or each.endswith(".json") else spelling(f"{each}+{named}") for each in profiles]
+    return paired, named if named in HEADS else "draft_model"
 
 
 def assume_acceptance(raw: dict[str, Json], method: str) -> None:

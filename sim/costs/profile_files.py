@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,8 @@ from sim.names import unknown
 from sim.plugins import shown
 
 SHIPPED = Path(__file__).parent.parent / "profiles"
+MAKER = "calibrate.importers.plan_candidates:profile_of"
+"""Finds or makes the file of a profile that is not shipped, by its name; loaded when it is needed."""
 
 
 class UnknownProfile(ValueError):
@@ -76,10 +80,7 @@ def load(name: str | Path) -> Profile:
     text = str(name) if is_path else spelling(str(name))
     path = Path(name) if is_path else SHIPPED / f"{text}.json"
     if not is_path and text not in shipped():
-        hint = nearest_profile(text, shipped())
-        raise UnknownProfile(
-            f"unknown profile {text!r}{hint} (a name from `lanesim profiles`, or a path to a .json file)"
-        )
+        path = _made(text)
     try:
         content = read_text(path, "profile file")
     except Unreadable as error:
@@ -91,6 +92,23 @@ def load(name: str | Path) -> Profile:
         except ValueError as error:
             raise ValueError(f"profile {text!r}: {error}") from None
     return profile
+
+
+def _made(name: str) -> Path:
+    """The file of a profile that is not shipped, made from published tables where that package is there. Raises
+    UnknownProfile."""
+    module, _, function = MAKER.partition(":")
+    hint, why = nearest_profile(name, shipped()), ""
+    if name.count("/") and find_spec(module.partition(".")[0]):
+        try:
+            return Path(getattr(import_module(module), function)(name))
+        except (ValueError, ImportError) as error:
+            why = str(error)
+    known = f"unknown profile {name!r}{hint} (a name from `lanesim profiles`, or a path to a .json file)"
+    if not why or ("did you mean" in hint and why.startswith("unknown model")):
+        raise UnknownProfile(known)
+    what = known if why.startswith("no kernel tables") else f"no profile {name!r} is shipped"
+    raise UnknownProfile(f"{what}; none can be made: {why}")
 
 
 def decode(content: str | bytes, where: str) -> Profile:

@@ -33,6 +33,16 @@ def in_parallel(drafter: Drafter) -> Drafter:
     return next((each for each in DRAFTERS.values() if each.vllm_method == drafter.name), drafter)
 
 
+def drafter_named(name: str) -> str:
+    """The head that a repository holds by its name; any other name stays as it is.
+
+    >>> drafter_named("yuhuili/EAGLE3-LLaMA3.1-Instruct-8B"), drafter_named("meta-llama/Llama-3.2-1B")
+    ('eagle3', 'meta-llama/Llama-3.2-1B')
+    """
+    squeezed = name.lower().replace("-", "").replace("_", "")
+    return next((head for head in HEADS if "/" in name and head in squeezed), name)
+
+
 def draft_model(name: str, target: ModelShape) -> ModelShape:
     """The shape called `name` as a draft for `target`; a name of HEADS is that target's head."""
     return HEADS[name](target) if name in HEADS else model(name)

@@ -7,6 +7,7 @@ Not here: reading scenario files (scenario_file), what the keys mean (scenario).
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -38,6 +39,8 @@ def speculation_of(text: str) -> dict[str, Json]:
     for key in config:
         if key not in known:
             raise ValueError(unknown("key of --speculative-config", key, known))
+    if idle := [key for key in config if key in WITHOUT_EFFECT and key != "model"]:
+        warnings.warn(f"--speculative-config: {', '.join(idle)} changes no time here", stacklevel=2)
     block: dict[str, Json] = {"method": _method(config).name}
     block |= {key: config[key] for key in TAKEN if config.get(key) is not None}
     if synthetic := [config[key] for key in SYNTHETIC if config.get(key) is not None]:

@@ -74,6 +74,29 @@ def test_a_profile_by_name_is_the_one_at_its_path(asked: Asked, name: str) -> Pa
     return Pair(runs(own), runs({**own, "profile": SHIPPED / f"{name}.json"}))
 
 
+LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
+PLAIN = ("--profile", "h100-sxm/llama-3.1-8b", "--policy", "continuous", "--num-speculative-tokens", "0")
+DRAFTED = ("--profile", "h100-sxm/llama-3.1-8b+eagle3", "--policy", "continuous", "--acceptance", "length:2.5")
+
+
+@pytest.mark.parametrize(
+    ("model", "profile"),
+    [
+        ((LLAMA, "--gpu", "H100"), PLAIN),
+        (("h100/" + LLAMA,), PLAIN),
+        ((LLAMA, "--gpu", "h100", "--draft", "x/EAGLE3-LLaMA3.1", "--acceptance", "2.5"), DRAFTED),
+        (("--serve", f"vllm serve {LLAMA} --max-num-seqs 4", "--gpu", "h100"), (*PLAIN, "--max-num-seqs", "4")),
+        ((LLAMA, "--gpu", "h100", "--input-len", "1.5k"), (*PLAIN, "--input-len", "1500")),
+    ],
+)
+def test_a_model_on_a_gpu_and_the_line_that_starts_its_server_are_its_profile(
+    model: tuple[str, ...], profile: tuple[str, ...]
+) -> None:
+    load = ("--num-prompts", "12", "--request-rate", "4", "--output-len", "8", *ONE_PROCESS, "--json", "-")
+    asked, there = (json.loads(said("compare", *each, *load)) for each in (model, profile))
+    assert asked["runs"] == there["runs"]
+
+
 @twin(names)
 def test_what_profiles_show_prints_is_the_file(name: str) -> Pair:
     shown = json.loads(said("profiles", "show", name, "--json"))

@@ -12,21 +12,19 @@ from pathlib import Path
 import click
 from msgspec.structs import replace
 
-from calibrate.catalogue.model_configs import ModelSource, source_of, with_formats
+from calibrate.catalogue.model_configs import ModelSource
 from calibrate.catalogue.published_tables import cache_folder, published_tables
 from calibrate.cli.plan.flags import PlanFlags
 from calibrate.cli.profile_output import needs_analysis
 from sim.acceptance.assumed import assumed_of
 from sim.compare.pool import OnDone
-from sim.costs.datasheets import DATASHEETS, gpu_name
+from sim.costs.datasheets import gpu_name
 from sim.costs.engine_costs import engine_of
 from sim.costs.profile import Profile
 from sim.costs.profile_files import load, shipped
-from sim.costs.shapes import ModelShape
-from sim.drafters.registry import HEADS, LOOKED_UP
+from sim.drafters.registry import HEADS, LOOKED_UP, drafter_named
 from sim.files.json_values import Json, read_json
 from sim.metrics.price import GPU, Price
-from sim.names import unknown
 from sim.run.forecast import StepForecast
 from sim.run.resolve import resolve
 from sim.run.scenario import Scenario, parse_scenario
@@ -39,6 +37,7 @@ NO_DRAFT = ("none", "off")
 def planned(flags: PlanFlags, bounds_ms: dict[str, float], on_step: OnDone) -> Rental:
     """The deployments to rent for SLOs of `bounds_ms`. Raises ValueError where nothing can be rented."""
     from calibrate.importers.aiconfigurator.deployment import tables_of
+    from calibrate.importers.plan_candidates import scaled_from
 
     price, began_s = None, time.monotonic()
     if flags.price is not None:
@@ -71,8 +70,8 @@ def planned(flags: PlanFlags, bounds_ms: dict[str, float], on_step: OnDone) -> R
         on_ranking=rank,
     )
     # What random prompts do to acceptance is about the line that loads a server, which is in the JSON alone.
-    notes = [assumed, named.assumed, *(note for note in result.notes if note.startswith("<"))]
     profile = next(each.profile for each in candidates if each.name == result.deployments[0].profile)
+    notes = [scaled_from(profile), assumed, named.assumed, *(note for note in result.notes if note.startswith("<"))]
     if (tables := tables_of(profile, flags.engine.partition("-")[0])) is not None:
         notes.insert(0, f"kernel tables: {tables}")
     if named.repository is not None:
@@ -92,27 +91,16 @@ def _candidates(flags: PlanFlags, on_step: OnDone) -> tuple[list[Candidate], lis
     if flags.gpu is None:
         raise ValueError(f"--gpu is missing: {flags.model!r} is a model, want such as --gpu h200-sxm")
     try:
-        from calibrate.importers.aiconfigurator.deployment import DEVICES, in_kernel_format
         from calibrate.importers.aiconfigurator.lookups import ENGINES
-        from calibrate.importers.plan_candidates import deployments, imported
+        from calibrate.importers.plan_candidates import deployments, imported, kernels_of, pair_named
     except ImportError as error:
         raise needs_analysis(error) from None
-    gpu = flags.gpu if flags.gpu in DEVICES else gpu_name(flags.gpu.lower())
-    if gpu not in DEVICES:
-        if gpu in DATASHEETS:
-            raise ValueError(
-                f"no kernel tables of GPU {gpu!r}, only of {', '.join(DEVICES)}; a profile's name needs none"
-            )
-        raise ValueError(unknown("GPU", flags.gpu, DEVICES))
-    without_model = flags.draft is None or flags.draft in (*HEADS, *NO_DRAFT, *LOOKED_UP)
-    draft = None if without_model else _draft_model(str(flags.draft))
+    drafter = drafter_named(flags.draft or NO_DRAFT[0])
+    drafts = None if drafter in (*NO_DRAFT, *LOOKED_UP) else drafter
+    target, draft, named = pair_named(flags.model, drafts, weights=flags.weights, kv=flags.kv_dtype)
+    gpu = gpu_name(flags.gpu.lower())
     tables, source = published_tables()
-    named = source_of(flags.model, plain=False)
-    target = in_kernel_format(with_formats(named.shape, flags.weights, flags.kv_dtype), gpu)
-    if flags.draft is not None and flags.draft in HEADS:
-        draft = HEADS[flags.draft](in_kernel_format(named.shape, gpu))
-    if draft is not None:
-        draft = with_formats(draft, None, flags.kv_dtype)
+    kernels_of(tables, gpu)
     name, _, version = flags.engine.partition("-")
     kernels = (name, version or None) if name in ENGINES else (ENGINES[0], None)
     wanted = deployments(target, flags.gpus, kernels, flags.tp, flags.ep, flags.dp)
@@ -132,15 +120,6 @@ def _candidates(flags: PlanFlags, on_step: OnDone) -> tuple[list[Candidate], lis
 def _is_profile(path: Path) -> bool:
     values = read_json(path, "profile or model config")
     return isinstance(values, dict) and "kernels" in values
-
-
-def _draft_model(name: str) -> ModelShape:
-    try:
-        return source_of(name, plain=False).shape
-    except ValueError as error:
-        if str(error).startswith("unknown model") and "did you mean" not in str(error):
-            raise ValueError(unknown("drafter", name, [*HEADS, *LOOKED_UP, "none", "or a model"])) from None
-        raise
 
 
 def _scenario(

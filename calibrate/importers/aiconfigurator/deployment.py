@@ -59,22 +59,7 @@ class DeviceFacts(NamedTuple):
     8.6, 8.9 and 12.0; FlashAttention-3 packs the queries of a KV group."""
 
 
-DEVICES = {
-    "a100-sxm": DeviceFacts(40e6, "FlashAttention-2", 1.6, 128),
-    "h100-sxm": DeviceFacts(50e6, "FlashAttention-3", 1.0, 1),
-    "h100-pcie": DeviceFacts(50e6, "FlashAttention-3", 1.0, 1),
-    "h200-sxm": DeviceFacts(50e6, "FlashAttention-3", 1.0, 1),
-    "b200-sxm": DeviceFacts(126e6, "FlashInfer TRT-LLM", 1.0, 1),
-    "b300-sxm": DeviceFacts(126e6, "FlashInfer TRT-LLM", 1.0, 1),
-    "gb200": DeviceFacts(126e6, "FlashInfer TRT-LLM", 1.0, 1),
-    "gb300": DeviceFacts(126e6, "FlashInfer TRT-LLM", 1.0, 1),
-    "a100-pcie": DeviceFacts(40e6, "FlashAttention-2", 1.6, 128),
-    "a30": DeviceFacts(24e6, "FlashAttention-2", 1.6, 128),
-    "l4": DeviceFacts(48e6, "FlashAttention-2", 1.6, 64),
-    "b60": DeviceFacts(18e6, "XPU", 1.6, 64),
-    "l40s": DeviceFacts(96e6, "FlashAttention-2", 1.6, 64),
-    "rtx-pro-6000-server": DeviceFacts(128e6, "FlashAttention-2", 1.4, 64),
-}
+DEVICES = msgspec.json.decode(Path(__file__).with_name("devices.json").read_bytes(), type=dict[str, DeviceFacts])
 
 MXFP4_KERNELS = {"hopper": "mxfp4-marlin", "blackwell": "mxfp4-fp8"}
 HOPPER, BLACKWELL = ("h100", "h200", "gh200"), ("b200", "b300", "gb200", "gb300")
@@ -105,6 +90,14 @@ class Deployment(NamedTuple):
         if spread < 1 or self.devices % spread:
             raise ValueError(f"--ep {spread} must divide the {self.devices} devices of --tp and --dp")
         return self.devices // spread, spread
+
+
+def gpus_of(tables: Path) -> list[str]:
+    """GPUs with kernel tables below `tables`."""
+    folders = ((gpu, gpu.replace("-", "_")) for gpu in DEVICES)
+    return [
+        gpu for gpu, name in folders if any(any((at / name).rglob("*.parquet")) for at in (tables, tables / "data"))
+    ]
 
 
 def in_kernel_format(shape: ModelShape, gpu: str) -> ModelShape:

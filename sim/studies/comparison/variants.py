@@ -23,7 +23,7 @@ from sim.drafters.drafter import Drafter
 from sim.drafters.registry import HEADS, SPELLINGS
 from sim.files.json_values import Json
 from sim.files.yaml_values import parse_yaml
-from sim.model_names import ProfileKey, same_profile
+from sim.model_names import ProfileKey
 from sim.names import in_words, unknown
 from sim.run.resolve import Resolved, resolve_all
 from sim.run.scenario import parse_scenario
@@ -159,11 +159,7 @@ class Variants:
         name = spelling(str(raw.get("profile", "")))
         here, _, models = name.partition("/")
         if gpu is not None:
-            found = same_profile(f"{gpu_name(gpu.lower())}/{models}", shipped())
-            if found is None:
-                others = [each.partition("/")[0] for each in shipped() if each.partition("/")[2] == models]
-                raise ValueError(f"gpu={gpu}: no shipped profile of {models} on it; they are on {in_words(others)}")
-            return found
+            return spelling(f"{gpu_name(gpu.lower())}/{models}")
         profile, head = self._profile_of(raw), None if method is None or method.head is None else method.name
         has = "" if profile.draft is None else profile.draft.name
         fits_any = method is not None and bool(method.on_heads)
@@ -178,6 +174,8 @@ class Variants:
         near = [each for each, other in pairs if other.target == key.target and other.degrees == key.degrees]
         drafts = {each: ProfileKey.of(each).draft for each in near}
         fitting = [each for each in near if fits(drafts[each])]
+        if head and not any(drafts.values()) and not name.endswith(".json"):
+            return f"{name.partition('+')[0]}+{head}"
         if len(fitting) != 1:
             known = in_words(fitting or [each for each in near if drafts[each]]) or "none"
             raise ValueError(

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
+import msgspec
 import pytest
 
 from calibrate.catalogue.model_configs import format_names, source_of
-from calibrate.catalogue.published_models import config_names, config_of
+from calibrate.catalogue.published_models import LINES, TABLE
 from sim.costs.profile_files import load, shipped
 
 
@@ -28,7 +32,6 @@ from sim.costs.profile_files import load, shipped
     ],
 )
 def test_a_repository_is_its_layers_in_the_formats_of_its_checkpoint(written: str, name: str) -> None:
-    pytest.importorskip("aiconfigurator_core")
     shape = source_of(written, plain=False).shape
     assert shape.name + format_names(shape) == name
 
@@ -45,34 +48,76 @@ def test_a_repository_is_its_layers_in_the_formats_of_its_checkpoint(written: st
 def test_what_is_served_is_the_repository_that_was_named_or_that_of_the_config(
     written: str, served: str | None
 ) -> None:
-    pytest.importorskip("aiconfigurator_core")
     assert source_of(written, plain=False).repository == served
 
 
-def test_a_config_that_is_a_file_is_of_no_repository() -> None:
-    pytest.importorskip("aiconfigurator_core")
-    path = config_of("Qwen/Qwen3-8B")
-    assert path is not None
-    assert source_of(str(path)).repository is None
-
-
 def test_every_model_that_has_a_profile_is_a_target() -> None:
-    pytest.importorskip("aiconfigurator_core")
     for name in shipped():
         target = load(name).target
         shape = source_of(target.name, plain=False).shape
         assert (shape.layers, shape.hidden, shape.kv_heads) == (target.layers, target.hidden, target.kv_heads), name
 
 
-def test_every_published_config_is_read_or_refused_for_what_it_has() -> None:
-    pytest.importorskip("aiconfigurator_core")
-    names = config_names()
-    refused: list[str] = []
-    assert len(names) > 50
-    for name in names:
+def test_every_line_has_a_source_and_as_many_parameters_as_its_name_says_or_a_reason() -> None:
+    assert len(TABLE) > 120
+    assert len(LINES) == len(TABLE) + sum(len(line.names) for line in TABLE.values()), "a repository stands twice"
+    reasons: list[str] = []
+    for name, line in TABLE.items():
+        assert line.source, name
         try:
-            source_of(name, plain=False)
-        except ValueError as error:
-            refused.append(str(error))
-    assert all("_config.json: " in line or "is no number" in line for line in refused)
-    assert len(refused) < len(names) / 2
+            shape = source_of(name, plain=False).shape
+        except ValueError as refused:
+            reasons.append(str(refused))
+            continue
+        sizes = re.findall(r"-([\d.]+)([bm])(?![a-z\d])", name.lower())
+        if sizes:
+            said = max(float(size) * (1e9 if unit == "b" else 1e6) for size, unit in sizes)
+            assert 0.75 < shape.params / said < 1.7, name
+    assert all("no cost form here" in each or "is not understood" in each for each in reasons)
+    assert len(reasons) < 0.15 * len(TABLE)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("Qwen/Qwen3.6-27B", "Qwen/Qwen3.5-27B"),
+        ("Qwen/QwQ-32B", "Qwen/Qwen2.5-32B-Instruct"),
+        ("deepseek-ai/DeepSeek-R1-0528", "deepseek-ai/DeepSeek-V3"),
+        ("nvidia/Llama-3.3-70B-Instruct-FP8", "meta-llama/Llama-3.1-70B-Instruct-fp8"),
+    ],
+)
+def test_models_of_one_shape_have_the_same_layers_whatever_their_name(one: str, other: str) -> None:
+    named = [msgspec.structs.replace(source_of(name, plain=False).shape, name="same") for name in (one, other)]
+    assert named[0] == named[1]
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("zai-org/GLM-9.6", None),
+        ("mistralai/Mistral-Small-9.2-24B-Instruct", None),
+        ("meta-llama/Llama-3.1-8B-Instuct", "did you mean 'meta-llama/Meta-Llama-3.1-8B-Instruct'?"),
+        ("Qwen/Qwen3-9999B", None),
+    ],
+)
+def test_an_unknown_model_is_told_the_command_that_gets_its_config_and_no_other_size(
+    name: str, hint: str | None
+) -> None:
+    with pytest.raises(ValueError, match="unknown model") as refused:
+        source_of(name)
+    assert f"`hf download {name} config.json --local-dir {name.partition('/')[2]}`" in str(refused.value)
+    assert ("did you mean" in str(refused.value)) == (hint is not None)
+    assert (hint or "") in str(refused.value)
+
+
+def test_a_config_in_the_cache_of_hugging_face_is_read_and_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    folder = tmp_path / "models--some--New-8B-FP8" / "snapshots" / "0123"
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(msgspec.json.encode(TABLE["Qwen/Qwen3-8B"].config).decode())
+    source = source_of("some/New-8B-FP8")
+    assert (source.shape.name, source.shape.layers, source.repository) == ("new-8b", 36, "some/New-8B-FP8")
+    assert str(folder / "config.json") in str(source.assumed)

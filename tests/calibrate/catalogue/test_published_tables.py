@@ -8,19 +8,14 @@ from zipfile import ZipFile
 import msgspec
 import pytest
 
-from calibrate.catalogue.model_configs import source_of
 from calibrate.catalogue.published_tables import published_tables
 from calibrate.cli.main import calibrate_command
 from calibrate.importers.aiconfigurator.deployment import Deployment, tables_of
 from calibrate.importers.plan_candidates import own_decode_ms
 from sim.costs.profile import Profile
-from sim.costs.profile_files import load
+from sim.costs.profile_files import UnknownProfile, load
 from tests.calibrate.support import write_tables
 from tests.properties import assert_refused
-
-CONFIG = """{"model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
-"num_attention_heads": 32, "num_key_value_heads": 8, "max_position_embeddings": 8192,
-"vocab_size": 128256, "torch_dtype": "bfloat16"}"""
 
 
 def imported(out: Path, *words: object) -> Profile:
@@ -31,13 +26,12 @@ def imported(out: Path, *words: object) -> Profile:
 
 
 def wheel_at(path: Path, module: str = "aisimulate_core") -> Path:
-    """A wheel with the tables of one GPU, one model's config and files that nobody wants."""
+    """A wheel with the tables of one GPU and files that nobody wants."""
     tables = write_tables(path.parent)
     with ZipFile(path, "w") as wheel:
         wheel.write(tables / "a100_sxm.yaml", f"{module}/systems/a100_sxm.yaml")
         for table in (tables / "a100_sxm").iterdir():
             wheel.write(table, f"{module}/systems/data/a100_sxm/{table.name}")
-        wheel.writestr(f"{module}/model_configs/some--Model-8B_config.json", CONFIG)
         wheel.writestr(f"{module}/_native.so", "code")
         wheel.writestr(f"{module}/systems/data/../../../../out.parquet", "outside")
     return path
@@ -54,15 +48,43 @@ def wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_named_wheel_is_read_without_being_installed(wheel: Path, tmp_path: Path) -> None:
     tables, revision = published_tables()
     assert revision == "aisimulate 0.13.0.dev7"
-    assert source_of("model-8b").repository == "some/Model-8B"
-    assert sorted(path.name for path in tables.parent.iterdir()) == ["model_configs", "systems"]
-    profile = imported(tmp_path / "p.json", "--target", "some/Model-8B")
+    assert [path.name for path in tables.parent.iterdir()] == ["systems"]
+    profile = imported(tmp_path / "p.json", "--target", "meta-llama/Llama-3.1-8B")
     assert "ai-dynamo/aisimulate@aisimulate 0.13.0.dev7 (Apache-2.0): vllm 0.14.0;" in profile.source
     assert tables_of(profile, "vllm") == "aisimulate 0.13.0.dev7, vllm 0.14.0"
     assert tables_of(profile, "sglang") == "aisimulate 0.13.0.dev7"
     assert tables_of(load("cpu/tiny"), "vllm") is None
     several = msgspec.structs.replace(profile, source=profile.source.replace("0.14.0", "0.14.0, vllm 0.25.0"))
     assert tables_of(several, "vllm") == "aisimulate 0.13.0.dev7, vllm 0.14.0, 0.25.0"
+
+
+def test_a_models_name_on_a_gpu_without_tables_is_scaled_from_the_nearest_and_says_how_far_off(wheel: Path) -> None:
+    model = "deepseek-ai/DeepSeek-R1-Distill-Llama-8B"
+    with pytest.warns(UserWarning, match="a100-sxm's times scaled by data sheets, which was off by 13 %"):
+        near = load(f"a100-pcie/{model}")
+    with pytest.warns(UserWarning, match="profile a100-sxm/deepseek-r1-distill-llama-8b: NVIDIA's kernel tables"):
+        origin = load(f"A100/{model}")
+    assert (near.gpu.name, near.tensor_parallel, near.errors["decode"].mean_error_pct) == ("a100-pcie", 1, 13.0)
+    one, two = (each.table.target.decode_attention.seconds[-1][-1] for each in (near, origin))
+    assert one is not None
+    assert two is not None
+    slower = origin.gpu.bandwidth_bytes_per_s / near.gpu.bandwidth_bytes_per_s
+    assert 1.0 < one / two < slower, "a launch takes as long on both"
+    assert load(f"a100-pcie/{model}") == near
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("mi300x/llama-3.1-8b", "unknown GPU 'mi300x' (known: a100-sxm, a100-sxm-40gb, a100-pcie"),
+        ("a100-pcie/no/Model-9B", "`hf download no/Model-9B config.json --local-dir Model-9B`"),
+        ("a100-pcie/meta-llama/Llama-4-Scout-17B-16E-Instruct", "no cost form here for chunked attention"),
+    ],
+)
+def test_what_cannot_be_made_says_why_and_suggests_no_other_maker(wheel: Path, name: str, says: str) -> None:
+    with pytest.raises(UnknownProfile) as refused:
+        load(name)
+    assert says in str(refused.value)
 
 
 def test_a_wheel_is_unpacked_once_into_the_cache_folder_alone(wheel: Path, tmp_path: Path) -> None:

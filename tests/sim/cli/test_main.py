@@ -112,12 +112,16 @@ BAD = {
     "no draft for pdv": (["--policy", "pdv", "--num-speculative-tokens", "0"], "needs a draft"),
     "prompt beyond the context": (["--policy", "pd", "--input-len", "9000000"], "every request is rejected"),
     "unknown key": (["--policy", "pd", "--set", "engine.max_num_seq=3"], "engine.max_num_seqs"),
-    "no policy": ([], "policy"),
+    "model without a gpu": (["meta-llama/Llama-3.1-8B"], "meta-llama/Llama-3.1-8B --gpu h200"),
+    "gpu without a model": (["--gpu", "h200"], "--gpu h200 goes with MODEL"),
     "lengths beside a trace": (
         ["--policy", "pd", "--dataset-name", "mooncake", "--dataset-path", "absent.jsonl"],
         "input_len=64: the file of dataset_name='mooncake' says that",
     ),
-    "pair needed": (["--policy", "pd", "--profile", "h100-sxm/llama-2-7b"], "draft model"),
+    "pair needed": (
+        ["--profile", "h100-sxm/llama-2-7b", "--num-speculative-tokens", "2", "--policy", "pd"],
+        "draft model",
+    ),
     "plots without out": (["--policy", "pd", "--plots"], "--out"),
     "unknown flag": (["--polcy", "pd"], "--policy"),
     "seed below 0": (["--policy", "pd", "--seed", "-1"], "seed=-1 must be at least 0"),

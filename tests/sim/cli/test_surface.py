@@ -7,7 +7,7 @@ import click
 from sim.cli.compare import CompareFlags, compare_command
 from sim.cli.main import run
 
-SHOWN = 13
+SHOWN = 16
 
 
 def test_help_of_compare_shows_few_options_and_help_all_the_rest() -> None:
