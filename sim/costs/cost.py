@@ -22,6 +22,8 @@ class Cost(NamedTuple):
     device_s: float
     """Device time with all kernels issued and nothing else running."""
     num_kernels: int
+    tail_s: float = 0.0
+    """Part of `device_s` that runs when all is launched and no sooner: captured passes behind one that is not."""
 
 
 class Demands(NamedTuple):

@@ -73,9 +73,10 @@ class HistoryCosts:
         """Seconds that each stream's later works will lose of past pauses."""
 
     def cost(self, work: Work) -> Cost:
-        prepare_s, launch_s, device_s, num_kernels = self._costs.cost(work)
+        cost = self._costs.cost(work)
+        prepare_s, launch_s, device_s, _, _ = cost
         if work.kind in UNPRICED:
-            return Cost(prepare_s, launch_s, device_s, num_kernels)
+            return cost
         more_s = device_s * (self._served.get(kind_in_service(work), 1.0) - 1.0)
         now_s, stream = self._now.now_s, self._now.submitting
         busy_until_s = self._busy_until_s.get(stream, 0.0)
@@ -94,7 +95,7 @@ class HistoryCosts:
             self._num_in_flight[stream] = num_in_flight + 1
         else:
             self._busy_until_s[stream] = max(busy_until_s, now_s) + prepare_s + device_s + more_s
-        return Cost(prepare_s, launch_s, device_s + more_s, num_kernels)
+        return cost._replace(launch_s=launch_s, device_s=device_s + more_s)
 
     def ended(self, stream: str, end_s: float) -> None:
         """A work of `stream` that was priced here is over."""

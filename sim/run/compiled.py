@@ -56,7 +56,7 @@ SERVED = ("num_rounds", "num_accepted", "num_drafted", "num_preemptions", "prefi
 COUNTS = LENGTHS + SERVED
 REQUESTS = np.dtype([(name, "f8") for name in TIMES] + [(name, "i8") for name in COUNTS])
 """A request, as the core has it; its rounds are those of `accepted` from the first one on."""
-SETTINGS = struct.Struct("=31q 17d")
+SETTINGS = struct.Struct("=31q 18d")
 """What the core goes by, in the order of its struct."""
 TOTALS = struct.Struct("=2d 2qd 2qd")
 """What the core sums up: now_s, busy_s, and works, tokens and device seconds of target and draft."""
@@ -64,7 +64,7 @@ LANE_POLICIES = ("pd", "pdv", "unified", "baseline")
 """As the core numbers them."""
 LANE_KINDS = (Kind.PREFILL, Kind.DRAFT, Kind.VERIFY)
 """Kinds of works of lanes, likewise."""
-LANE_SETTINGS = struct.Struct("=12q 8d 11d")
+LANE_SETTINGS = struct.Struct("=12q 8d 12d")
 """What the core goes by with lanes, in the order of its struct."""
 LANE_TOTALS = struct.Struct("=2d q")
 """now_s, busy_s and polls; then works, tokens and device seconds of 3 streams by kind."""
@@ -322,6 +322,7 @@ def _host(costs: CompactCosts | TableCosts) -> tuple[float, ...]:
         costs.result_s,
         prompt_result_s(costs),
         host.ngram_row_s,
+        costs.drafts_apart,
         *[host.served.get(kind, 1.0) for kind in IN_SERVICE],
     )
 

@@ -36,7 +36,7 @@ typedef struct { double *data; Py_ssize_t width, mask; } Slots;
 typedef struct { Constants is; double told_context; Slots slots[NUM_KINDS]; } Model;
 
 typedef struct {
-    double step_s, row_s, eager_s, result_s, prompt_result_s, lookup_row_s;
+    double step_s, row_s, eager_s, result_s, prompt_result_s, lookup_row_s, drafts_apart;
     double served[NUM_SERVICES]; /* sim.costs.in_service */
 } Host;
 
@@ -53,7 +53,7 @@ typedef struct { Count count, tokens, history, longest, longest_history; Chunk *
    with a token each, `passes` in all. `goes_on`: passes of a draft that began in an earlier work. */
 typedef struct { Count rows, row_tokens, context, head_rows, passes; const Chunks *chunks; int goes_on; } Pass;
 static const Chunks NO_CHUNKS;
-typedef struct { double device_s, launch_s; } Cost;
+typedef struct { double device_s, launch_s, tail_s; } Cost;
 
 static const double ONES[16] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
 
@@ -210,11 +210,21 @@ static Cost chunks_cost(Costs *costs, Model *m, const Pass *p) {
     return cost;
 }
 
+/* Prompts in the draft model, launched kernel by kernel, and then a draft that is not (WorkCosts.drafts_apart). */
+static Cost apart_cost(Costs *costs, Model *m, const Pass *p) {
+    Pass prompts = {.chunks = p->chunks}, draft = *p;
+    draft.chunks = &NO_CHUNKS;
+    Cost cost = chunks_cost(costs, m, &prompts), then = rows_cost(costs, m, ROWS, &draft);
+    return (Cost){cost.device_s + then.device_s, cost.launch_s + then.launch_s, larger(0.0, then.device_s - then.launch_s)};
+}
+
 /* A pass in service, prepared for `ahead_s` before it is submitted; `prepare_s` is the host's part of it. */
 static Cost work_cost(Costs *costs, int model, const Pass *p, double ahead_s, double *prepare_s) {
     const Host *host = &costs->host;
     Model *m = &costs->model[model];
-    Cost cost = p->chunks->count || !p->rows ? chunks_cost(costs, m, p) : rows_cost(costs, m, ROWS, p);
+    int is_apart = host->drafts_apart != 0.0 && model && p->chunks->count && p->rows;
+    Cost cost = is_apart ? apart_cost(costs, m, p)
+        : p->chunks->count || !p->rows ? chunks_cost(costs, m, p) : rows_cost(costs, m, ROWS, p);
     enum Service of_target = !p->rows ? PROMPTS : p->row_tokens > p->rows ? VERIFIES : DECODES;
     double served = host->served[!model ? of_target : p->rows ? DRAFTS : DRAFT_PROMPTS];
     cost.device_s += cost.device_s * (served - 1.0);

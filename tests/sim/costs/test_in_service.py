@@ -8,6 +8,7 @@ from math import exp
 import msgspec
 import pytest
 
+from sim.costs.engine_costs import MEASURED_HERE
 from sim.costs.forms.build import build_costs
 from sim.costs.in_service import SHORT_PAUSE_S, HistoryCosts, kind_in_service, with_history
 from sim.costs.profile import SERVED_KINDS, IdleRamp, Profile
@@ -158,3 +159,20 @@ def test_chunks_that_are_not_captured_are_launched_kernel_by_kernel() -> None:
     pieces, eager = (build_costs(changed(**host, captures_chunks=yes)).cost(prefill) for yes in (True, False))
     assert eager.launch_s == pytest.approx(eager.num_kernels * TINY.host.eager_kernel_s)
     assert pieces.launch_s == pytest.approx(1e-5 + 2 * TINY.target.layers * TINY.host.eager_kernel_s)
+
+
+def test_a_draft_with_prompts_is_a_pass_of_their_own_and_then_a_captured_draft_behind_its_launch() -> None:
+    """As a replay runs it: the prompts kernel by kernel, and the rows' draft once all is launched."""
+    draft = Work(
+        kind=Kind.DRAFT, model=Model.DRAFT, rows=4, row_tokens=8, context_tokens=400, head_rows=4, draft_tokens=3
+    )
+    prompts = Work(kind=Kind.PREFILL, model=Model.DRAFT, chunks=(Chunk(64, 0),))
+    host = {"engine": MEASURED_HERE, "captures_chunks": False, "graph_launch_s": 1e-6, "eager_kernel_s": 1e-3}
+    costs = build_costs(changed(**host))
+    both, first, then = map(costs.cost, (msgspec.structs.replace(draft, chunks=prompts.chunks), prompts, draft))
+    assert both[1:4] == pytest.approx([sum(parts) for parts in zip(first[1:4], then[1:4], strict=True)])
+    machine = SimHost(costs, PeriodicDraws())
+    ticket = machine.run(msgspec.structs.replace(draft, chunks=prompts.chunks), machine.stream("a"))
+    machine.run_until()
+    assert first.launch_s > first.device_s
+    assert ticket.end_s == pytest.approx(both.prepare_s + first.launch_s + then.device_s)
