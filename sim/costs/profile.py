@@ -132,12 +132,29 @@ class Phi(Bounded, frozen=True, kw_only=True):
     low: float
     high: float
     source: str
+    turn: SomeShare = 1.0
+    """Part of its length for which a kernel of a prompt holds the machine, where it is launched alone beside captured
+    passes."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not 0.0 <= self.low <= self.value <= self.high <= 1.0:
             raise ValueError(
                 f"phi: low={self.low!r}, value={self.value!r} and high={self.high!r} must be in order within 0..1"
             )
+
+
+ASSUMED_PHI = Phi(value=0.07, low=0.0, high=0.25, source="assumed; servings on three other GPUs say 0 to 0.21")
+"""Phi of a profile that names none, of a GPU that was not measured."""
+HOPPER_PHI = Phi(
+    value=0.1,
+    low=0.06,
+    high=0.15,
+    turn=0.74,
+    source="measured: pairs of passes on an H200 and an H100; low and high by drawing the pairs again",
+)
+MEASURED_PHI = {"h100-sxm": HOPPER_PHI, "h200-sxm": HOPPER_PHI}
+"""Phi of profiles of these GPUs, whatever the engine."""
 
 
 class ShareCurve(Bounded, frozen=True, kw_only=True):
@@ -184,7 +201,7 @@ class Overlap(Bounded, frozen=True, kw_only=True):
     """Streams of higher priority are served first; False: all alike, as threads on a CPU are."""
     measured: bool = False
     phi: Phi | None = None
-    """Phi where the rest was not measured; None = what is assumed (sim.devices.contention)."""
+    """Phi where the rest was not measured; None: the GPU's (Profile.phi)."""
     partition: ShareCurve | None = None
     """None: what other GPUs made of shares of their multiprocessors (sim.devices.partition)."""
     source: str = "not measured: plain streams go on at an assumed phi while another's kernels hold the GPU"
@@ -304,6 +321,11 @@ class Profile(Bounded, frozen=True, kw_only=True):
             raise ValueError(f"profile {self.name!r} lacks {lacks}: this form has times of every model of the pair")
         if self.kv_bytes_per_token < 1:
             raise ValueError("the models must hold some KV")
+
+    @property
+    def phi(self) -> Phi:
+        """Of its plain streams: its own, or what was measured on such a GPU, or what is assumed."""
+        return self.overlap.phi or MEASURED_PHI.get(self.gpu.name, ASSUMED_PHI)
 
     @property
     def compact(self) -> CompactKernels:

@@ -61,6 +61,7 @@ class WorkCosts(ABC, Generic[PassesT]):
         self.host = profile.host
         self.drafts_apart = profile.host.engine == MEASURED_HERE and not profile.host.captures_chunks
         """Prompts go through the draft model in a pass of their own, which is not captured; the draft follows it."""
+        self._has_pieces = profile.host.captures_chunks and cuda_graph != GRAPHED_DECODE
         self._step_s, self._row_s = profile.host.step_s, profile.host.row_s
         self._is_synchronous = profile.host.is_synchronous
         inflation = (
@@ -151,7 +152,7 @@ class WorkCosts(ABC, Generic[PassesT]):
             tokens += chunk.new_tokens
         device_s = passes.pass_s(rows, row_tokens, work.context_tokens, chunks, work.head_rows)
         launch_s = self._launch_s(passes, rows, tokens, has_chunks=bool(chunks))
-        num_kernels = passes.num_kernels
+        num_kernels = self.turns(passes, tokens) if chunks else passes.num_kernels
         device_s += passes.extra_s + (0.0 if work.goes_on else passes.fusion_s(tokens))
         if rows and not work.goes_on:
             device_s += passes.phase_s
@@ -217,11 +218,17 @@ class WorkCosts(ABC, Generic[PassesT]):
             raise ValueError(f"profile {self.profile.name!r} has no draft model; name a pair (target+draft)")
         return self._draft
 
+    def turns(self, passes: PassesT, tokens: int) -> float:
+        """Kernels of a pass with prompts: beside captured ones, those that are launched one by one have shorter turns
+        (Phi.turn)."""
+        is_beside_captured = self.cuda_graph in (True, GRAPHED_DECODE) and not self._is_synchronous
+        is_captured = self._has_pieces and tokens <= self._max_graph_tokens
+        return passes.num_kernels / (self.profile.phi.turn if is_beside_captured and not is_captured else 1.0)
+
     def _launch_s(self, passes: PassesT, rows: int, tokens: int, *, has_chunks: bool = False) -> float:
         host = self.host
         is_graphed = self.cuda_graph is True or (self.cuda_graph == GRAPHED_DRAFT and passes is self._draft)
-        has_pieces = host.captures_chunks and self.cuda_graph != GRAPHED_DECODE
-        if has_chunks and not has_pieces:
+        if has_chunks and not self._has_pieces:
             return passes.num_kernels * max(host.prompt_kernel_s, host.eager_kernel_s)
         if self.cuda_graph == GRAPHED_DECODE:
             is_graphed = True

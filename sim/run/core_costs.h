@@ -53,7 +53,7 @@ typedef struct { Count count, tokens, history, longest, longest_history; Chunk *
    with a token each, `passes` in all. `goes_on`: passes of a draft that began in an earlier work. */
 typedef struct { Count rows, row_tokens, context, head_rows, passes; const Chunks *chunks; int goes_on; } Pass;
 static const Chunks NO_CHUNKS;
-typedef struct { double device_s, launch_s, tail_s; } Cost;
+typedef struct { double device_s, launch_s, tail_s, turns; } Cost;  /* turns: of a pass with chunks, without its rows' drafts */
 
 static const double ONES[16] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
 
@@ -197,8 +197,8 @@ static Cost chunks_cost(Costs *costs, Model *m, const Pass *p) {
     if (beside) attention_s += beside_s(m, p, beside);
     double head_s = p->head_rows ? slot(costs, m, HEAD, p->head_rows, 0)[0] : 0.0;
     Count of_experts = m->is.by_rows ? p->rows << ROW_BITS | p->row_tokens : 0;
-    const double *rest = slot(costs, m, TOKENS, p->row_tokens + p->chunks->tokens, of_experts); /* body, launch, fusion */
-    Cost cost = {rest[0] + m->is.layers * attention_s + head_s, rest[1]};
+    const double *rest = slot(costs, m, TOKENS, p->row_tokens + p->chunks->tokens, of_experts); /* body, launch, fusion, turns */
+    Cost cost = {rest[0] + m->is.layers * attention_s + head_s, rest[1], .turns = rest[3]};
     cost.device_s += m->is.extra_s + rest[2];
     if (p->rows) cost.device_s += m->is.phase_s;
     if (p->passes <= 1 || !p->rows) return cost;

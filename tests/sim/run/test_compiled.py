@@ -50,7 +50,8 @@ PROFILES = (
     "rtx-4090/llama-3.1-8b",
     "h100-sxm/llama-3.1-8b+llama-3.2-1b-measured",
 )
-"""Compact constants and tables, draft models and heads, windows and experts, prompts measured beside rows, and launched apart."""
+"""Compact constants and tables, draft models and heads, windows and experts, prompts measured beside rows, and prompts
+that are launched kernel by kernel."""
 LANE_PROFILES = (
     PROFILES[0],
     PROFILES[6],
