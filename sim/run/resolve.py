@@ -446,11 +446,6 @@ def _priced(one: _Unpriced) -> Resolved:
         host_costs=DrafterCosts([costs, *further]) if further else costs,
         costs_elsewhere=_costs_elsewhere(one),
         contention=contention_of(overlap, regime, scenario.devices.phi, is_preemptive=is_preemptive),
-            msgspec.structs.replace(profile.overlap, phi=profile.phi),
-            regime,
-            scenario.devices.phi,
-            is_preemptive=is_preemptive,
-        ),
         regime=regime,
         options=replace(scenario.policy_options, partition=partition, adaptive_table=table),
     )
