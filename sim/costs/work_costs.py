@@ -61,6 +61,8 @@ class WorkCosts(ABC, Generic[PassesT]):
         self.host = profile.host
         self.drafts_apart = profile.host.engine == MEASURED_HERE and not profile.host.captures_chunks
         """Prompts go through the draft model in a pass of their own, which is not captured; the draft follows it."""
+        self._pads_rows = self.drafts_apart and cuda_graph is True
+        """Rows of captured passes are padded to 1, 2, 4, ..., all of one length (realrun.kernels.pair_options)."""
         self._has_pieces = profile.host.captures_chunks and cuda_graph != GRAPHED_DECODE
         self._step_s, self._row_s = profile.host.step_s, profile.host.row_s
         self._is_synchronous = profile.host.is_synchronous
@@ -123,8 +125,15 @@ class WorkCosts(ABC, Generic[PassesT]):
 
     def _new_row_part(self, passes: PassesT, key: tuple[int, int, int], work: Work) -> RowPart:
         self._check_range(passes, work)
-        rows, row_tokens, _ = key
-        part = passes.row_parts[key] = passes.row_part(*key, self._launch_s(passes, rows, row_tokens))
+        rows, row_tokens, head_rows = key
+        launch_s = self._launch_s(passes, rows, row_tokens)
+        if not self._pads_rows:
+            part = passes.row_parts[key] = passes.row_part(*key, launch_s)
+            return part
+        padded = 1 << (rows - 1).bit_length()
+        tokens, heads = (-(-count // rows) * padded for count in (row_tokens, head_rows))
+        part = passes.row_parts[key] = passes.row_part(padded, tokens, heads, launch_s)
+        part.max_context_tokens = part.max_context_tokens // padded * rows
         return part
 
     def _any_cost(self, work: Work) -> Cost:

@@ -177,3 +177,16 @@ def test_a_draft_with_prompts_is_a_pass_of_their_own_and_then_a_captured_draft_b
     machine.run_until()
     assert first.launch_s > first.device_s
     assert ticket.end_s == pytest.approx(both.prepare_s + first.launch_s + then.device_s)
+
+
+def test_rows_of_a_captured_pass_are_padded_as_a_replay_pads_them() -> None:
+    """Five rows, of which three draft for a token more, take what eight rows of two tokens do; what they read of KV is
+    their own."""
+    profile = load("h200-sxm/llama-3.1-8b+llama-3.2-1b-measured")
+    rows = Work(
+        kind=Kind.DRAFT, model=Model.DRAFT, rows=5, row_tokens=8, context_tokens=992, head_rows=5, draft_tokens=1
+    )
+    padded = msgspec.structs.replace(rows, rows=8, row_tokens=16, context_tokens=984, head_rows=8)
+    costs, eager = build_costs(profile), build_costs(profile, cuda_graph=False)
+    assert costs.cost(rows).device_s == costs.cost(padded).device_s > eager.cost(rows).device_s
+    assert costs.cost(rows).prepare_s < costs.cost(padded).prepare_s
