@@ -37,7 +37,7 @@ class Waits(NamedTuple):
     """Seconds that serving adds to a work."""
 
     prepare_s: float
-    """Seconds from the moment when nothing but the threads kept it from being issued to its first kernel, or to its issue
+    """Seconds from the moment when nothing but the threads kept it from being issued to its first kernel, to its issue
     where the device was busy."""
     result_s: float
     """Seconds from its end to the act of the coroutine that awaited it."""
