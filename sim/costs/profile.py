@@ -34,17 +34,6 @@ class Gpu(Bounded, frozen=True, kw_only=True):
     bandwidth_bytes_per_s: Positive
 
 
-class IdleRamp(Bounded, frozen=True, kw_only=True):
-    """Time that works lose after a pause, before the machine is up again (sim.costs.in_service)."""
-
-    lost_s: Seconds
-    """Time that is lost in all, after a long pause."""
-    pause_s: SomeSeconds
-    """Length of a pause after which 63 % of that are lost."""
-    work_s: SomeSeconds
-    """Seconds of work in which 63 % of it are lost."""
-
-
 class HostCosts(Bounded, frozen=True, kw_only=True):
     """Time of the CPU that drives the GPU."""
 
@@ -101,7 +90,8 @@ class HostCosts(Bounded, frozen=True, kw_only=True):
     is_synchronous: bool = False
     """Issuing a pass is executing it, as on a CPU: a work holds its issuer to its end, so that nothing of the next one
     is hidden behind it, and issuers slow each other down as `overlap` says, not by inflation."""
-    idle_ramp: IdleRamp | None = None
+    idle_ramp: None = None
+    """Always null: no GPU loses time after a pause."""
     served: dict[str, Positive] = msgspec.field(default_factory=dict)
     """Ratio of a pass's time in service to its time over and over in a loop, which finds its data in the
     caches; by SERVED_KINDS, 1 where nothing is said."""

@@ -111,8 +111,6 @@ def _reason(resolved: Resolved, whole: Serving | Fleet, serving: Serving, host: 
         return f"policy {resolved.policy.name}"
     if not isinstance(costs, CompactCosts | TableCosts) or costs.host.is_synchronous:
         return "costs of another form"
-    if costs.host.idle_ramp is not None:
-        return "costs or memory that remember"
     if resolved.scenario.window.stop_s is not None or host.is_heard:
         return "somebody looks"
     reason = _lane_reason(resolved, whole, serving) if has_lanes else _continuous_reason(resolved, whole, serving)

@@ -148,7 +148,7 @@ static double ahead_s(const Lanes *l, Batch who, int stream) {
     return l->device.now_s - known_s;
 }
 
-/* How much longer a launch takes beside workers that poll (in_service.HistoryCosts). */
+/* How much longer a launch takes beside workers that poll (in_service.ServiceCosts). */
 static double looked(const Lanes *l) {
     Count num_polling = 0;
     for (const Task *t = l->tasks; l->set.look_s != 0.0 && t < l->tasks + l->num_tasks; t++)
