@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from statistics import median
 from typing import NamedTuple
 
 import msgspec
@@ -77,12 +76,19 @@ def fit_overlap(profile: Profile, rates: Sequence[Ran], *, cores: float | None =
     else:
         candidates = [Contention(regime=Regime.LEFTOVER, phi=phi) for phi in PHIS]
         contention = _best(used, candidates)
-        launched = [beside(costs, ran, _captured_s(rates)) for ran in launched_pairs(rates)]
+        # A prompt that is launched kernel by kernel, and a captured pass.
+        mixed = [
+            ran for ran in plain_pairs(rates) if {timed.launch for timed in ran.corun.passes} == {"eager", "graphed"}
+        ]
+        alone_s = {
+            timed: one_s
+            for ran in plain_pairs(rates)
+            for timed, one_s in zip(ran.corun.passes, ran.alone_s, strict=True)
+        }
+        launched = [beside(costs, ran, alone_s) for ran in mixed]
         turn = min(TURNS, key=lambda turn: _loss(launched, contention, turn)) if launched else 1.0
-        every = [beside(costs, ran) for ran in pairs]
-        phi = _phi(
-            contention.phi, every, candidates, turn, f"{how}; turn: {len(launched)} prompts beside captured rows"
-        )
+        how = f"{how}; turn: {len(launched)} prompts beside captured rows"
+        phi = _phi(contention.phi, [beside(costs, ran) for ran in pairs], candidates, turn, how)
         overlap = Overlap(phi=phi, source="phi of plain streams is measured")
     errors = profile.errors | {"overlap": kind_error(_errors(contention, held_out), HELD_OUT)}
     three = [beside(costs, ran) for ran in rates if len(ran.corun.passes) == 3]
@@ -93,24 +99,12 @@ def fit_overlap(profile: Profile, rates: Sequence[Ran], *, cores: float | None =
 
 def fitted_pairs(rates: Sequence[Ran]) -> list[Ran]:
     """Pairs on the whole device that a fit may use: the captured ones, or all of a device that captures none."""
-    pairs = [ran for ran in rates if len(ran.corun.passes) == 2 and ran.corun.is_plain]
+    pairs = plain_pairs(rates)
     return [ran for ran in pairs if ran.corun.is_captured] or pairs
 
 
-def launched_pairs(rates: Sequence[Ran]) -> list[Ran]:
-    """Pairs on the whole device of a prompt that is launched kernel by kernel and a captured pass."""
-    pairs = [ran for ran in rates if len(ran.corun.passes) == 2 and ran.corun.is_plain]
-    return [ran for ran in pairs if sorted(timed.launch for timed in ran.corun.passes) == ["eager", "graphed"]]
-
-
-def _captured_s(rates: Sequence[Ran]) -> dict[TimedPass, float]:
-    """Median seconds alone of every captured pass that ran beside another on the whole device."""
-    alone_s: dict[TimedPass, list[float]] = {}
-    for ran in rates:
-        for timed, each_s in zip(ran.corun.passes, ran.alone_s, strict=True):
-            if ran.corun.share_pct is None and timed.launch == "graphed":
-                alone_s.setdefault(timed, []).append(each_s)
-    return {timed: median(each) for timed, each in alone_s.items()}
+def plain_pairs(rates: Sequence[Ran]) -> list[Ran]:
+    return [ran for ran in rates if len(ran.corun.passes) == 2 and ran.corun.is_plain]
 
 
 def halves(pairs: Sequence[Ran]) -> tuple[list[Ran], list[Ran]]:
@@ -123,9 +117,9 @@ def halves(pairs: Sequence[Ran]) -> tuple[list[Ran], list[Ran]]:
     return used, held_out
 
 
-def beside(costs: CostModel, ran: Ran, captured_s: Mapping[TimedPass, float] | None = None) -> Beside:
-    """`captured_s` are seconds of passes where these are replayed; those that it lacks take what they took alone."""
-    works, known_s = [work_of(timed) for timed in ran.corun.passes], captured_s or {}
+def beside(costs: CostModel, ran: Ran, whole_s: Mapping[TimedPass, float] | None = None) -> Beside:
+    """`whole_s` are seconds of passes alone, of which those of captured ones are the device's."""
+    works, known_s = [work_of(timed) for timed in ran.corun.passes], whole_s or {}
     graphed = [timed._replace(launch="graphed") for timed in ran.corun.passes]
     devices_s = [min(alone_s, known_s.get(timed, alone_s)) for timed, alone_s in zip(graphed, ran.alone_s, strict=True)]
     caps = tuple(device_s / alone_s for device_s, alone_s in zip(devices_s, ran.alone_s, strict=True))
