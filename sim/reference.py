@@ -51,7 +51,7 @@ class Pass:
     """A work in flight: the seconds that are left of each part, and events for the end of each."""
 
     def __init__(self, env: simpy.Environment, work: Work, costs: CostModel) -> None:
-        self.prepare_s, self.launch_s, self.device_s, num_kernels = costs.cost(work)
+        self.prepare_s, self.launch_s, self.device_s, num_kernels, self.tail_s = costs.cost(work)
         self.begun_s = self.over_s = 0.0  # from its start on the GPU to its end
         self.kernel_s = self.device_s / num_kernels
         self.result_s = prompt_result_s(costs) if work.chunks else costs.result_s
@@ -115,7 +115,8 @@ class Gpu:
     def rates(self, slowdown: float) -> dict[Pass, float]:
         """Device seconds per second of works side by side. The GPU runs a kernel of each in turn, so a work's share of
         its time goes by the length of its kernels, but none ends before its launch does; phi of the rest is added."""
-        caps = {job: min(1.0, job.device_s / job.launch_s / slowdown) if job.launch_s else 1.0 for job in self.running}
+        before_s = {job: max(0.0, job.device_s - job.tail_s) for job in self.running}  # that its launch is over
+        caps = {job: min(1.0, s / job.launch_s / slowdown) if job.launch_s else 1.0 for job, s in before_s.items()}
         shares, left, sharing = dict(caps), 1.0, [*caps] if len(caps) > 1 else []
         while sharing:
             unit = left / (sum(each.kernel_s for each in sharing) or 1.0)

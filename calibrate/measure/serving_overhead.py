@@ -37,7 +37,8 @@ class Waits(NamedTuple):
     """Seconds that serving adds to a work."""
 
     prepare_s: float
-    """Seconds from the moment when nothing but the threads kept it from being issued to its issue."""
+    """Seconds from the moment when nothing but the threads kept it from being issued to its first kernel, to its issue
+    where the device was busy."""
     result_s: float
     """Seconds from its end to the act of the coroutine that awaited it."""
 
@@ -194,7 +195,7 @@ def waits(by_setting: Sequence[Sequence[ServedLane]], counts: Callable[[Measured
         )
 
     return Waits(
-        typical_s(lambda work: work.record.issue_start_s - work.eligible_s),
+        typical_s(lambda work: work.cost.prepare_s),
         typical_s(lambda work: work.reacted_s - work.record.end_s),
     )
 

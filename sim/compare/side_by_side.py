@@ -24,8 +24,8 @@ from sim.compare.point_runs import Point, PointRun, run_points
 from sim.compare.pool import OnDone, Runner, lasting
 from sim.compare.run_length import Length, choose_run_length, lockstep_note, settled, transient_note
 from sim.compare.verdict import STATED, Interval, Order, Paired, PolicySummary, hull, judged, order_of, verdict
-from sim.costs.profile import Phi, Profile
-from sim.devices.contention import ASSUMED_PHI, BRACKET, PhiLevel, Regime, phi_at, phi_of
+from sim.costs.profile import ASSUMED_PHI, Phi, Profile
+from sim.devices.contention import BRACKET, PhiLevel, Regime, phi_at
 from sim.draws import child_seed
 from sim.files.json_values import Json
 from sim.metrics.load import Load, Verdict
@@ -249,12 +249,12 @@ def compare(
         firsts = [point for point in points[:: scenario.replications] if point.resolved.label in lanes]
         ends = [(level, point) for level in (PhiLevel.LOW, PhiLevel.HIGH) for point in firsts]
         keys += [(point.resolved.label, level) for level, point in ends]
-        at_ends = [replace(point, phi=phi_at(point.resolved.profile.overlap, level), **BARE) for level, point in ends]
+        at_ends = [replace(point, phi=phi_at(point.resolved.profile.phi, level), **BARE) for level, point in ends]
         done += run_points(at_ends, runner, "at both ends of phi's bracket")
     ran = list(zip(keys, done, strict=True))
     frame = _frame(policies, saturations, ran)
     bounded = lanes if scenario.devices.overlap is Regime.ROOFS else set()
-    paired = paired_differences(frame, phi_of(profile.overlap), bounded)
+    paired = paired_differences(frame, profile.phi, bounded)
     forms = {label: list(dict.fromkeys(one.form for key, one in ran if key[0] == label)) for label in frame.policies}
     rows = [msgspec.structs.replace(_policy_summary(frame, label), ran_in=ran_in) for label, ran_in in forms.items()]
     summaries = judged(rows, paired)
@@ -305,7 +305,7 @@ def _frame(
             loads[policy, level] = middle
             continue
         if level is not PhiLevel.MIDDLE:
-            saturation = saturation.at_phi(phi_at(one.profile.overlap, level))
+            saturation = saturation.at_phi(phi_at(one.profile.phi, level))
         loads[policy, level] = load_after(one, saturation, done)
     return Frame({key: [each.run for each in done] for key, done in groups.items()}, loads)
 
@@ -321,7 +321,7 @@ def cost_source(profile: Profile) -> CostSource:
         source=profile.source,
         overlap=profile.overlap.source,
         is_overlap_measured=profile.overlap.measured,
-        phi=None if profile.overlap.measured else phi_of(profile.overlap),
+        phi=None if profile.overlap.measured else profile.phi,
         errors={kind: error.mean_error_pct for kind, error in profile.errors.items()},
     )
 

@@ -21,7 +21,10 @@ class Cost(NamedTuple):
     """Host time to issue all kernels; the device may already run the first ones."""
     device_s: float
     """Device time with all kernels issued and nothing else running."""
-    num_kernels: int
+    num_kernels: float
+    """Beside another stream's work each has a turn of equal length."""
+    tail_s: float = 0.0
+    """Part of `device_s` that runs when all is launched and no sooner: captured passes behind one that is not."""
 
 
 class Demands(NamedTuple):

@@ -34,17 +34,6 @@ class Gpu(Bounded, frozen=True, kw_only=True):
     bandwidth_bytes_per_s: Positive
 
 
-class IdleRamp(Bounded, frozen=True, kw_only=True):
-    """Time that works lose after a pause, before the machine is up again (sim.costs.in_service)."""
-
-    lost_s: Seconds
-    """Time that is lost in all, after a long pause."""
-    pause_s: SomeSeconds
-    """Length of a pause after which 63 % of that are lost."""
-    work_s: SomeSeconds
-    """Seconds of work in which 63 % of it are lost."""
-
-
 class HostCosts(Bounded, frozen=True, kw_only=True):
     """Time of the CPU that drives the GPU."""
 
@@ -101,7 +90,8 @@ class HostCosts(Bounded, frozen=True, kw_only=True):
     is_synchronous: bool = False
     """Issuing a pass is executing it, as on a CPU: a work holds its issuer to its end, so that nothing of the next one
     is hidden behind it, and issuers slow each other down as `overlap` says, not by inflation."""
-    idle_ramp: IdleRamp | None = None
+    idle_ramp: None = None
+    """Always null: no GPU loses time after a pause."""
     served: dict[str, Positive] = msgspec.field(default_factory=dict)
     """Ratio of a pass's time in service to its time over and over in a loop, which finds its data in the
     caches; by SERVED_KINDS, 1 where nothing is said."""
@@ -132,12 +122,29 @@ class Phi(Bounded, frozen=True, kw_only=True):
     low: float
     high: float
     source: str
+    turn: SomeShare = 1.0
+    """Part of its length for which a kernel of a prompt holds the machine, where it is launched alone beside captured
+    passes."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not 0.0 <= self.low <= self.value <= self.high <= 1.0:
             raise ValueError(
                 f"phi: low={self.low!r}, value={self.value!r} and high={self.high!r} must be in order within 0..1"
             )
+
+
+ASSUMED_PHI = Phi(value=0.07, low=0.0, high=0.25, source="assumed; servings on three other GPUs say 0 to 0.21")
+"""Phi of a profile that names none, of a GPU that was not measured."""
+HOPPER_PHI = Phi(
+    value=0.1,
+    low=0.06,
+    high=0.15,
+    turn=0.74,
+    source="measured: pairs of passes on an H200 and an H100; low and high by drawing the pairs again",
+)
+MEASURED_PHI = {"h100-sxm": HOPPER_PHI, "h200-sxm": HOPPER_PHI}
+"""Phi of profiles of these GPUs, whatever the engine."""
 
 
 class ShareCurve(Bounded, frozen=True, kw_only=True):
@@ -184,7 +191,7 @@ class Overlap(Bounded, frozen=True, kw_only=True):
     """Streams of higher priority are served first; False: all alike, as threads on a CPU are."""
     measured: bool = False
     phi: Phi | None = None
-    """Phi where the rest was not measured; None = what is assumed (sim.devices.contention)."""
+    """Phi where the rest was not measured; None: the GPU's (Profile.phi)."""
     partition: ShareCurve | None = None
     """None: what other GPUs made of shares of their multiprocessors (sim.devices.partition)."""
     source: str = "not measured: plain streams go on at an assumed phi while another's kernels hold the GPU"
@@ -304,6 +311,11 @@ class Profile(Bounded, frozen=True, kw_only=True):
             raise ValueError(f"profile {self.name!r} lacks {lacks}: this form has times of every model of the pair")
         if self.kv_bytes_per_token < 1:
             raise ValueError("the models must hold some KV")
+
+    @property
+    def phi(self) -> Phi:
+        """Of its plain streams: its own, or what was measured on such a GPU, or what is assumed."""
+        return self.overlap.phi or MEASURED_PHI.get(self.gpu.name, ASSUMED_PHI)
 
     @property
     def compact(self) -> CompactKernels:

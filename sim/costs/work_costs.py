@@ -15,6 +15,7 @@ from typing import Generic, TypeVar
 import msgspec
 
 from sim.costs.cost import Cost, Demands
+from sim.costs.engine_costs import MEASURED_HERE
 from sim.costs.extrapolation import Largest, OutsideProfileWarning, collected, outside
 from sim.costs.passes import ModelPasses, PassUse, RowPart
 from sim.costs.profile import HostCosts, Profile
@@ -58,6 +59,11 @@ class WorkCosts(ABC, Generic[PassesT]):
         self.graphed_queries = graphed_queries
         self.result_s = profile.host.result_s
         self.host = profile.host
+        self.drafts_apart = profile.host.engine == MEASURED_HERE and not profile.host.captures_chunks
+        """Prompts go through the draft model in a pass of their own, which is not captured; the draft follows it."""
+        self._pads_rows = self.drafts_apart and cuda_graph is True
+        """Rows of captured passes are padded to 1, 2, 4, ..., all of one length (realrun.kernels.pair_options)."""
+        self._has_pieces = profile.host.captures_chunks and cuda_graph != GRAPHED_DECODE
         self._step_s, self._row_s = profile.host.step_s, profile.host.row_s
         self._is_synchronous = profile.host.is_synchronous
         inflation = (
@@ -119,8 +125,15 @@ class WorkCosts(ABC, Generic[PassesT]):
 
     def _new_row_part(self, passes: PassesT, key: tuple[int, int, int], work: Work) -> RowPart:
         self._check_range(passes, work)
-        rows, row_tokens, _ = key
-        part = passes.row_parts[key] = passes.row_part(*key, self._launch_s(passes, rows, row_tokens))
+        rows, row_tokens, head_rows = key
+        launch_s = self._launch_s(passes, rows, row_tokens)
+        if not self._pads_rows:
+            part = passes.row_parts[key] = passes.row_part(*key, launch_s)
+            return part
+        padded = 1 << (rows - 1).bit_length()
+        tokens, heads = (-(-count // rows) * padded for count in (row_tokens, head_rows))
+        part = passes.row_parts[key] = passes.row_part(padded, tokens, heads, launch_s)
+        part.max_context_tokens = part.max_context_tokens // padded * rows
         return part
 
     def _any_cost(self, work: Work) -> Cost:
@@ -131,6 +144,16 @@ class WorkCosts(ABC, Generic[PassesT]):
         host = self.host
         if kind is Kind.COPY:
             return Cost(0.0, host.eager_kernel_s, work.num_bytes / self.profile.gpu.bandwidth_bytes_per_s, 1)
+        if self.drafts_apart and kind is Kind.DRAFT and work.rows and work.chunks:
+            _, launch_s, device_s, num_kernels, _ = self._any_cost(_prompts_of(work))
+            _, then_launch_s, then_s, then_kernels, _ = self.cost(msgspec.structs.replace(work, chunks=()))
+            return Cost(
+                self._prepare_s(work),
+                launch_s + then_launch_s,
+                device_s + then_s,
+                num_kernels + then_kernels,
+                max(0.0, then_s - then_launch_s),
+            )
         passes, rows, row_tokens, chunks = self.passes(work.model), work.rows, work.row_tokens, work.chunks
         self._check_range(passes, work)
         tokens = row_tokens
@@ -138,28 +161,32 @@ class WorkCosts(ABC, Generic[PassesT]):
             tokens += chunk.new_tokens
         device_s = passes.pass_s(rows, row_tokens, work.context_tokens, chunks, work.head_rows)
         launch_s = self._launch_s(passes, rows, tokens, has_chunks=bool(chunks))
-        num_kernels = passes.num_kernels
+        num_kernels = self.turns(passes, tokens) if chunks else passes.num_kernels
         device_s += passes.extra_s + (0.0 if work.goes_on else passes.fusion_s(tokens))
         if rows and not work.goes_on:
             device_s += passes.phase_s
         if passes.projects_context:
             device_s += passes.slots_s(work)
         if work.draft_tokens > 1 and rows:
-            _, later_launch_s, later_s, later_kernels = self.cost(_later_passes(work))
+            _, later_launch_s, later_s, later_kernels, _ = self.cost(_later_passes(work))
             launch_s += later_launch_s
             device_s += later_s - passes.fusion_s(rows) - passes.phase_s
             num_kernels += later_kernels
-        prepare_s = self._step_s + self._row_s * (rows + len(chunks))
-        if chunks and host.eager_step_s is not None:
-            prepare_s += host.eager_step_s - self._step_s
-        if work.ahead_s:
-            prepare_s = max(0.0, prepare_s - work.ahead_s)
-        return Cost(prepare_s, device_s if self._is_synchronous else launch_s, device_s, num_kernels)
+        return Cost(self._prepare_s(work), device_s if self._is_synchronous else launch_s, device_s, num_kernels)
+
+    def _prepare_s(self, work: Work) -> float:
+        prepare_s = self._step_s + self._row_s * (work.rows + len(work.chunks))
+        if work.chunks and self.host.eager_step_s is not None:
+            prepare_s += self.host.eager_step_s - self._step_s
+        return max(0.0, prepare_s - work.ahead_s) if work.ahead_s else prepare_s
 
     def use(self, work: Work) -> PassUse:
         """Computation and traffic of all passes of `work` on one device."""
         if work.kind in (Kind.HOST, Kind.COPY):
             return PassUse(0.0, float(work.num_bytes))
+        if self.drafts_apart and work.kind is Kind.DRAFT and work.rows and work.chunks:
+            prompts, draft = self.use(_prompts_of(work)), self.use(msgspec.structs.replace(work, chunks=()))
+            return PassUse(prompts.flops + draft.flops, prompts.num_bytes + draft.num_bytes)
         passes = self.passes(work.model)
         flops, num_bytes = passes.use(work.rows, work.row_tokens, work.context_tokens, work.chunks, work.head_rows)
         if work.draft_tokens > 1 and work.rows:
@@ -200,11 +227,17 @@ class WorkCosts(ABC, Generic[PassesT]):
             raise ValueError(f"profile {self.profile.name!r} has no draft model; name a pair (target+draft)")
         return self._draft
 
+    def turns(self, passes: PassesT, tokens: int) -> float:
+        """Kernels of a pass with prompts: beside captured ones, those that are launched one by one have shorter turns
+        (Phi.turn)."""
+        is_beside_captured = self.cuda_graph in (True, GRAPHED_DECODE) and not self._is_synchronous
+        is_captured = self._has_pieces and tokens <= self._max_graph_tokens
+        return passes.num_kernels / (self.profile.phi.turn if is_beside_captured and not is_captured else 1.0)
+
     def _launch_s(self, passes: PassesT, rows: int, tokens: int, *, has_chunks: bool = False) -> float:
         host = self.host
         is_graphed = self.cuda_graph is True or (self.cuda_graph == GRAPHED_DRAFT and passes is self._draft)
-        has_pieces = host.captures_chunks and self.cuda_graph != GRAPHED_DECODE
-        if has_chunks and not has_pieces:
+        if has_chunks and not self._has_pieces:
             return passes.num_kernels * max(host.prompt_kernel_s, host.eager_kernel_s)
         if self.cuda_graph == GRAPHED_DECODE:
             is_graphed = True
@@ -253,6 +286,11 @@ def sizes_on(host: HostCosts, of_engine: Sequence[int] | None) -> list[int]:
 def _later_context(work: Work) -> float:
     """Mean context before the second and later passes of a DRAFT work: one token per row more each time."""
     return work.context_tokens + work.row_tokens + 0.5 * (work.draft_tokens - 2) * work.rows
+
+
+def _prompts_of(work: Work) -> Work:
+    """The prompts of a DRAFT work, without its rows."""
+    return msgspec.structs.replace(work, rows=0, row_tokens=0, context_tokens=0, head_rows=0, draft_tokens=0)
 
 
 def _later_passes(work: Work) -> Work:

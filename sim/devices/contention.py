@@ -4,8 +4,8 @@ Plain streams of a profile without an overlap measurement:
 - SERIAL: the kernels of all streams are in one FIFO. Works advance kernel by kernel, in proportion to the length of
   their kernels, so long grids (a prefill) starve short ones (a decode).
 - LEFTOVER: a work with the share s under SERIAL goes on at rate phi while another's kernels hold the machine:
-  r = s + phi (1 - s). Rates of 26 pairs of passes on an H200 say phi 0.08, of 20 on an H100 0.10; published
-  comparisons of one plain stream with two imply 0 to 0.21 (docs/adr/003). Bracketed (ASSUMED_PHI, or the profile's).
+  r = s + phi (1 - s). Pairs of passes on an H200 and an H100 say phi 0.10; published comparisons of one plain stream
+  with two imply 0 to 0.21 (docs/adr/003). A result is shown at both ends of its range, too (Profile.phi).
 - PROCESSES: each stream is a process with an interpreter of its own, to which the GPU gives slices of time: all get
   as much, whatever the length of their kernels, and switching costs a part (`SLICED`). Only where a scenario asks.
 - ROOFS: max-min filling under the compute and the bandwidth roof, an upper bound, only where a scenario asks for it;
@@ -24,7 +24,7 @@ from math import inf
 
 import msgspec
 
-from sim.costs.profile import Overlap, Phi, ShareCurve
+from sim.costs.profile import ASSUMED_PHI, Overlap, Phi, ShareCurve
 
 FAVOURED_WAIT_S = 40e-6
 """A kernel of a stream of higher priority waits for so much of another's at most: for the blocks that run, not for
@@ -58,16 +58,6 @@ class PhiLevel(StrEnum):
 
 BRACKET = tuple(PhiLevel)
 """Least overlap first."""
-ASSUMED_PHI = Phi(
-    value=0.07,
-    low=0.0,
-    high=0.25,
-    source=(
-        "assumed; pairs of passes say 0.08 (0.005 to 0.244) on an H200 and 0.10 (0.021 to 0.193) on an H100, servings "
-        "on three other GPUs 0 to 0.21"
-    ),
-)
-"""Phi of a profile that names none."""
 
 
 class Contention(msgspec.Struct, frozen=True, kw_only=True):
@@ -89,13 +79,7 @@ class Contention(msgspec.Struct, frozen=True, kw_only=True):
     """Slowdowns of works on shares of the multiprocessors; None: those of other GPUs (sim.devices.partition)."""
 
 
-def phi_of(overlap: Overlap) -> Phi:
-    """Phi of the profile with its bracket, or what is assumed."""
-    return overlap.phi or ASSUMED_PHI
-
-
-def phi_at(overlap: Overlap, level: PhiLevel) -> float:
-    phi = phi_of(overlap)
+def phi_at(phi: Phi, level: PhiLevel) -> float:
     return {PhiLevel.LOW: phi.low, PhiLevel.MIDDLE: phi.value, PhiLevel.HIGH: phi.high}[level]
 
 
@@ -109,7 +93,7 @@ def contention_of(
         if regime is Regime.PROCESSES and phi is not None:
             # Under MPS the kernels of processes meet as those of streams do.
             regime = Regime.LEFTOVER
-        rate = phi_of(overlap).value if phi is None else phi
+        rate = (overlap.phi or ASSUMED_PHI).value if phi is None else phi
         return Contention(
             regime=regime,
             phi=rate if regime is Regime.LEFTOVER else 0.0,

@@ -49,6 +49,7 @@ class Op:
         "rate",
         "since_s",
         "slowdown",
+        "tail_s",
         "ticket",
     )
 
@@ -68,6 +69,7 @@ class Op:
         """When preparing and launching will be over at the present slowdown."""
         self.left_s = ticket.cost.device_s
         """Device time left at rate 1, as of `since_s`."""
+        self.tail_s = ticket.cost.tail_s
         self.rate = 0.0
         self.since_s = 0.0
         self.finish_s = inf
@@ -86,9 +88,11 @@ class Op:
         else:
             ticket.issue_start_s = nan
         if ticket.start_s <= now_s and ticket.work.kind is not HOST:
-            launch_s = ticket.issued_s - ticket.start_s
+            launch_s, device_s = ticket.issued_s - ticket.start_s, device_s - self.tail_s
             self.rate = device_s / launch_s if device_s < launch_s else 1.0
             self.since_s, self.finish_s = ticket.start_s, ticket.end_s
+            if self.tail_s and self.is_issued:
+                self.left_s, self.since_s, self.rate = ticket.end_s - now_s, now_s, 1.0
         else:
             ticket.start_s = nan
         if not self.is_prepared:
@@ -107,7 +111,7 @@ class Op:
             self.host_done_s += (now_s - self.host_since_s) / self.slowdown
         self.slowdown = slowdown
         self.host_since_s = now_s
-        prepare_s, launch_s, _, _ = self.ticket.cost
+        prepare_s, launch_s, *_ = self.ticket.cost
         if self.prepared_s > now_s:
             self.prepared_s = now_s + max(0.0, prepare_s - self.host_done_s) * slowdown
             self.issued_s = self.prepared_s + launch_s * slowdown
@@ -119,11 +123,11 @@ class Op:
         return left_s if left_s > 0.0 else 0.0
 
     def launch_cap(self, now_s: float) -> float:
-        """The most this can run at: while it is being launched, its device time spread over the launch."""
+        """The most this can run at: while it is being launched, its device time but the tail spread over the launch."""
         if self.is_issued:
             return 1.0
         launch_s = self.issued_s - now_s
-        left_s = self.left_at(now_s)
+        left_s = max(0.0, self.left_at(now_s) - self.tail_s)
         return left_s / launch_s if left_s < launch_s else 1.0
 
     def demands_of(self, costs: CostModel) -> tuple[float, float]:
@@ -133,12 +137,12 @@ class Op:
         return self.demands
 
     def set_rate(self, rate: float, cap: float, now_s: float) -> None:
-        """Run at `rate` from now on. At a `cap` below 1 the work ends with its launch."""
+        """Run at `rate` from now on. At a `cap` below 1 all but the tail ends with its launch."""
         if not self.is_issued and cap < 1.0 and rate >= cap * (1.0 - SLACK):
             self.left_s = self.left_at(now_s)
             self.since_s = now_s
             self.rate = rate
-            self.finish_s = self.issued_s
+            self.finish_s = self.issued_s + self.tail_s
         elif rate != self.rate or self.finish_s == inf:
             self.left_s = self.left_at(now_s)
             self.since_s = now_s

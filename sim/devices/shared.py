@@ -5,7 +5,7 @@ Rules (design, section 4; docs/adr/003):
   interpreter: with n of them busy, each is slowed by the measured inflation of n.
 - A work starts when it is prepared, the work before it on its stream has ended, and those it comes `after` have.
 - While its launch goes on a work cannot outrun it: its rate is at most device time left / launch time left, and it
-  ends no earlier than its launch.
+  ends no earlier than its launch; captured passes that are launched last (Cost.tail_s) run behind it.
 - A lone work runs at rate 1, several at `rates_together`; on a reserved share a lone one does, too.
 While one stream alone has works their times follow from their order (`solo`); events begin with a second stream's.
 A rate that a change leaves as it was keeps its finish time bit for bit, so that sums by hand come out exact.
@@ -193,7 +193,8 @@ class SharedDevice:
         done_s = total_s - left_s
         kept_s = checkpoint_at(op.ticket.work, done_s / total_s if total_s else 1.0) * total_s - done_s
         if not op.is_issued:
-            op.issued_s = now_s + (op.issued_s - now_s) * (kept_s / left_s if left_s else 0.0)
+            share = kept_s / left_s if left_s else 0.0
+            op.issued_s, op.tail_s = now_s + (op.issued_s - now_s) * share, op.tail_s * share
         op.left_s, op.since_s, op.rate, op.finish_s = max(0.0, kept_s), now_s, 0.0, inf
 
     def _drop(self, op: Op, now_s: float) -> None:
@@ -343,7 +344,7 @@ class SharedDevice:
                 or self._is_slowing
                 or (op.queue.running is op and self._is_capped(now_s))
                 or op.ticket._issued is not None
-                or op.finish_s <= op.issued_s
+                or op.finish_s <= op.issued_s + op.tail_s
                 or op.ticket.work.kind is HOST
             ):
                 next_s = op.issued_s

@@ -84,7 +84,7 @@ class SoloDevice:
 
     def _time(self, ticket: SimTicket) -> None:
         work, start_s = ticket.work, self._device_free_s
-        prepare_s, launch_s, device_s, _ = ticket.cost
+        prepare_s, launch_s, device_s, _, tail_s = ticket.cost
         issue_start_s = ticket.submitted_s
         if self._issuer_free_s > issue_start_s:
             issue_start_s = self._issuer_free_s
@@ -98,8 +98,8 @@ class SoloDevice:
             start_s = prepared_s
         ticket.start_s = start_s
         end_s = start_s + device_s
-        if issued_s > end_s:
-            end_s = issued_s
+        if issued_s + tail_s > end_s:
+            end_s = issued_s + tail_s
         ticket.end_s = self._device_free_s = end_s
         ticket.ready_s = end_s + (self._prompt_result_s if work.chunks else self._result_s)
 
@@ -121,12 +121,12 @@ class SoloDevice:
             return
         self.flush(now_s)
         ticket.is_cancelled = True
-        prepare_s, launch_s, device_s, num_kernels = ticket.cost
+        prepare_s, launch_s, device_s, num_kernels, tail_s = ticket.cost
         length_s = ticket.end_s - ticket.start_s
         share = checkpoint_at(ticket.work, (now_s - ticket.start_s) / length_s if length_s else 0.0)
         if ticket.start_s >= now_s:
             prepare_s = min(prepare_s, max(0.0, now_s - ticket.issue_start_s))
-        ticket.cost = Cost(prepare_s, launch_s * share, device_s * share, num_kernels)
+        ticket.cost = Cost(prepare_s, launch_s * share, device_s * share, num_kernels, tail_s * share)
         self._issuer_free_s, self._device_free_s = self._settled
         for flying in self._flying:
             self._time(flying)

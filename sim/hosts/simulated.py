@@ -15,7 +15,7 @@ import simpy
 from simpy.events import NORMAL, EventPriority
 
 from sim.costs.cost import CostModel, Link
-from sim.costs.in_service import UNPRICED, HistoryCosts, with_history
+from sim.costs.in_service import in_service
 from sim.devices.contention import Contention
 from sim.devices.partition import check_shares, partition_of
 from sim.devices.shared import SharedDevice
@@ -90,9 +90,7 @@ class SimHost(TaskHost):
     ) -> None:
         super().__init__()
         self._env = VirtualTime(0.0)
-        self._costs = with_history(costs, self)
-        self._heard_by: HistoryCosts | None = None
-        """Costs that are said when a work ends."""
+        self._costs = in_service(costs, self)
         self._draws = draws
         self._draws_by_drafter = draws_by_drafter
         self._contention = contention or Contention()
@@ -102,8 +100,6 @@ class SimHost(TaskHost):
         self._on_work = on_work
         self._concluded_s: float | None = None
         """Seconds with at least one work, where everything happened elsewhere."""
-        self.submitting = ""
-        """Name of the stream that a work is being submitted to."""
         self._devices: dict[int | str, Device] = {}
         self.usage: dict[tuple[str, Kind], Usage] = {}
         """Totals by (stream name, kind)."""
@@ -168,7 +164,6 @@ class SimHost(TaskHost):
     def run(self, work: Work, stream: Stream, *, after: Sequence[Any] = ()) -> SimTicket:
         if not self._devices:
             self._build_devices()
-        self.submitting = stream.name
         ticket = self._devices[stream.device].submit(work, stream, after)
         if work.requests:
             if work.kind is VERIFY:
@@ -186,10 +181,6 @@ class SimHost(TaskHost):
         return Result([run_length(r.index, r.emitted_tokens, most) if most else 0 for run_length, r, most in rows])
 
     def _build_devices(self) -> None:
-        if isinstance(self._costs, HistoryCosts) and len(self.streams) > 1:
-            # A device with one stream reports ends late, but there nothing takes longer than its cost says.
-            self._costs.knows_ends = True
-            self._heard_by = self._costs
         by_device: dict[int | str, list[Stream]] = {}
         for stream in self.streams.values():
             by_device.setdefault(stream.device, []).append(stream)
@@ -221,8 +212,6 @@ class SimHost(TaskHost):
         if usage is None:
             usage = self.usage[stream.name, kind] = Usage(stream.device)
         usage.num_works += 1
-        if self._heard_by is not None and kind not in UNPRICED:
-            self._heard_by.ended(stream.name, ticket.end_s)
         if kind is not HOST:
             device_s = ticket.end_s - ticket.start_s
             usage.device_s += device_s

@@ -59,7 +59,7 @@ REQUESTS = np.dtype(
     align=True,
 )
 """A request, as the core has it; its rounds are those of `accepted` from the first one on."""
-SETTINGS = struct.Struct("=32q 19d")
+SETTINGS = struct.Struct("=32q 20d")
 """What the core goes by, in the order of its struct."""
 GAUGE = struct.Struct("=2d 2q")
 """Integral, time of the last change, value and peak."""
@@ -69,7 +69,7 @@ LANE_POLICIES = ("pd", "pdv", "unified", "baseline")
 """As the core numbers them."""
 LANE_KINDS = (Kind.PREFILL, Kind.DRAFT, Kind.VERIFY)
 """Kinds of works of lanes, likewise."""
-LANE_SETTINGS = struct.Struct("=12q 8d 13d")
+LANE_SETTINGS = struct.Struct("=12q 8d 14d")
 """What the core goes by with lanes, in the order of its struct."""
 LANE_TOTALS = struct.Struct("=2d q")
 """now_s, busy_s and polls; then works, tokens and device seconds of 3 streams by kind."""
@@ -133,8 +133,6 @@ def _reason(resolved: Resolved, whole: Serving | Fleet, serving: Serving, host: 
         return f"policy {resolved.policy.name}"
     if not isinstance(costs, CompactCosts | TableCosts) or costs.host.is_synchronous:
         return "costs of another form"
-    if costs.host.idle_ramp is not None:
-        return "costs or memory that remember"
     if resolved.scenario.window.stop_s is not None or host.is_heard:
         return "works that are recorded, or a window that closes"
     reason = _lane_reason(resolved, whole, serving) if has_lanes else _continuous_reason(resolved, whole, serving)
@@ -338,6 +336,7 @@ def _host(serving: Serving, costs: CompactCosts | TableCosts) -> tuple[float, ..
     return (
         *(intake.frontend_s, intake.frontend_token_s),
         *(host.step_s, host.row_s, eager_s, costs.result_s, prompt_result_s(costs), host.ngram_row_s),
+        costs.drafts_apart,
         *[host.served.get(kind, 1.0) for kind in IN_SERVICE],
     )
 

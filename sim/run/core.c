@@ -166,7 +166,7 @@ static double submit(Run *run, int model, const Pass *p, double ahead_s) {
     double prepared_s = larger(run->issuer_free_s, run->now_s) + prepare_s;
     double start_s = larger(run->device_free_s, prepared_s);
     run->issuer_free_s = prepared_s + cost.launch_s;
-    run->device_free_s = larger(start_s + cost.device_s, run->issuer_free_s);
+    run->device_free_s = larger(start_s + cost.device_s, run->issuer_free_s + cost.tail_s);
     run->totals.busy_s += run->device_free_s - start_s;
     Usage *usage = &run->totals.usage[model];
     usage->num_works++;

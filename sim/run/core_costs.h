@@ -38,7 +38,7 @@ typedef struct { Constants is; double told_context; Slots slots[NUM_KINDS]; } Mo
 
 typedef struct {
     double frontend_s, frontend_token_s;
-    double step_s, row_s, eager_s, result_s, prompt_result_s, lookup_row_s;
+    double step_s, row_s, eager_s, result_s, prompt_result_s, lookup_row_s, drafts_apart;
     double served[NUM_SERVICES]; /* sim.costs.in_service */
 } Host;
 
@@ -55,7 +55,7 @@ typedef struct { Count count, tokens, history, longest, longest_history; Chunk *
    with a token each, `passes` in all. `goes_on`: passes of a draft that began in an earlier work. */
 typedef struct { Count rows, row_tokens, context, head_rows, passes; const Chunks *chunks; int goes_on; } Pass;
 static const Chunks NO_CHUNKS;
-typedef struct { double device_s, launch_s; } Cost;
+typedef struct { double device_s, launch_s, tail_s, turns; } Cost;  /* turns: of a pass with chunks, without its rows' drafts */
 
 static const double ONES[16] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
 
@@ -200,8 +200,8 @@ static Cost chunks_cost(Costs *costs, Model *m, const Pass *p) {
     if (beside) attention_s += beside_s(m, p, beside);
     double head_s = p->head_rows ? slot(costs, m, HEAD, p->head_rows, 0)[0] : 0.0;
     Count of_experts = m->is.by_rows ? p->rows << ROW_BITS | p->row_tokens : 0;
-    const double *rest = slot(costs, m, TOKENS, p->row_tokens + p->chunks->tokens, of_experts); /* body, launch, fusion */
-    Cost cost = {rest[0] + m->is.layers * attention_s + head_s, rest[1]};
+    const double *rest = slot(costs, m, TOKENS, p->row_tokens + p->chunks->tokens, of_experts); /* body, launch, fusion, turns */
+    Cost cost = {rest[0] + m->is.layers * attention_s + head_s, rest[1], .turns = rest[3]};
     cost.device_s += m->is.extra_s + rest[2];
     if (p->rows) cost.device_s += m->is.phase_s;
     if (p->passes <= 1 || !p->rows) return cost;
@@ -213,11 +213,21 @@ static Cost chunks_cost(Costs *costs, Model *m, const Pass *p) {
     return cost;
 }
 
+/* Prompts in the draft model, launched kernel by kernel, and then a draft that is not (WorkCosts.drafts_apart). */
+static Cost apart_cost(Costs *costs, Model *m, const Pass *p) {
+    Pass prompts = {.chunks = p->chunks}, draft = *p;
+    draft.chunks = &NO_CHUNKS;
+    Cost cost = chunks_cost(costs, m, &prompts), then = rows_cost(costs, m, ROWS, &draft);
+    return (Cost){cost.device_s + then.device_s, cost.launch_s + then.launch_s, larger(0.0, then.device_s - then.launch_s)};
+}
+
 /* A pass in service, prepared for `ahead_s` before it is submitted; `prepare_s` is the host's part of it. */
 static Cost work_cost(Costs *costs, int model, const Pass *p, double ahead_s, double *prepare_s) {
     const Host *host = &costs->host;
     Model *m = &costs->model[model];
-    Cost cost = p->chunks->count || !p->rows ? chunks_cost(costs, m, p) : rows_cost(costs, m, ROWS, p);
+    int is_apart = host->drafts_apart != 0.0 && model && p->chunks->count && p->rows;
+    Cost cost = is_apart ? apart_cost(costs, m, p)
+        : p->chunks->count || !p->rows ? chunks_cost(costs, m, p) : rows_cost(costs, m, ROWS, p);
     enum Service of_target = !p->rows ? PROMPTS : p->row_tokens > p->rows ? VERIFIES : DECODES;
     double served = host->served[!model ? of_target : p->rows ? DRAFTS : DRAFT_PROMPTS];
     cost.device_s += cost.device_s * (served - 1.0);

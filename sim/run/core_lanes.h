@@ -146,7 +146,7 @@ static double ahead_s(const Lanes *l, Batch who, int stream) {
     return l->device.now_s - known_s;
 }
 
-/* How much longer a launch takes beside workers that poll (in_service.HistoryCosts). */
+/* How much longer a launch takes beside workers that poll (in_service.ServiceCosts). */
 static double looked(const Lanes *l) {
     Count num_polling = 0;
     for (const Task *t = l->tasks; l->set.look_s != 0.0 && t < l->tasks + l->num_tasks; t++)
@@ -159,7 +159,7 @@ static Op *send(Lanes *l, int stream, int kind, int model, const Pass *p, Batch 
     Op op = {.kind = kind, .has_chunks = p->chunks->count > 0, .tokens = tokens_of(p)};
     Cost cost = work_cost(&l->costs, model, p, ahead, &op.prepare_s);
     op.launch_s = cost.launch_s * (1.0 + looked(l)), op.device_s = cost.device_s;
-    op.kernels_per_s = l->set.num_kernels[model] * (p->passes > 1 ? p->passes : 1);
+    op.kernels_per_s = op.has_chunks ? cost.turns : l->set.num_kernels[model] * (p->passes > 1 ? p->passes : 1);
     for (Count j = 0; l->set.plans_ahead && j < who.count; j++) l->requests[who.at[j]].known_s = l->device.now_s;
     l->device.queues[stream].submitted_s = l->device.now_s;
     Op *sent = put_on(&l->device, stream, &op, after);

@@ -86,7 +86,7 @@ class StepForecast:
         the step before it ran. N-grams are looked up when its result is there."""
         issuer_s = device_s = lookup_s = 0.0
         for work in works:
-            prepare_s, launch_s, solo_s, _ = self._costs.cost(work)
+            prepare_s, launch_s, solo_s, _, tail_s = self._costs.cost(work)
             if work.kind is Kind.HOST:
                 lookup_s += prepare_s
                 continue
@@ -94,5 +94,5 @@ class StepForecast:
                 prepare_s = 0.0
             ready_s = issuer_s + prepare_s
             issuer_s = ready_s + launch_s
-            device_s = max(max(device_s, ready_s) + solo_s, issuer_s)
+            device_s = max(max(device_s, ready_s) + solo_s, issuer_s + tail_s)
         return device_s + self._costs.result_s + lookup_s

@@ -440,13 +440,14 @@ def _priced(one: _Unpriced) -> Resolved:
     table = scenario.policy_options.adaptive_table
     if isinstance(table, str):
         table = seed_table(is_heavy=profile.target.weight_bytes >= HEAVY_BYTES)
+    overlap = msgspec.structs.replace(profile.overlap, phi=profile.phi)
     is_preemptive = scenario.policy_options.stream_priorities == PREEMPTIVE
     return Resolved(
         **{field.name: getattr(one, field.name) for field in fields(_Unpriced)},
         costs=costs,
         host_costs=DrafterCosts([costs, *further]) if further else costs,
         costs_elsewhere=_costs_elsewhere(one),
-        contention=contention_of(profile.overlap, regime, scenario.devices.phi, is_preemptive=is_preemptive),
+        contention=contention_of(overlap, regime, scenario.devices.phi, is_preemptive=is_preemptive),
         regime=regime,
         options=replace(scenario.policy_options, partition=partition, adaptive_table=table),
     )

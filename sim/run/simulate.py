@@ -14,7 +14,7 @@ from time import process_time_ns
 from typing import TYPE_CHECKING
 
 from sim.acceptance.draws import AcceptanceDraws
-from sim.costs.in_service import has_history
+from sim.costs.in_service import is_slowed
 from sim.devices.ticket import SimTicket
 from sim.engine.fleet import Fleet
 from sim.engine.serving import Serving
@@ -126,8 +126,7 @@ def _in_simpy(resolved: Resolved, seed: int, served: Sequence[Request]) -> refer
         "several replicas": scenario.devices.count > 1,
         "lanes that plan ahead (engine.async_scheduling)": limits.async_scheduling and not has_steps,
         "lanes that do not poll": resolved.options.poll_s == 0.0,
-        "work that polling or a pause slows down (profile's host.look_s, idle_ramp, served)": host is not None
-        and has_history(host),
+        "work that polling or service slows down (profile's host.look_s, served)": host is not None and is_slowed(host),
         "third lane beside prompts that are launched kernel by kernel (profile's host.captures_chunks)": policy == "pdv"
         and host is not None
         and not host.captures_chunks,

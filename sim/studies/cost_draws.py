@@ -42,7 +42,7 @@ from sim.compare.verdict import (
 from sim.costs.compact_kernels import CompactKernels
 from sim.costs.engine_costs import with_engine
 from sim.costs.profile import SERVED_KINDS, Profile
-from sim.devices.contention import BRACKET, phi_of
+from sim.devices.contention import BRACKET
 from sim.draws import Floats, Integers, child_seed
 from sim.metrics.summary import Run, number
 from sim.run.resolve import Resolved
@@ -302,7 +302,7 @@ def over_draws(
     worlds = _worlds(result, ran, drawn, count, Runner(workers, on_done))
     levels = [level for row in shown if (level := worlds.level(row)) is not None]
     differences, paired = [], []
-    phi = phi_of(profile.overlap)
+    phi = profile.phi
     for row in result.paired:
         difference = worlds.difference(row)
         if difference is None:

@@ -43,14 +43,15 @@ def drawn_requests(draw: random.Random, rate_per_s: float) -> list[Request]:
 
 def drawn_engine(draw: random.Random, policy: str) -> Resolved:
     """A server that batches continuously, with memory for all."""
-    name = draw.choice(PROFILES)
+    name = draw.choice((*PROFILES, MEASURED.format("h100")))
+    engines = (None,) if name not in PROFILES else ("ideal", "vllm-0.12", "vllm-0.24", "vllm-0.32")
     scenario = Scenario.of(
         profile=name,
         policy=policy,
         acceptance=f"iid:{draw.uniform(0.1, 0.95):.3f}",
         num_speculative_tokens=draw.randint(0, 6),
         **{
-            "engine.name": draw.choice(("ideal", "vllm-0.12", "vllm-0.24", "vllm-0.32")),
+            "engine.name": draw.choice(engines),
             "engine.async_scheduling": draw.choice((False, True)),
             "engine.max_num_seqs": draw.choice((1, 2, 5, 24)),
             "engine.max_num_batched_tokens": draw.choice((256, 512, 2048)),
@@ -78,10 +79,12 @@ class DrawnCosts(ConstantCosts, frozen=True, kw_only=True):
     """Constants of each kind's own. Works with equally many kernels, or equal launches, that begin together would end
     together, and the last bit of a sum would say whose lane looks first."""
 
+    tail_share: float
+
     def cost(self, work: Work) -> Cost:
-        prepare_s, launch_s, device_s, num_kernels = ConstantCosts.cost(self, work)
+        prepare_s, launch_s, device_s, num_kernels, _ = ConstantCosts.cost(self, work)
         nth = (Kind.PREFILL, Kind.DRAFT, Kind.VERIFY).index(work.kind)
-        return Cost(prepare_s, launch_s * (1.0 + 0.1 * nth), device_s, num_kernels + nth)
+        return Cost(prepare_s, launch_s * (1.0 + 0.1 * nth), device_s, num_kernels + nth, self.tail_share * device_s)
 
 
 def drawn_costs(draw: random.Random) -> DrawnCosts:
@@ -91,6 +94,7 @@ def drawn_costs(draw: random.Random) -> DrawnCosts:
         launch_s=draw.choice((0.0, draw.uniform(0.0, 0.05))),
         result_s=draw.choice((0.0, draw.uniform(0.0, 0.001))),
         num_kernels=draw.randint(1, 500),
+        tail_share=draw.choice((0.0, draw.random())),
         inflation_per_issuer=draw.choice((0.0, draw.uniform(0.0, 1.5))),
     )
 

@@ -11,7 +11,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 import lanesim
-from sim.devices.contention import BRACKET, phi_at, phi_of
+from sim.devices.contention import BRACKET, phi_at
 from sim.run.resolve import resolve
 from tests.twins.drawn import ENGINE, ENGINES, LANES, PAIR, PAIRS, TABLE, TINY, questions
 from tests.twins.twin import Asked, Pair, answer, flat, folder, only, runs, twin, with_set, without, write_lines
@@ -87,16 +87,16 @@ def test_an_engines_scheduling_is_what_null_means(asked: Asked, engine: str) -> 
 
 @twin(questions(profiles=(PAIR,), policy=lane))
 def test_the_ends_of_the_bracket_are_runs_with_that_phi(asked: Asked) -> Pair:
-    overlap = lanesim.load_profile(asked["profile"]).overlap
+    phi = lanesim.load_profile(asked["profile"]).phi
     (policy,) = answer("compare", asked)["policies"]
-    own = {level.value: runs(with_set(asked, devices__phi=phi_at(overlap, level)))[0] for level in BRACKET}
+    own = {level.value: runs(with_set(asked, devices__phi=phi_at(phi, level)))[0] for level in BRACKET}
     by_phi = policy["by_overlap"]
     return Pair(by_phi, {level: {key: own[level][key] for key in by_phi[level]} for level in by_phi})
 
 
 @twin(questions(profiles=(PAIR,), policy=lane))
 def test_the_middle_phi_is_what_null_means_and_none_at_all_the_serial_form(asked: Asked) -> Pair:
-    phi = phi_of(lanesim.load_profile(asked["profile"]).overlap).value
+    phi = lanesim.load_profile(asked["profile"]).phi.value
     ones = (asked, with_set(asked, devices__phi=0.0))
     others = (with_set(asked, devices__phi=phi), with_set(asked, devices__overlap="serial"))
     return Pair([runs(each) for each in ones], [runs(each) for each in others])

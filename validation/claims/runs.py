@@ -59,7 +59,7 @@ class RunMetrics:
     def __init__(self, spec: Spec, level: PhiLevel | None, draws: int) -> None:
         """`level` is where in the bracket of phi it is, for a policy with several streams."""
         if level is not None and spec["policy"] in OVERLAPPING:
-            spec = {**spec, "devices.phi": phi_at(profile_of(spec["profile"]).overlap, level)}
+            spec = {**spec, "devices.phi": phi_at(profile_of(spec["profile"]).phi, level)}
         self.spec, self._draws = spec, min(spec.get("draws", draws), max(2, draws))
 
     def __getattr__(self, metric: str) -> Floats:

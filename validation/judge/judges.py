@@ -23,10 +23,9 @@ from sim.costs.datasheets import DATASHEETS, POWER
 from sim.costs.engine_costs import engine_of
 from sim.costs.forms.build import build_costs
 from sim.costs.passes import pass_use
-from sim.costs.profile import Profile
+from sim.costs.profile import ASSUMED_PHI, Profile
 from sim.costs.profile_files import load
 from sim.costs.shapes import MODELS, ModelShape
-from sim.devices.contention import ASSUMED_PHI
 from sim.devices.partition import MEASURED, Portion, rates_on_shares
 from sim.interface.work import Chunk
 from sim.metrics.compared import STATISTICS, THROUGHPUT, compared

@@ -6,13 +6,11 @@ publishes it. Not here: which pairs (calibrate.measure.overlap_cells), how they 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 from time import perf_counter
 
 from calibrate.fit import points_file
-from calibrate.fit.points_file import Ran
 from calibrate.measure.overlap_cells import CONTEXTS, NUM_FIRST, ROOM_TOKENS, coruns, slots
 from calibrate.measure.pair import PairSpec, build, needs
 from calibrate.measure.session import Session
@@ -28,8 +26,7 @@ CORUN_SHARE = 0.8
 
 
 def rate_coruns(spec: PairSpec, path: Path, budget_s: float) -> None:
-    """Rate what the points file of the pair lacks, for so many seconds, and say what phi is. Raises ValueError for what
-    cannot be done."""
+    """Rate what the points file of the pair lacks, for so many seconds. Raises ValueError for what cannot be done."""
     with points_file.alone(path):
         session = Session(spec, path)
         roomy = fitting(spec)
@@ -55,7 +52,6 @@ def rate_coruns(spec: PairSpec, path: Path, budget_s: float) -> None:
                 )
     if left:
         print(f"corun: {len(left)} left, from {left[0].name} on; evidence --only corun goes on with them")
-    print(f"corun: {answer(known)} ({session.fingerprint['device']}, {path})")
 
 
 def fitting(spec: PairSpec) -> PairSpec:
@@ -67,23 +63,3 @@ def fitting(spec: PairSpec) -> PairSpec:
         if (least := needs(roomy, STREAMS)).total <= free:
             return roomy
     raise ValueError(f"co-runs need {least} with {context} tokens in KV, and {spec.device} has {free / GIB:.1f} GiB")
-
-
-def answer(rates: Sequence[Ran]) -> str:
-    """The phi of plain streams in one sentence, of captured passes if there are any.
-
-    A side that would have the share s of a device whose streams only take turns runs at s + phi (1 - s) where a part
-    phi of the rest overlaps. Shares sum to 1, so of two sides phi is the sum of their rates less 1, whatever the
-    shares are.
-    """
-    plain = [ran for ran in rates if ran.corun.is_plain and len(ran.sides) == 2]
-    if not plain:
-        return "nothing was measured"
-    captured = [ran for ran in plain if ran.corun.is_captured]
-    parts = []
-    for kinds in dict.fromkeys(ran.corun.kinds for ran in captured or plain):
-        sums = [ran.sums for ran in captured or plain if ran.corun.kinds == kinds]
-        middle, low, high = median(map(median, sums)), min(map(min, sums)), max(map(max, sums))
-        count = f"{len(sums)} co-runs, {'captured' if captured else 'eager'}"
-        parts.append(f"{middle - 1.0:+.2f} [{low - 1.0:+.2f}, {high - 1.0:+.2f}] for {kinds} ({count})")
-    return f"phi is {'; '.join(parts)}, where 0 is taking turns and 1 is no slowdown"

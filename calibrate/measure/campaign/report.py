@@ -15,8 +15,6 @@ from typing import Any
 from calibrate.cli.served_page import Rows, table
 from calibrate.fit import points_file
 from calibrate.fit.point_works import TimedPass
-from calibrate.fit.points_file import Ran
-from calibrate.measure.campaign.corun import answer
 from calibrate.measure.campaign.gates import disturbed
 from calibrate.measure.campaign.plan import BESIDE, OPEN_SHARE, PREDICTION, SMOKE_FILE, STEPS, Campaign
 from calibrate.measure.campaign.verdict import findings
@@ -54,7 +52,7 @@ def report(out: Path, campaign: Campaign) -> None:
             ship_profile(profile, scratch / "sim" / "profiles")
         reasons = [f"{step}: {line}" for step in STEPS for line in disturbed(out, campaign, step)]
         judged = {each.title: results[each.name] for each in campaign.loads if each.name in results}
-        verdict = _disturbed(profile, reasons) if reasons else _verdict(profile, judged, held.rates)
+        verdict = _disturbed(profile, reasons) if reasons else _verdict(profile, judged)
         lines = [*verdict, *_lines(profile, smoke, results, lacking, held.slowed)]
         (told / "README.md").write_text("\n".join(lines))
 
@@ -76,11 +74,13 @@ def _disturbed(profile: Profile, reasons: Sequence[str]) -> Iterator[str]:
     yield ""
 
 
-def _verdict(profile: Profile, results: Mapping[str, Any], rates: Sequence[Ran]) -> Iterator[str]:
+def _verdict(profile: Profile, results: Mapping[str, Any]) -> Iterator[str]:
     """Verdict, which the reader came for."""
     yield from (f"# {profile.gpu.name}: measured and predicted", "", "## Do lanes pay here?", "")
     yield from (f"- {each}." for each in findings(results))
-    yield f"- Two plain streams: {answer(rates)}."
+    phi, overlap = profile.phi, profile.overlap
+    ours = f"phi {phi.value:g}, {phi.low:g} to {phi.high:g}, turn {phi.turn:g} ({phi.source})"
+    yield f"- Two plain streams: {overlap.source if overlap.measured else ours}."
     rate = f"{OPEN_SHARE:g} of what {BESIDE} is predicted to serve at most"
     yield from ("", f"With its 95 % interval over replications. `open` has requests coming at {rate}.", "")
 

@@ -1,5 +1,6 @@
 """Fits what sim.devices.contention asks for to rates of passes beside each other, and states the error on the rest: phi
-of a GPU's plain streams, tau of a CPU, where works take turns at the interpreter.
+of a GPU's plain streams and the turn of prompts that are launched kernel by kernel, tau of a CPU, where works take
+turns at the interpreter.
 
 The simulated device's rates do the predicting, with the measured times alone as costs, so that the error is that of
 the contention model alone. Not here: measuring rates (calibrate.measure.rates).
@@ -7,7 +8,7 @@ the contention model alone. Not here: measuring rates (calibrate.measure.rates).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -15,18 +16,19 @@ import msgspec
 import numpy as np
 
 from calibrate.fit.fit_errors import Array, kind_error
-from calibrate.fit.point_works import work_of
+from calibrate.fit.point_works import TimedPass, work_of
 from calibrate.fit.points_file import Ran
 from sim.costs.cost import CostModel, Demands
 from sim.costs.forms.build import build_costs
-from sim.costs.profile import Overlap, Phi, Profile
+from sim.costs.profile import ASSUMED_PHI, Overlap, Phi, Profile
 from sim.costs.profile_files import round_constant
 from sim.devices.contention import Contention, Regime, plain_rates
 
 MIN_PAIRS = 4
 PHIS = tuple(0.005 * step for step in range(201))
-BRACKET_PCT = 5.0, 95.0
-"""Percentiles of the pairs' own phis."""
+TURNS = tuple(0.02 * step for step in range(10, 51))
+BRACKET_PCT, RESAMPLES = (5.0, 95.0), 400
+"""Percentiles of phi over pairs that are drawn again."""
 TURNS_S = tuple(1e-6 * 1.1**step for step in range(60))
 """1 us to 0.3 ms in steps of 10 %: what a turn at the interpreter may last, the tau of a CPU."""
 THREE = "prefill, draft and verify beside each other, which no fit used; rates of all three"
@@ -37,10 +39,14 @@ class Beside(NamedTuple):
     """Passes beside each other, as the device knows them [sides]."""
 
     kernels_per_s: tuple[float, ...]
-    """Alone."""
+    """Alone, with all of them launched."""
+    caps: tuple[float, ...]
+    """Share of its time alone for which the device was busy, below 1 where its launches took longer."""
     demands: tuple[Demands, ...]
     priorities: tuple[int, ...]
     rates: tuple[float, ...]
+    """Device seconds per second."""
+    is_launched: tuple[bool, ...]
 
 
 def fit_overlap(profile: Profile, rates: Sequence[Ran], *, cores: float | None = None) -> Profile:
@@ -53,7 +59,7 @@ def fit_overlap(profile: Profile, rates: Sequence[Ran], *, cores: float | None =
     pairs = fitted_pairs(rates)
     if len(pairs) < MIN_PAIRS:
         return profile
-    costs = build_costs(msgspec.structs.replace(profile, overlap=Overlap(demand_floor=0.0)))
+    costs = build_costs(msgspec.structs.replace(profile, overlap=Overlap(demand_floor=0.0, phi=ASSUMED_PHI)))
     used, held_out = ([beside(costs, ran) for ran in some] for some in halves(pairs))
     how = f"rates of {len(pairs)} pairs of passes on two streams, every other one of each kind fitted"
     if cores is not None:
@@ -68,8 +74,22 @@ def fit_overlap(profile: Profile, rates: Sequence[Ran], *, cores: float | None =
             source=f"measured: {how}",
         )
     else:
-        contention = _best(used, [Contention(regime=Regime.LEFTOVER, phi=phi) for phi in PHIS])
-        overlap = Overlap(phi=_phi(contention.phi, pairs, how), source="phi of plain streams is measured")
+        candidates = [Contention(regime=Regime.LEFTOVER, phi=phi) for phi in PHIS]
+        contention = _best(used, candidates)
+        # A prompt that is launched kernel by kernel, and a captured pass.
+        mixed = [
+            ran for ran in plain_pairs(rates) if {timed.launch for timed in ran.corun.passes} == {"eager", "graphed"}
+        ]
+        alone_s = {
+            timed: one_s
+            for ran in plain_pairs(rates)
+            for timed, one_s in zip(ran.corun.passes, ran.alone_s, strict=True)
+        }
+        launched = [beside(costs, ran, alone_s) for ran in mixed]
+        turn = min(TURNS, key=lambda turn: _loss(launched, contention, turn)) if launched else 1.0
+        how = f"{how}; turn: {len(launched)} prompts beside captured rows"
+        phi = _phi(contention.phi, [beside(costs, ran) for ran in pairs], candidates, turn, how)
+        overlap = Overlap(phi=phi, source="phi of plain streams is measured")
     errors = profile.errors | {"overlap": kind_error(_errors(contention, held_out), HELD_OUT)}
     three = [beside(costs, ran) for ran in rates if len(ran.corun.passes) == 3]
     if three:
@@ -79,8 +99,12 @@ def fit_overlap(profile: Profile, rates: Sequence[Ran], *, cores: float | None =
 
 def fitted_pairs(rates: Sequence[Ran]) -> list[Ran]:
     """Pairs on the whole device that a fit may use: the captured ones, or all of a device that captures none."""
-    pairs = [ran for ran in rates if len(ran.corun.passes) == 2 and ran.corun.is_plain]
+    pairs = plain_pairs(rates)
     return [ran for ran in pairs if ran.corun.is_captured] or pairs
+
+
+def plain_pairs(rates: Sequence[Ran]) -> list[Ran]:
+    return [ran for ran in rates if len(ran.corun.passes) == 2 and ran.corun.is_plain]
 
 
 def halves(pairs: Sequence[Ran]) -> tuple[list[Ran], list[Ran]]:
@@ -93,39 +117,46 @@ def halves(pairs: Sequence[Ran]) -> tuple[list[Ran], list[Ran]]:
     return used, held_out
 
 
-def beside(costs: CostModel, ran: Ran) -> Beside:
-    works = [work_of(timed) for timed in ran.corun.passes]
+def beside(costs: CostModel, ran: Ran, whole_s: Mapping[TimedPass, float] | None = None) -> Beside:
+    """`whole_s` are seconds of passes alone, of which those of captured ones are the device's."""
+    works, known_s = [work_of(timed) for timed in ran.corun.passes], whole_s or {}
+    graphed = [timed._replace(launch="graphed") for timed in ran.corun.passes]
+    devices_s = [min(alone_s, known_s.get(timed, alone_s)) for timed, alone_s in zip(graphed, ran.alone_s, strict=True)]
+    caps = tuple(device_s / alone_s for device_s, alone_s in zip(devices_s, ran.alone_s, strict=True))
     return Beside(
-        tuple(costs.cost(work).num_kernels / alone_s for work, alone_s in zip(works, ran.alone_s, strict=True)),
+        tuple(costs.cost(work).num_kernels / device_s for work, device_s in zip(works, devices_s, strict=True)),
+        caps,
         tuple(map(costs.demands, works)),
         tuple(int(side == ran.corun.favoured) for side in range(len(works))),
-        ran.rates,
+        tuple(rate * cap for rate, cap in zip(ran.rates, caps, strict=True)),
+        tuple(timed.launch == "eager" for timed in ran.corun.passes),
     )
 
 
-def predicted(contention: Contention, passes: Beside) -> list[float]:
-    """Rates of all sides, as the simulated device has them."""
-    ones = [1.0] * len(passes.rates)
-    return plain_rates(ones, passes.priorities, passes.kernels_per_s, passes.demands, contention)
+def predicted(contention: Contention, passes: Beside, turn: float = 1.0) -> list[float]:
+    """Rates of all sides, as the simulated device has them; `turn` as of Phi."""
+    sides = zip(passes.kernels_per_s, passes.is_launched, strict=True)
+    kernels_per_s = [per_s / turn if is_launched else per_s for per_s, is_launched in sides]
+    return plain_rates(passes.caps, passes.priorities, kernels_per_s, passes.demands, contention)
 
 
-def _errors(contention: Contention, many: Sequence[Beside]) -> Array:
+def _errors(contention: Contention, many: Sequence[Beside], turn: float = 1.0) -> Array:
     """Errors of the time that each side of each takes, relative to the measured one [sides of all]."""
     return (
         np.array(
             [
                 rate / predicted_rate
                 for each in many
-                for rate, predicted_rate in zip(each.rates, predicted(contention, each), strict=True)
+                for rate, predicted_rate in zip(each.rates, predicted(contention, each, turn), strict=True)
             ]
         )
         - 1.0
     )
 
 
-def _loss(many: Sequence[Beside], contention: Contention) -> float:
+def _loss(many: Sequence[Beside], contention: Contention, turn: float = 1.0) -> float:
     """Mean absolute log error."""
-    return float(np.mean(np.abs(np.log1p(_errors(contention, many)))))
+    return float(np.mean(np.abs(np.log1p(_errors(contention, many, turn)))))
 
 
 def _best(used: Sequence[Beside], candidates: Sequence[Contention]) -> Contention:
@@ -137,8 +168,12 @@ def _turns(cores: float, tau_s: float) -> Contention:
     return Contention(eta_compute=cores, eta_bandwidth=cores, tau_s=round_constant(tau_s), takes_turns=True)
 
 
-def _phi(value: float, pairs: Sequence[Ran], how: str) -> Phi:
-    """Phi with the bracket of the pairs' own: shares sum to 1, so a pair's is the sum of its rates less 1."""
-    low, high = np.clip(np.percentile([sum(ran.rates) - 1.0 for ran in pairs], BRACKET_PCT), 0.0, 1.0).tolist()
+def _phi(value: float, pairs: Sequence[Beside], candidates: Sequence[Contention], turn: float, how: str) -> Phi:
+    """Phi with the range of what the pairs say when they are drawn again, each as often as it comes."""
+    losses = np.array([[_loss([each], candidate) for each in pairs] for candidate in candidates])
+    random = np.random.default_rng(0)
+    drawn = random.integers(len(pairs), size=(RESAMPLES, len(pairs)))
+    phis = [candidates[losses[:, some].mean(axis=1).argmin()].phi for some in drawn]
+    low, high = np.percentile(phis, BRACKET_PCT).tolist()
     value, low, high = (round(each, 3) for each in (value, min(low, value), max(high, value)))
-    return Phi(value=value, low=low, high=high, source=f"measured; {how}, nine of ten within the bracket")
+    return Phi(value=value, low=low, high=high, turn=round(turn, 2), source=f"measured; {how}; range by resampling")

@@ -47,7 +47,7 @@ class PairSlots:
 
     def _arrays(self, passes: Any) -> tuple[NDArray[np.float64], ...]:
         part, beside, chunk = passes.widths
-        widths = [2 + width for width in (3 + part, 3 + part, 1 + beside, chunk, 3, 1)]
+        widths = [2 + width for width in (3 + part, 3 + part, 1 + beside, chunk, 4, 1)]
         numbers = (
             isinstance(self._costs, TableCosts),
             passes.has_experts,
@@ -83,7 +83,8 @@ class PairSlots:
             return (passes.head_s(first),)
         rows, row_tokens = divmod(second, 1 << ROW_BITS)
         launch_s = self._costs._launch_s(passes, rows, first, has_chunks=True)
-        return passes.padded_body_s(first, rows, row_tokens), launch_s, passes.fusion_s(first)
+        turns = self._costs.turns(passes, first)
+        return passes.padded_body_s(first, rows, row_tokens), launch_s, passes.fusion_s(first), turns
 
     def _rows(self, model: int, key: tuple[int, int, int]) -> Numbers:
         passes, costs = self._passes[model], self._costs

@@ -253,7 +253,7 @@ def _rows(job: PointJob) -> Iterator[Row]:
         load = load_after(resolved, saturation, [done])
         phis: dict[PhiLevel, float] = {}
         if not scenario.devices.is_overlap_given and is_bracketed(profile, done):
-            phis = {level: phi_at(profile.overlap, level) for level in (PhiLevel.LOW, PhiLevel.HIGH)}
+            phis = {level: phi_at(profile.phi, level) for level in (PhiLevel.LOW, PhiLevel.HIGH)}
         others = {level: run_point(dataclasses.replace(point, phi=phi)) for level, phi in phis.items()}
         is_steady_throughout = load.is_steady and all(
             load_after(resolved, saturation.at_phi(phis[level]), [other]).is_steady for level, other in others.items()

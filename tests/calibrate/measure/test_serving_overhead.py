@@ -16,7 +16,7 @@ pytest.importorskip("transformers")
 from calibrate.measure import lanes, serving_overhead
 from calibrate.measure.lanes import LaneSetting, ServedLane
 from calibrate.measure.pair import options_of, pair_spec
-from calibrate.measure.serving_overhead import ServingCosts, completed, look_s, served
+from calibrate.measure.serving_overhead import ServingCosts, completed, look_s, served, waits
 from realrun.host.garbage_collector import frozen_heap
 from realrun.kernels.device_passes import PassShape
 from realrun.kernels.host_slots import PromptChunk
@@ -54,6 +54,15 @@ def lasting(submitted: list[Work], lasts_s: list[float], **about: Any) -> Served
         )
         works.append(MeasuredWork(record=record, eligible_s=0.0, reacted_s=0.0, padded_tokens=0, emitted=()))
     return dataclasses.replace(BUSY, works=works, submitted=submitted, **about)
+
+
+def test_the_hosts_time_before_a_work_reaches_to_its_first_kernel_where_the_device_waited() -> None:
+    """Eligible at 1 s, issued from 1.1 to 1.5 s; the device starts at 1.4 s, or is busy until 2 s."""
+    record = msgspec.structs.replace(WORK, issue_start_s=1.1, issued_s=1.5, end_s=3.0)
+    for start_s, prepare_s in ((1.4, 0.4), (2.0, 0.1)):
+        timed = msgspec.structs.replace(record, start_s=start_s)
+        work = MeasuredWork(record=timed, eligible_s=1.0, reacted_s=3.0, padded_tokens=0, emitted=())
+        assert waits([[dataclasses.replace(BUSY, works=[work])]]).prepare_s == pytest.approx(prepare_s)
 
 
 def test_what_a_look_takes_is_what_works_last_longer_by_looks_per_second() -> None:

@@ -225,7 +225,7 @@ def test_lanes_are_shown_over_phi_and_single_streams_are_not() -> None:
     assert by_name["continuous"].by_overlap == {}
     assert list(by_name["pd"].by_overlap) == ["phi_low", "phi_middle", "phi_high"]
     assert by_name["pd"].by_overlap["phi_middle"]["mean_e2el_ms"] == by_name["pd"].mean["mean_e2el_ms"]
-    alone = run(policy="pd", num_prompts=60, request_rate=4, **{"devices.phi": 0.25})
+    alone = run(policy="pd", num_prompts=60, request_rate=4, **{"devices.phi": 0.15})
     assert alone.policies[0].by_overlap == {}
     first = next(each for each in found.runs if each["policy"] == "pd")
     ratio = alone.policies[0].mean["mean_e2el_ms"] / first["mean_e2el_ms"]  # type: ignore[operator]
@@ -272,7 +272,7 @@ def test_roofs_are_an_upper_bound_and_state_no_order_of_lanes() -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({}, "phi 0.07, bracket 0 to 0.25"),
+        ({}, "phi 0.1, bracket 0.06 to 0.15"),
         ({"devices.phi": 0.2}, "phi 0.2, as requested"),
         ({"devices.overlap": "roofs"}, "no order of lanes is stated"),
     ],
@@ -282,7 +282,7 @@ def test_what_is_assumed_of_overlap_stands_beside_the_verdict_in_brief(given: di
     in_brief = [text for _, text in said_comparison(found, Console()).lines]
     for lines in (in_brief, notes(found)):
         assert [said in line for line in lines].count(True) == 1
-    over_phi = [line for line in notes(found) if "at phi 0 / 0.07 / 0.25: pd " in line]
+    over_phi = [line for line in notes(found) if "at phi 0.06 / 0.1 / 0.15: pd " in line]
     assert len(over_phi) == (0 if given else 2)
 
 

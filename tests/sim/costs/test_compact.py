@@ -134,7 +134,7 @@ def test_the_fast_path_of_a_draft_agrees_with_the_general_sum_of_its_passes() ->
 
 def test_host_and_copy_works_use_no_kernels_of_a_model() -> None:
     costs = CompactCosts(PLAIN)
-    assert costs.cost(Work(kind=Kind.HOST, host_s=0.5)) == (0.5, 0.0, 0.0, 0)
+    assert costs.cost(Work(kind=Kind.HOST, host_s=0.5)) == (0.5, 0.0, 0.0, 0, 0.0)
     copy = costs.cost(Work(kind=Kind.COPY, num_bytes=7))
     assert (copy.prepare_s, copy.device_s, copy.num_kernels) == (0.0, 7.0, 1)
 

@@ -98,7 +98,7 @@ def test_where_decoding_alone_is_captured_a_step_with_prompts_takes_its_launches
     slow = msgspec.structs.replace(profile, host=msgspec.structs.replace(profile.host, prompt_kernel_s=4e-5))
     chunk = Work(kind=Kind.STEP, chunks=(Chunk(100, 0),), head_rows=1)
     decode, always, eager = (build_costs(slow, cuda_graph=graphs) for graphs in ("decode", True, False))
-    assert decode.cost(chunk).launch_s == pytest.approx(decode.cost(chunk).num_kernels * 4e-5)
+    assert decode.cost(chunk).launch_s == pytest.approx(decode.passes(chunk.model).num_kernels * 4e-5)
     assert always.cost(chunk).launch_s < eager.cost(chunk).launch_s < decode.cost(chunk).launch_s
     assert decode.cost(verify(4, 4, 100)) == always.cost(verify(4, 4, 100))
     assert build_costs(profile, cuda_graph="decode").cost(chunk).launch_s == eager.cost(chunk).launch_s
@@ -113,7 +113,7 @@ def test_an_engine_that_captures_no_prompts_launches_each_of_their_kernels() -> 
         for name in ("trtllm-1.1", "sglang-0.5", "vllm-0.19")
     )
     for costs, kernel_s in ((trtllm, 3.6e-5), (sglang, profile.host.eager_kernel_s)):
-        assert costs.cost(chunk).launch_s == pytest.approx(costs.cost(chunk).num_kernels * kernel_s)
+        assert costs.cost(chunk).launch_s == pytest.approx(costs.passes(chunk.model).num_kernels * kernel_s)
     assert vllm.cost(chunk).launch_s < sglang.cost(chunk).launch_s
     assert trtllm.cost(verify(4, 4, 100)).launch_s == vllm.cost(verify(4, 4, 100)).launch_s
 

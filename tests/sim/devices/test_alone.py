@@ -42,7 +42,9 @@ class _Listed(ConstantCosts):
 
     def cost(self, work: Work) -> Cost:
         prepare_s, launch_s, device_s = self.parts[work.num_bytes]
-        return Cost(prepare_s, 0.0, 0.0, 0) if work.kind is Kind.HOST else Cost(prepare_s, launch_s, device_s, 1)
+        tail_s = device_s / 4 if work.kind is Kind.DRAFT else 0.0
+        is_host = work.kind is Kind.HOST
+        return Cost(prepare_s, 0.0, 0.0, 0) if is_host else Cost(prepare_s, launch_s, device_s, 1, tail_s)
 
 
 seconds = st.integers(0, 24).map(lambda value: value / 8)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
+from sim.costs.forms.build import build_costs
 from sim.costs.profile import Overlap, Phi
+from sim.costs.profile_files import load
 from sim.devices.contention import (
-    ASSUMED_PHI,
     BRACKET,
     FAVOURED_WAIT_S,
     Contention,
@@ -20,6 +22,7 @@ from sim.devices.contention import (
     share_time,
     turns_s,
 )
+from sim.interface.work import Chunk, Kind, Work
 
 ROOFLESS = Contention()
 
@@ -63,9 +66,20 @@ def test_a_phi_that_is_given_goes_before_the_profiles_and_that_before_the_assume
     own = Overlap(phi=Phi(value=0.3, low=0.2, high=0.5, source="measured"))
     assert contention_of(own).phi == 0.3
     assert contention_of(own, phi=0.0).phi == 0.0
-    assert [phi_at(own, level) for level in BRACKET] == [0.2, 0.3, 0.5]
-    assert [phi_at(Overlap(), level) for level in BRACKET] == [0.0, 0.07, 0.25]
-    assert "assumed" in ASSUMED_PHI.source
+    profiles = [load(f"{gpu}/llama-3.1-8b+llama-3.2-1b") for gpu in ("a100-sxm", "h100-sxm")]
+    profiles.append(msgspec.structs.replace(profiles[1], overlap=own))
+    brackets = [[phi_at(profile.phi, level) for level in BRACKET] for profile in profiles]
+    assert brackets == [[0.0, 0.07, 0.25], [0.06, 0.1, 0.15], [0.2, 0.3, 0.5]]
+    assert [profile.phi.source.startswith("measured") for profile in profiles] == [False, True, True]
+
+
+def test_kernels_that_are_launched_one_by_one_have_shorter_turns_beside_captured_passes() -> None:
+    profile = load("h100-sxm/llama-3.1-8b+llama-3.2-1b-measured")
+    prompt = Work(kind=Kind.PREFILL, chunks=(Chunk(64, 0),))
+    eager, alike = (build_costs(profile, cuda_graph=each).cost(prompt).num_kernels for each in (True, False))
+    host = msgspec.structs.replace(profile.host, captures_chunks=True)
+    captured = build_costs(msgspec.structs.replace(profile, host=host)).cost(prompt).num_kernels
+    assert [alike / eager, captured] == [pytest.approx(0.74), alike]
 
 
 def test_the_bracket_goes_from_least_to_most_overlap() -> None:

@@ -187,7 +187,7 @@ def test_what_is_sent_lies_as_in_the_repository_and_is_sound(finished: Path) -> 
     assert check_file(profile) == ("profile", "cpu/tiny-target+tiny-draft-measured")
     assert check_file(told / "tiny-target+tiny-draft.points.jsonl")[0] == "points"
     text = (told / "README.md").read_text()
-    assert "Two plain streams: phi is " in text
+    assert "- Two plain streams: " in text
     for heading in ("Do lanes pay here?", "Machine", "Smoke step", "Passes", "Replays"):
         assert f"## {heading}" in text
     assert "| closed | pd |" in text
@@ -254,7 +254,7 @@ def test_a_disturbed_page_says_why_and_states_no_verdict(
     head, *rest = _page(tmp_path).splitlines()
     assert head == "# cpu: *disturbed*"
     assert "- closed: noise" in rest
-    assert not any("beside continuous" in line or "phi is" in line for line in rest)
+    assert not any("beside continuous" in line or "plain streams" in line for line in rest)
 
 
 def _copy(finished: Path, to: Path) -> None:

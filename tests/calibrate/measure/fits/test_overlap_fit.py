@@ -12,12 +12,12 @@ pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from calibrate.fit.point_works import work_of
-from calibrate.fit.points_file import Ran
+from calibrate.fit.points_file import Ran, read
 from calibrate.measure.fits.overlap_fit import MIN_PAIRS, beside, fit_overlap, fitted_pairs, halves, predicted
 from calibrate.measure.grid import Limits
 from calibrate.measure.overlap_cells import coruns, coruns_within
 from sim.costs.forms.build import build_costs
-from sim.costs.profile import Profile
+from sim.costs.profile import ASSUMED_PHI, HOPPER_PHI, Profile
 from sim.costs.profile_files import load
 from sim.devices.contention import Contention, Regime, contention_of
 from tests.calibrate.measure.co_runs import ran
@@ -30,29 +30,29 @@ TRUTH = Contention(regime=Regime.LEFTOVER, phi=0.13)
 TURNS = Contention(eta_compute=2.0, eta_bandwidth=2.0, tau_s=2e-5, takes_turns=True)
 
 
-def rated(profile: Profile, contention: Contention, limits: Limits, noise: float = 0.0) -> list[Ran]:
-    """Every co-run, had its passes the profile's costs and run beside each other as `contention` has it."""
-    floorless = msgspec.structs.replace(profile.overlap, demand_floor=0.0)
+def rated(profile: Profile, contention: Contention, limits: Limits, noise: float = 0.0, turn: float = 1.0) -> list[Ran]:
+    """Every co-run, had its passes the profile's costs and run beside each other as `contention` and `turn` have it."""
+    floorless = msgspec.structs.replace(profile.overlap, demand_floor=0.0, phi=ASSUMED_PHI)
     costs = build_costs(msgspec.structs.replace(profile, overlap=floorless))
     random, found = np.random.default_rng(1), []
     for corun in coruns_within(limits):
         alone_s = tuple(costs.cost(work_of(timed)).device_s for timed in corun.passes)
         ones = (1.0,) * len(corun.passes)
-        rates = np.array(predicted(contention, beside(costs, ran(corun, alone_s, alone_s, ones))))
+        rates = np.array(predicted(contention, beside(costs, ran(corun, alone_s, alone_s, ones)), turn))
         wrong = np.exp(noise * random.standard_normal(len(rates)))
         found.append(ran(corun, alone_s, alone_s, (rates * wrong).tolist()))
     return found
 
 
 def test_contention_behind_rates_is_found_again_and_three_passes_are_predicted_from_pairs() -> None:
-    rates = rated(PAIR, TRUTH, SLOTS)
+    rates = rated(PAIR, TRUTH, SLOTS, turn=0.7)
     *_, three = rates
     assert len(three.rates) == 3
     assert max(three.rates) < 0.9
     fitted = fit_overlap(PAIR, rates)
     phi = fitted.overlap.phi
     assert phi is not None
-    assert (phi.low, phi.value, phi.high) == pytest.approx((0.13, 0.13, 0.13), abs=0.001)
+    assert (phi.low, phi.value, phi.high, phi.turn) == pytest.approx((0.13, 0.13, 0.13, 0.7), abs=0.001)
     assert contention_of(fitted.overlap) == TRUTH
     error = fitted.errors["overlap_three"]
     assert (error.points, error.mean_error_pct) == (3, pytest.approx(0.0, abs=1.0))
@@ -66,7 +66,7 @@ def test_noise_is_stated_as_the_error_on_pairs_that_the_fit_did_not_use() -> Non
     fitted = fit_overlap(PAIR, rates)
     error, phi = fitted.errors["overlap"], fitted.overlap.phi
     assert phi is not None
-    assert phi.low < 0.12 < phi.value < 0.14 < phi.high
+    assert 0.12 < phi.low <= phi.value <= phi.high < 0.14
     assert error.points == 2 * len(halves(fitted_pairs(rates))[1]) >= 8
     assert 1.0 < (error.mean_error_pct or 0.0) < 6.0
 
@@ -98,3 +98,13 @@ def test_a_few_pairs_fit_nothing() -> None:
     rates = rated(PAIR, TRUTH, SLOTS)
     assert fit_overlap(PAIR, rates[: MIN_PAIRS - 1]) is PAIR
     assert fit_overlap(PAIR, rates[:MIN_PAIRS]).overlap.phi is not None
+
+
+def test_what_two_gpus_measured_is_within_the_range_that_their_profiles_simulate() -> None:
+    for gpu, turn in (("h200", 0.76), ("h100", 0.6)):
+        profile = load(f"{gpu}-sxm/llama-3.1-8b+llama-3.2-1b-measured")
+        points = ROOT / "docs" / "validation" / f"{gpu}-sxm" / "llama-3.1-8b+llama-3.2-1b.points.jsonl"
+        refit = fit_overlap(profile, read(points).rates).overlap.phi
+        assert refit is not None
+        assert HOPPER_PHI.low <= refit.low < refit.value < refit.high <= HOPPER_PHI.high
+        assert refit.turn == pytest.approx(turn, abs=0.03)

@@ -59,7 +59,7 @@ def test_every_point_is_a_row_with_its_keys_and_metrics_on_the_same_draws(tmp_pa
 
 def test_a_row_says_where_its_load_is_too_heavy_at_an_end_of_the_bracket(tmp_path: Path) -> None:
     """At what pd serves at most without overlap: 4 % less than at phi 0.07, where means are steady."""
-    profile = "h100-sxm/llama-2-7b+tinyllama-1.1b"
+    profile = "a100-sxm/llama-2-7b+tinyllama-1.1b"
     workload = {"input_len": 1024, "output_len": 64, "num_prompts": 100}
     scenario = lanesim.Scenario.of(profile=profile, policy="pd", workload=workload)
     most, _ = Saturation(resolve(scenario, lanesim.load_profile(profile), "pd").at_phi(0.0)).capacity
