@@ -375,7 +375,7 @@ BEYOND_THE_REFERENCE: list[tuple[dict[str, Any], str]] = [
     ({"max_concurrency": 4, "request_rate": inf}, "no closed loop"),
     ({"engine.async_scheduling": True}, "no lanes that plan ahead"),
     ({"policy_options.poll_s": 0.0}, "no lanes that do not poll"),
-    ({"profile": MEASURED.format("h200"), "engine.name": None}, "no work that polling or a pause slows down"),
+    ({"profile": MEASURED.format("h200"), "engine.name": None}, "no work that polling or service slows down"),
     ({"profile": MEASURED.format("h100"), "engine.name": None, "policy": "pdv"}, "launched kernel by kernel"),
 ]
 
