@@ -209,7 +209,7 @@ def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
 TABLES: dict[str, tuple[list[str], tuple[str, ...]]] = {
     "compare": (
         ["compare", "--profile", PAIR, *TINY_RUN, "--policy", "pdv"],
-        ("TTFT", "p99 ms", "output", "busy %", "TPOT mean (ms)", "E2EL mean (ms)", "pdv"),
+        ("first token", "per token", "latency", "tokens/s", "pdv"),
     ),
     "profiles": (["profiles", "--gpu", "h200"], ("body", "decode", "prefill", "draft", "verify")),
     "capacity": (

@@ -140,7 +140,7 @@ PROFILES: list[tuple[str, Any, str]] = [
     ("kernels.gemm.tile_share", 0.99, "tile_share"),
     ("kernels.gemm.long_kernel_change", -1.0, "long_kernel_change"),
     ("tensor_parallel", 2, "all_reduce"),
-    ("errors.verify.mean_error_pct", 1.0, "points"),
+    ("errors.verify.points", 0, "points"),
     ("errors.body.mean_error_pct", -1.0, "mean_error_pct=-1.0 must be"),
     ("errors.body.mean_error_pct", 1e6, "must not be above"),
     ("name", "\x1b[31mred", "'name' holds the control character"),

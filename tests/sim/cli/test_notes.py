@@ -30,12 +30,12 @@ def test_a_note_is_said_once_by_however_many_workers_and_runs(capfd: pytest.Capt
 
 
 def test_answers_that_end_early_are_one_note_of_the_run_that_has_most(capfd: pytest.CaptureFixture[str]) -> None:
-    """Replications differ in how many of 60 answers the context of 4,096 tokens ends."""
+    """Replications differ in how many of 300 answers the context of 4,096 tokens ends."""
     flags = ["--policy", "autoregressive", "--profile", "h100-sxm/llama-2-7b", "--replications", "6"]
-    assert run(["compare", *flags, "--num-prompts", "60", "--request-rate", "1"]) == 0
+    assert run(["compare", *flags, "--num-prompts", "300", "--request-rate", "2"]) == 0
     (line,) = capfd.readouterr().err.splitlines()
     assert re.fullmatch(
-        r"lanesim: note: up to \d of 60 answers end where prompt and answer are 4096 tokens, as in vllm-0.32", line
+        r"lanesim: note: up to \d of 300 answers end where prompt and answer are 4096 tokens, as in vllm-0.32", line
     )
 
 

@@ -75,7 +75,7 @@ def test_a_comparison_resolves_each_policy_once_and_reads_its_acceptance_once(
     policies = ("--policy", "continuous", "--policy", "pd", "--replications", "2", "--workers", "1")
     with counted() as calls:
         assert run(["compare", "--profile", PAIR, *policies, *rates]) == 0
-    assert "mean E2EL" in capsys.readouterr().out
+    assert "latency" in capsys.readouterr().out
     assert (calls[resolve.__code__], calls[parse_quoted.__code__]) == (4, 4)
 
 

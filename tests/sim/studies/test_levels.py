@@ -112,17 +112,6 @@ def test_near_saturation_a_level_answers_to_step_times_by_more_than_their_error(
     assert text == f"Near saturation: steps 1 % longer make mean latency {longer}"
 
 
-def test_near_a_capacity_that_was_not_measured_a_level_answers_to_step_times_too() -> None:
-    """A closed loop reaches 30 of 34 requests/s, so that 24 need no saturated run; they are near 34 all the same."""
-    given: dict[str, Any] = {"policy": "autoregressive", "num_speculative_tokens": 0, "max_num_seqs": 64}
-    result, (heavy,) = compared("a100-sxm/llama-3.1-8b", **given, request_rate=24, num_prompts=500)
-    _, (light,) = compared("a100-sxm/llama-3.1-8b", **given, request_rate=4, num_prompts=500)
-    assert result.policies[0].load.capacity_per_s is None
-    assert heavy.elasticity is not None
-    assert heavy.elasticity > 1.5
-    assert light.elasticity is None
-
-
 def test_the_table_says_levels_in_place_of_the_errors_of_kernels() -> None:
     result, found = compared(EAGLE, policy=["autoregressive", "continuous"], engine="sglang-0.5")
     out = StringIO()
