@@ -16,7 +16,7 @@ from sim.devices.partition import MEASURED
 from sim.metrics.load import Verdict
 from sim.names import duration, in_words, span
 from sim.policies.options import DEFERRED, ONLY_TOGETHER, PARTITION_FLAGS
-from sim.report.said import ASSUMED, LIMITS, START, SURE, Said
+from sim.report.said import ASSUMED, LIMITS, SERVED, START, SURE, Said
 from sim.report.tables import new_table, number
 from sim.studies.comparison.varied import Varied
 from sim.studies.cost_draws import ONLY_IF
@@ -62,7 +62,7 @@ WHOLE_RUN = {OUTPUT: "output_throughput", "steady_output_throughput_per_gpu": "o
 def said_comparison(result: Comparison, console: Console, percentiles: Sequence[float] = ()) -> Said:
     """Policies side by side; `percentiles` that were requested get columns."""
     overlap = [] if result.profile.phi is None else _overlap_lines(result)[:1]
-    lines = [*_sure(result), *((ASSUMED, line) for line in overlap)]
+    lines = [(SERVED, _scenario_line(result)), *_sure(result), *((ASSUMED, line) for line in overlap)]
     lines += [*((LIMITS, line) for line in _caps_lines(result)[1]), *_power(result)]
     notes = [note for note in result.notes if not note.startswith(ONLY_IF)]
     answer = "\n".join([*(line for line in result.evidence if line.startswith(REPLAYED)), result.verdict])
@@ -75,11 +75,11 @@ def said_varied(result: Varied, console: Console, percentiles: Sequence[float] =
     answer, first = result.verdict, result.loads[0].comparison
     if 1 < len(result.loads) <= MAX_SENTENCES:
         answer = "\n".join(f"{each.name}: {each.comparison.verdict}" for each in result.loads)
-    lines = [*_sure(first), *_power(first)]
+    lines = [(SERVED, _header(result)), *_sure(first), *_power(first)]
     lines += [(ASSUMED, note) for note in result.notes[:MAX_NOTES]]
     lines += [(START, line) for line in result.start.values()]
     loads = [(each.name, each.comparison) for each in result.loads]
-    details: list[str | Table] = [_header(result), *(f"note: {note}" for note in result.notes[MAX_NOTES:])]
+    details: list[str | Table] = [*(f"note: {note}" for note in result.notes[MAX_NOTES:])]
     for each in result.loads:
         details += [each.name] * bool(each.name) + _details(each.comparison, console)
     return Said(answer, [("", _settings(loads, percentiles))], lines, details)
@@ -195,7 +195,7 @@ def _power(result: Comparison) -> list[tuple[str, str]]:
 def _details(result: Comparison, console: Console) -> list[str | Table]:
     """Scenario, every metric with its interval, differences, and all that they rest on."""
     shared, differing = _caps_lines(result)
-    lines: list[str | Table] = [_scenario_line(result), *(f"caps: {line}" for line in shared + differing)]
+    lines: list[str | Table] = [*(f"caps: {line}" for line in shared + differing)]
     lines += [_scheduling_line(result), *_metrics(result, console.width)]
     return [*lines, *([_paired(result)] if len(result.policies) > 1 else []), *notes(result)]
 

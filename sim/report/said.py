@@ -18,6 +18,7 @@ MORE = "--verbose: assumptions, sources, intervals. --json FILE: everything."
 LABEL_WIDTH = 11
 """Characters that the label of a line takes."""
 SURE, START, ASSUMED, CHECK, LIMITS = "how sure", "start it", "assumed", "check", "limits"
+SERVED = "served"
 COMMANDS = (START, CHECK)
 """Labels of lines to type, which are broken as a shell takes them."""
 
