@@ -359,21 +359,22 @@ def _drafter(scenario: Scenario, profile: Profile) -> str | None:
 
 
 def _verdict(best: _Refined, search: _Search) -> str:
-    """The sentence that the user came for."""
+    """The answer that the user came for, a sentence a line."""
     row, profile, interval = best.row, best.candidate.profile, best.row.rate_interval
     k, usd, gpus = row.num_speculative_tokens, row.usd_per_million_tokens, f"{row.gpus} x {profile.gpu.name}"
     drafting = f"with {_drafter(best.scenario, profile)} at K = {k}" if k else "without a drafter"
     what = f"{profile.target.name} as {row.deployment} {drafting}"
-    within = f"{100 * search.share:g} % within {_bounds(best.scenario)}"
-    price = "" if usd is None else f", ${usd:.3g} per million output tokens"
-    per_gpu = f"{row.output_tokens_per_s_per_gpu:.0f} output tokens/s/GPU{price}"
+    within = f"{100 * search.share:g} % of them within {_bounds(best.scenario)}"
+    price = "" if usd is None else f" at ${usd:.3g} per million output tokens"
+    per_gpu = f"A GPU makes {row.output_tokens_per_s_per_gpu:.0f} output tokens/s{price}."
     if search.rate_per_s is None:
         span = "" if interval is None else " ({:.3g} to {:.3g})".format(*interval)
-        return f"{what} on {gpus} serves {row.rate_per_replica:.3g}{span} requests/s, {within}: {per_gpu}"
-    return (
-        f"rent {gpus}: {row.replicas} replica{'s' * (row.replicas != 1)} of {what} serve {search.rate_per_s:g} "
-        f"requests/s, {within}, in {row.worlds_met} of {search.draws} draws of costs and acceptance: {per_gpu}"
-    )
+        serves = f"It serves {row.rate_per_replica:.3g}{span} requests/s, {within}."
+        return "\n".join([f"Rent {gpus}: {what}.", serves, per_gpu])
+    met = f"That holds in {row.worlds_met} of {search.draws} variations of GPU times and acceptance. "
+    replicas = f"{row.replicas} replica{'s' * (row.replicas != 1)}"
+    serve = f"They serve {search.rate_per_s:g} requests/s, {within}."
+    return "\n".join([f"Rent {gpus}: {replicas} of {what}.", serve, met * bool(search.draws) + per_gpu])
 
 
 def _bounds(scenario: Scenario) -> str:
@@ -390,8 +391,8 @@ def with_world(
     workers: int | None = None,
     on_done: OnDone = lambda stage, done, total: None,
 ) -> Rental:
-    """`result`, whose best row has `profile`, and in its sentence the figure of that row if passes take `ratio` times
-    as long, as they do by the tables `whose` are: `; or about 16 GPUs if vllm's own tables hold`.
+    """`result`, whose best row has `profile`, and a line on that row with passes `ratio` times as long, as they are by
+    the tables `whose` are: `If vllm's own tables hold, you need about 16 GPUs.`
 
     Costs and acceptance are as given there, and a fleet is as many replicas as the rate takes at a replica's load.
     """
@@ -406,9 +407,9 @@ def with_world(
         on_done=on_done,
     )
     rate_per_s, gpus = (one.highest[0].load or 0.0) * best.dp, best.gpus // (best.replicas or 1)
-    comes_to = "none that meets the SLOs"
+    comes_to = "nothing meets the SLOs"
     if rate_per_s:
-        comes_to = f"{rate_per_s:.3g} requests/s"
+        comes_to = f"it serves {rate_per_s:.3g} requests/s"
         if result.rate_per_s is not None:
-            comes_to = f"about {ceil(result.rate_per_s / rate_per_s) * gpus} GPUs"
-    return msgspec.structs.replace(result, verdict=f"{result.verdict}; or {comes_to} if {whose} tables hold")
+            comes_to = f"you need about {ceil(result.rate_per_s / rate_per_s) * gpus} GPUs"
+    return msgspec.structs.replace(result, verdict=f"{result.verdict}\nIf {whose} tables hold, {comes_to}.")
