@@ -113,12 +113,10 @@ def _tokenizer(folder: Path, words: Sequence[str] = ()) -> None:
 
 def write_log(arguments: argparse.Namespace) -> str:
     """The log of one run; returns what was noted, in a line."""
-    for name, value in QUIET.items():
-        os.environ.setdefault(name, value)
-    from vllm import LLMEngine, SamplingParams
+    engine = _engine(arguments)
+    from vllm import SamplingParams
     from vllm.version import __version__
 
-    engine = LLMEngine.from_engine_args(_engine_args(arguments))
     scheduler = engine.engine_core.engine_core.scheduler
     steps: list[dict[str, Any]] = []
     schedule = scheduler.schedule
@@ -177,8 +175,11 @@ def _name(request_id: str) -> str:
     return request_id.rpartition("-")[0] or request_id
 
 
-def _engine_args(arguments: argparse.Namespace) -> Any:
-    from vllm import EngineArgs
+def _engine(arguments: argparse.Namespace) -> Any:
+    """One in this process, each step planned after the last: on a CPU vLLM plans none ahead."""
+    for name, value in QUIET.items():
+        os.environ.setdefault(name, value)
+    from vllm import EngineArgs, LLMEngine
 
     spec: dict[str, Any] = {"method": "draft_model", "num_speculative_tokens": arguments.k}
     if arguments.spec == "ngram":
@@ -190,7 +191,7 @@ def _engine_args(arguments: argparse.Namespace) -> Any:
         }
     elif arguments.spec != "none":
         spec["model"] = str(arguments.folder / ("target" if arguments.spec == "self" else arguments.spec))
-    return EngineArgs(
+    given = EngineArgs(
         model=str(arguments.folder / "target"),
         dtype="bfloat16",
         max_model_len=1024,
@@ -200,19 +201,15 @@ def _engine_args(arguments: argparse.Namespace) -> Any:
         speculative_config=None if arguments.spec == "none" else spec,
         block_size=32,
         num_gpu_blocks_override=arguments.blocks,
-        async_scheduling=arguments.ahead,
+        async_scheduling=False,
         disable_log_stats=True,
     )
+    return LLMEngine.from_engine_args(given)
 
 
 def open_engine(folder: Path, *, seats: int, budget: int) -> Any:
-    """An engine in this process that serves the target of `make_models` step by step, each planned after the last."""
-    for name, value in QUIET.items():
-        os.environ.setdefault(name, value)
-    from vllm import LLMEngine
-
-    settings = {"spec": "none", "k": 0, "blocks": None, "ahead": False, "seqs": seats, "tokens": budget}
-    return LLMEngine.from_engine_args(_engine_args(argparse.Namespace(folder=folder, **settings)))
+    """An engine that serves the target of `make_models` step by step."""
+    return _engine(argparse.Namespace(folder=folder, spec="none", k=0, blocks=None, seqs=seats, tokens=budget))
 
 
 def serve_traffic(engine: Any, requests: Sequence[tuple[float, int, int]]) -> tuple[list[Any], list[dict[str, float]]]:
@@ -280,7 +277,6 @@ def command_line() -> None:
     log.add_argument("folder", type=Path)
     log.add_argument("out", type=Path)
     log.add_argument("--spec", default="none")
-    log.add_argument("--async", dest="ahead", action="store_true")
     log.add_argument("--blocks", type=int)
     for name, default in (("k", 3), ("seqs", 8), ("tokens", 256), ("requests", 24), ("seed", 0)):
         log.add_argument(f"--{name}", type=int, default=default)
