@@ -9,7 +9,6 @@ Not here: the logs of SGLang 0.5.6 (tests/validation/sglang_steps.json.gz).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -147,11 +146,3 @@ def _planned(at_s: float, work: Work) -> PlannedStep:
         tuple(row.index for row in rows),
         tuple((prompt.index, chunk.new_tokens, chunk.history_tokens) for prompt, chunk in chunks),
     )
-
-
-def first_difference(theirs: Sequence[PlannedStep], ours: Sequence[PlannedStep]) -> int | None:
-    """Index of the first step that differs; None where all are equal."""
-    for step, (their, our) in enumerate(zip(theirs, ours, strict=False)):
-        if their != our:
-            return step
-    return None if len(theirs) == len(ours) else min(len(theirs), len(ours))

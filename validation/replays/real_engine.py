@@ -1,11 +1,11 @@
 """Logs of a real vLLM on a CPU, for `python -m validation conformance`: run with vLLM's Python (`make vllm`).
 
     python -m validation.replays.real_engine models FOLDER
-    python -m validation.replays.real_engine log FOLDER OUT.json [--spec none|ngram|self|random] [--blocks N]
+    python -m validation.replays.real_engine log FOLDER OUT.json [--spec none|ngram|self|good|fair|poor] [--blocks N]
 
-`models` makes a tiny Llama of random weights, drafts that are the same with noise on them, and a random one; nothing is
-downloaded. A draft that is the target itself is accepted always, a random one never, those with noise in between
-(greedy). `log` serves requests that arrive before given calls of `engine.step()` and notes what its scheduler decides.
+`models` makes a small Llama of random weights and drafts of three qualities; nothing is downloaded. A draft that is the
+target itself (`self`) is accepted always (greedy). `log` serves requests that arrive before given calls of
+`engine.step()` and notes what its scheduler decides.
 Nothing else should run beside it: vLLM's threads spin, and a busy machine takes forty times as long.
 """
 
@@ -21,12 +21,10 @@ from pathlib import Path
 from typing import Any
 
 VOCABULARY = 2048
-NOISE = (0.02, 0.05, 0.1)
-"""Standard deviation of the noise over that of the weights."""
 LATER_SHARE = 0.01
-"""Factor on the output weights of a served target's layers behind the first."""
+"""Factor on the output weights of the target's layers behind the first."""
 DRAFTS = {"good": 0.0, "fair": 0.3, "poor": 1.0}
-"""Noise on the head of each draft of a served target, over its weights' standard deviation."""
+"""Noise on the head of each draft, over its weights' standard deviation."""
 LAST_ARRIVAL = 60
 ALONE = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
 """Environment of a vLLM that asks nobody and binds no core."""
@@ -37,24 +35,8 @@ QUIET = ALONE | {
 }
 
 
-def make_models(folder: Path) -> None:
-    import torch
-
-    saved = {"target": _model(512, 8, 8, 1408, 0), "random": _model(256, 2, 4, 704, 2)}
-    for number, share in enumerate(NOISE, 1):
-        noisy = _model(512, 8, 8, 1408, 0)
-        torch.manual_seed(number)
-        with torch.no_grad():
-            for weights in noisy.parameters():
-                weights.add_(share * weights.std() * torch.randn_like(weights) if weights.dim() > 1 else 0)
-        saved[f"noise-{number}"] = noisy
-    for name, each in saved.items():
-        each.save_pretrained(folder / name)
-        _tokenizer(folder / name)
-
-
-def make_served_models(folder: Path, words: Sequence[str]) -> None:
-    """A target and drafts for a server that is judged from outside, with a tokenizer that knows `words`.
+def make_models(folder: Path, words: Sequence[str] = ()) -> None:
+    """A target and drafts, with a tokenizer that knows `words`.
 
     Layers of the target behind the first add little to what that one says, so that the first alone, with the target's
     embedding and head, is a draft of a twelfth of its work that is often right: `good`. In `fair` and `poor` the head
@@ -62,14 +44,14 @@ def make_served_models(folder: Path, words: Sequence[str]) -> None:
     """
     import torch
 
-    target = _model(512, 12, 8, 1408, 0)
+    target = _model(12, 0)
     with torch.no_grad():
         for layer in target.model.layers[1:]:
             layer.self_attn.o_proj.weight.mul_(LATER_SHARE)
             layer.mlp.down_proj.weight.mul_(LATER_SHARE)
     saved = {"target": target}
     for name, noise in DRAFTS.items():
-        saved[name] = draft = _model(512, 1, 8, 1408, 1)
+        saved[name] = draft = _model(1, 1)
         draft.load_state_dict(target.state_dict(), strict=False)
         torch.manual_seed(5)
         with torch.no_grad():
@@ -80,18 +62,18 @@ def make_served_models(folder: Path, words: Sequence[str]) -> None:
         _tokenizer(folder / name, words)
 
 
-def _model(hidden: int, layers: int, heads: int, inner: int, seed: int) -> Any:
+def _model(layers: int, seed: int) -> Any:
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(seed)
     config = LlamaConfig(
         vocab_size=VOCABULARY,
-        hidden_size=hidden,
+        hidden_size=512,
         num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=heads,
-        intermediate_size=inner,
+        num_attention_heads=8,
+        num_key_value_heads=8,
+        intermediate_size=1408,
         max_position_embeddings=4096,
         bos_token_id=3,
         eos_token_id=1,
@@ -99,7 +81,7 @@ def _model(hidden: int, layers: int, heads: int, inner: int, seed: int) -> Any:
     return LlamaForCausalLM(config).to(torch.bfloat16)
 
 
-def _tokenizer(folder: Path, words: Sequence[str] = ()) -> None:
+def _tokenizer(folder: Path, words: Sequence[str]) -> None:
     """One of words: the last are `words`."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast

@@ -26,7 +26,7 @@ from calibrate.server.endpoint import WORDS
 from calibrate.server.served_run import PARTS, ServedRun, as_predicted, read_run
 from calibrate.server.server_process import started
 from sim.cli.main import run as lanesim
-from validation.replays.real_engine import ALONE, make_served_models
+from validation.replays.real_engine import ALONE, make_models
 from validation.tables import mean_size, page
 
 URL, PORT = "http://127.0.0.1:8123", "8123"
@@ -106,7 +106,7 @@ def main(
         return
     models = results / "models"
     if not (models / "target").exists():
-        make_served_models(models, WORDS)
+        make_models(models, WORDS)
     report.mkdir(parents=True, exist_ok=True)
     for number in range(1, rounds + 1):
         for name in only.split(","):
