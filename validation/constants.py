@@ -1,6 +1,6 @@
 """Constants of engines and of the importer, judged by models that gave none of their engine's, and fitted anew.
 
-`python -m validation constants judge DATA [--every N]` writes docs/validation/constants.csv: the error of cells with
+`python -m validation constants judge DATA` writes docs/validation/constants.csv: the error of cells with
 a constant, with half of it and without it. A cell judges where its model gave no constant of its engine. A pooled
 constant is the mean of its sources, and each source judges the mean of the others. The digest of a row covers every
 constant of its engine: a changed constant without a new run fails tests/validation/test_constants.py.
@@ -192,13 +192,13 @@ def run_of(judge: str) -> RunSpec:
 
 
 class Judges:
-    """Cells that judge, every so manieth of the served ones; or those that constants were fitted on."""
+    """Cells that judge, or those that constants were fitted on."""
 
-    def __init__(self, data: Path, *, is_fitted: bool = False, every: int = 1) -> None:
+    def __init__(self, data: Path, *, is_fitted: bool = False) -> None:
         self.data, self.is_fitted = data, is_fitted
         self.rows = {row["id"]: row for row in read_cells(data / CELLS)}
         role = FITTED if is_fitted else JUDGED
-        lines = [line for line in csv_rows(SERVED) if line["role"] == role and line["id"] in self.rows][::every]
+        lines = [line for line in csv_rows(SERVED) if line["role"] == role and line["id"] in self.rows]
         self.cells = [(cell_of(self.rows[line["id"]]), line["is_starved"] == "1") for line in lines]
 
     def served(self, constant: Constant, metric: str) -> list[ServedLoad]:
@@ -318,13 +318,13 @@ def refits(data: Path) -> Iterator[Refit]:
             yield Refit(constant, name, old_s, fmean(constant.sources_s(of, name).values()), np.nan)
 
 
-def main(what: Literal["judge", "refit"], data: Path, every: int = 1, out: Path = TABLE) -> None:
+def main(what: Literal["judge", "refit"], data: Path, out: Path = TABLE) -> None:
     warnings.simplefilter("ignore")
     if what == "refit":
         for found in refits(data):
             print(found, flush=True)
         return
-    judges, lines, known = Judges(data, every=every), list[tuple[Any, ...]](), Known()
+    judges, lines, known = Judges(data), list[tuple[Any, ...]](), Known()
     for constant in read_specs().constants:
         for line in lines_of(constant, judges, known):
             print(line, flush=True)
