@@ -25,7 +25,6 @@ from sim.report.tables import measured_width, new_table, number
 from sim.studies.answer import Stated
 from sim.studies.attainment import Attainment, HighestLoad, Replicas
 from sim.studies.comparison.varied import Varied
-from sim.studies.evidence import shortened
 from sim.studies.length_choice import ALIKE, TunedPoint
 from sim.studies.load_search import Limit
 from sim.studies.plan.search import PlannedDeployment, Rental
@@ -38,15 +37,13 @@ Answered = Stated | Comparison | Varied
 """Answers that commands print."""
 
 
-def print_answer(
-    console: Console, answer: Answered, *, is_verbose: bool = False, percentiles: Sequence[float] = ()
-) -> None:
+def print_answer(console: Console, answer: Answered, *, is_verbose: bool = False) -> None:
     """Print the answer of a command."""
-    print_said(console, said_of(answer, console, percentiles), is_verbose=is_verbose)
+    print_said(console, said_of(answer, console), is_verbose=is_verbose)
 
 
 @singledispatch
-def said_of(answer: Answered, console: Console, percentiles: Sequence[float] = ()) -> Said:
+def said_of(answer: Answered, console: Console) -> Said:
     """Parts of the answer, its tables as wide as the console has room for."""
     raise TypeError(answer)
 
@@ -61,7 +58,6 @@ def _basis(answer: Stated, ranges: str, details: Sequence[str], notes: Sequence[
         return Basis([], details)
     over = f"{ranges} {answer.draws} variations of GPU times and acceptance" if answer.draws else ""
     lines = [(SURE, costs_line(answer.costs.errors)), ("", over)]
-    lines += [("", shortened(answer.evidence))] if answer.evidence else []
     lines += [(ASSUMED, note) for note in notes[:1]]
     more = [f"{ranges} {answer.draws} {answer.covers}"] if answer.draws else []
     more += [f"costs: {answer.costs.source}", *(f"note: {note}" for note in notes), *answer.evidence]
@@ -84,7 +80,7 @@ def _sentences(parts: Iterable[str]) -> str:
 
 
 @said_of.register
-def _tuned(answer: Tuning, console: Console, percentiles: Sequence[float] = ()) -> Said:
+def _tuned(answer: Tuning, console: Console) -> Said:
     """A column per draft length, without the ones that matter least where the console is too narrow for all."""
     shown = [length.k for length in answer.points[0].lengths]
     table = _lengths_table(answer, shown)
@@ -218,7 +214,7 @@ def _pays(answer: Tuning) -> str:
 
 
 @said_of.register
-def _by_context(answer: ContextTuning, console: Console, percentiles: Sequence[float] = ()) -> Said:
+def _by_context(answer: ContextTuning, console: Console) -> Said:
     """A row per prompt length, the rows for vLLM, and what one table for all loses."""
     rows = [
         [
@@ -252,7 +248,7 @@ def _by_context(answer: ContextTuning, console: Console, percentiles: Sequence[f
 
 
 @said_of.register
-def _held(answer: Attainment, console: Console, percentiles: Sequence[float] = ()) -> Said:
+def _held(answer: Attainment, console: Console) -> Said:
     """A row per policy, and one per fleet for the target rate."""
     has_draws = any(each.draws_interval is not None for each in answer.highest)
     has_price = any(each.usd_per_million_tokens is not None for each in answer.highest)
@@ -375,7 +371,7 @@ def _holds(highest: HighestLoad, answer: Attainment) -> list[str]:
 
 
 @said_of.register
-def _rented(answer: Rental, console: Console, percentiles: Sequence[float] = ()) -> Said:
+def _rented(answer: Rental, console: Console) -> Said:
     """Rows that were simulated in draws, a few of the estimates, and the lines that start and check the best."""
     has_price = answer.price_per_gpu_h is not None
     has_energy = any(row.joules_per_output_token is not None for row in answer.deployments)
@@ -393,7 +389,6 @@ def _rented(answer: Rental, console: Console, percentiles: Sequence[float] = ())
     ]
     lines = [
         "" if answer.tuning is None or answer.rate_per_s is not None else draft_lengths(answer.tuning),
-        shortened(answer.deployments[0].evidence) if answer.deployments[0].evidence else "",
         *answer.notes[: MAX_NOTES - 2],
         "; ".join(last),
     ]
