@@ -68,7 +68,7 @@ def _draw_directories(directories: tuple[Path, ...], path: Path) -> None:
 
 def _report_store(store: Path, flags: ReportFlags) -> None:
     from sim.files.write import write_text
-    from sim.metrics.price import Price
+    from sim.metrics.price import usd_per_gpu_h
     from sim.report.page import page
     from sim.report.pictures.panels import set_theme
     from sim.report.pictures.store_pictures import picture_files, pictures, write_pictures
@@ -76,7 +76,7 @@ def _report_store(store: Path, flags: ReportFlags) -> None:
     from sim.run.scenario_file import parse_override
     from sim.studies.sweeps.store import MARK
 
-    price_per_hour = None if flags.price is None else Price.of_text(flags.price).of_gpu()
+    price_per_hour = usd_per_gpu_h(flags.price)
     drawable = pictures(price_per_hour=price_per_hour)
     drawn = picture_files(flags.figures, drawable) if flags.figures is not None else []
     claim(

@@ -19,7 +19,7 @@ from sim.compare.pool import default_workers, started
 from sim.costs.profile import Profile
 from sim.costs.profile_files import load as load_profile
 from sim.draws import child_seed
-from sim.metrics.price import Price
+from sim.metrics.price import usd_per_gpu_h
 from sim.metrics.records import RunRecord, request_columns
 from sim.metrics.summary import Run
 from sim.names import unknown
@@ -327,7 +327,7 @@ def capacity(
         profile,
         share=share,
         target_rate=None if target_rate is None else checked_reals("target_rate", [target_rate], 0.0, MAX_RATE)[0],
-        price=None if price is None else Price.of_text(price),
+        price=usd_per_gpu_h(price),
         draws=None if draws is None else checked_count("draws", draws, 0),
         workers=None if workers is None else checked_count("workers", workers, 1),
     )
