@@ -23,7 +23,7 @@ from sim.report.said import ASSUMED, CHECK, START, SURE, Said, print_said
 from sim.report.store_points import StorePoints
 from sim.report.tables import measured_width, new_table, number
 from sim.studies.answer import Stated
-from sim.studies.attainment import Attainment, HighestLoad, Replicas
+from sim.studies.attainment import Attainment, HighestLoad
 from sim.studies.comparison.varied import Varied
 from sim.studies.length_choice import ALIKE, TunedPoint
 from sim.studies.load_search import Limit
@@ -282,50 +282,11 @@ def _held(answer: Attainment, console: Console) -> Said:
         columns = ["replicas", "utilised", "confidence", "$/M tokens"]
         title = f"replicas for {answer.target_rate:g} requests/s"
         tables.append((title, new_table(["policy", "routing"], columns, rows)))
-    details = [_limit(each, answer.share) for each in answer.highest]
-    details += [_replicas(each, answer) for each in answer.fleets]
-    return Said(attainment_sentence(answer), tables, *_basis(answer, "Ranges: 90 % of", details, answer.notes))
+    return Said(attainment_sentence(answer), tables, *_basis(answer, "Ranges: 90 % of", [], answer.notes))
 
 
 def _load(highest: HighestLoad) -> str:
     return highest.limit.value if highest.load is None else number(highest.load)
-
-
-def _limit(highest: HighestLoad, share: float) -> str:
-    """The reason why the load ends there."""
-    shares = ", ".join(
-        f"{name.removesuffix('_ms')} {100 * value:.1f} %"
-        for name, value in highest.attainment.items()
-        if value is not None and name != "all"
-    )
-    why = {
-        Limit.NEVER: f"never; requests that are alone meet {shares} of them",
-        Limit.UNBOUNDED: "unbounded; these SLOs hold with every request at once, since none bounds the waiting",
-        Limit.THROUGHPUT: f"as much as it can serve at all; the SLOs hold up to there ({shares})",
-        Limit.SLO: f"beyond it fewer than {100 * share:g} % meet them; at it, over "
-        f"{highest.replications} runs, {shares}",
-    }
-    return f"{highest.policy}: {why[highest.limit]}"
-
-
-def _replicas(fleet: Replicas, answer: Attainment) -> str:
-    head = f"{fleet.policy}, {fleet.routing}, {answer.target_rate:g} requests/s: "
-    if fleet.replicas is None:
-        return head + "no number of replicas meets the SLOs"
-    text = f"{head}{fleet.replicas} replicas, {100 * (fleet.utilisation or 0.0):.0f} % utilised"
-    text += _price(fleet.usd_per_million_tokens)
-    if fleet.confidence is not None:
-        met = sum(share >= answer.share for share in fleet.attainment_by_draw)
-        return (
-            f"{text}, enough with {100 * fleet.confidence:.0f} % confidence: they hold in {met} of {answer.draws} draws"
-        )
-    if fleet.enough is None:
-        return text
-    low, high = fleet.enough.ci95
-    text += f" ({100 * fleet.enough.attainment:.1f} % meet the SLOs, {100 * low:.1f} to {100 * high:.1f}"
-    if fleet.one_fewer is not None:
-        text += f"; {fleet.one_fewer.replicas} do not, {100 * fleet.one_fewer.attainment:.1f} %"
-    return f"{text})"
 
 
 def attainment_sentence(answer: Attainment) -> str:
