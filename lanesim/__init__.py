@@ -31,7 +31,6 @@ from sim.policies import rounds
 from sim.policies.options import EngineLimits
 from sim.policies.registry import Policy, PolicyOptions, policy_names, register
 from sim.report.notebook import (
-    Results,
     Simulation,
     capacity,
     compare,
@@ -65,7 +64,6 @@ __all__ = [
     "Quoted",
     "Request",
     "RequestQueue",
-    "Results",
     "Scenario",
     "Serving",
     "Simulation",

@@ -24,7 +24,6 @@ from sim.metrics.records import RunRecord, request_columns
 from sim.metrics.summary import Run
 from sim.names import unknown
 from sim.plugins import checked_count, checked_counts, checked_list, checked_reals, plain_number, shown
-from sim.report.results import read_columns, read_summary
 from sim.report.shown import (
     ShownAttainment,
     ShownComparison,
@@ -43,7 +42,7 @@ from sim.studies.comparison.in_draws import compared
 from sim.studies.comparison.variants import Variants, check_given, replicated, tokens_of
 from sim.studies.comparison.varied import varied
 from sim.studies.sweeps.grid import Grid
-from sim.studies.sweeps.store import Store, is_store
+from sim.studies.sweeps.store import Store
 from sim.studies.sweeps.sweep import SweepPlan, rows_of
 from sim.studies.sweeps.sweep import sweep as run_sweep
 from sim.studies.tune import tune as run_tuning
@@ -174,25 +173,9 @@ def _scenario(source: Source, changes: dict[str, Any]) -> tuple[Scenario, Profil
     return scenario, profile or load_profile(scenario.profile)
 
 
-class Results(msgspec.Struct, frozen=True, kw_only=True):
-    """A results directory as tidy frames: `runs`, a row per policy and seed, and `requests`, a row per request.
-
-    `load` makes it of a directory; of a comparison in memory there is the first frame alone:
-
-    >>> import lanesim
-    >>> result = lanesim.compare(profile="cpu/tiny", policy="pd", num_prompts=5, request_rate=10)
-    >>> lanesim.Results(comparison=result, runs=result.frame(), requests=None).runs["completed"].tolist()
-    [5]
-    """
-
-    comparison: ShownComparison
-    runs: pd.DataFrame
-    requests: pd.DataFrame | None
-
-
-def load(path: str | Path, *, version: str | None = None) -> Results | pd.DataFrame:
-    """Contents of `path`: Results of a directory that `lanesim compare --out` wrote, a frame of a store, or of a result
-    of `vllm bench serve` (a file that ends with .json), one row with the same columns.
+def load(path: str | Path, *, version: str | None = None) -> pd.DataFrame:
+    """A frame of the store at `path`, or of a result of `vllm bench serve` or a tool like it (a file that ends with
+    .json or .jsonl), one row with the same columns.
 
     Of a store, one row per point: `scenario_hash`, `policy`, `seed`, the keys that were gone through and the metrics,
     units in their names; rows that another `version` of the model made than the last one are left out, with a note.
@@ -206,18 +189,12 @@ def load(path: str | Path, *, version: str | None = None) -> Results | pd.DataFr
     ...     lanesim.load(store)[["policy", "workload.request_rate", "completed"]].values.tolist()
     [['pd', 2.0, 5], ['pd', 8.0, 5]]
     """
-    import pandas as pd
-
     if not isinstance(path, str | Path):
-        raise ValueError(f"load: {shown(path)}: want the path of a results directory, a store or a benchmark result")
-    directory = Path(path)
-    if is_store(directory):
-        return store_frame(directory, version=version)
-    if directory.suffix in (".json", ".jsonl") and directory.is_file():
-        return runs_frame(_bench_rows(directory))
-    held = read_summary(directory)
-    requests = pd.DataFrame(read_columns(directory / "requests.parquet"))
-    return Results(comparison=shown_as(ShownComparison, held), runs=runs_frame(held.runs), requests=requests)
+        raise ValueError(f"load: {shown(path)}: want the path of a store or a benchmark result")
+    place = Path(path)
+    if place.suffix in (".json", ".jsonl") and place.is_file():
+        return runs_frame(_bench_rows(place))
+    return store_frame(place, version=version)
 
 
 def _bench_rows(path: Path) -> list[dict[str, Any]]:
