@@ -158,6 +158,8 @@ def _drafted(answer: Tuning) -> list[str]:
     if not _drafts(answer):
         if not any(_gains(point) for point in answer.points):
             return ["do not speculate"]
+        if answer.decided_at is not None:
+            return [f"do not speculate: it loses least at {answer.decided_at} requests in flight"]
         return [f"do not speculate: it loses least {loads}, and no table by batch size is surely 1 % better"]
     rows = answer.k_table
     text = f"draft {_tokens(rows[0][2])}"
@@ -172,6 +174,8 @@ def _drafted(answer: Tuning) -> list[str]:
         return [*parts, f"a table gains {_share(answer.gain.mean)} over {answer.gain.over} on average"]
     better = [str(point.concurrency) for point in answer.points if _other_is_better(point)]
     reason = f"other lengths are better at {in_words(better)}, but no table by batch size is surely 1 % better"
+    if answer.decided_at is not None:
+        reason = f"it is best at {answer.decided_at} requests in flight, other lengths at {in_words(better)}"
     return [*parts, *([reason] if better else [])]
 
 
@@ -349,7 +353,9 @@ def _rented(answer: Rental, console: Console) -> Said:
         *[f"{more} more {'estimate' if more == 1 else 'estimates'} in the JSON"] * (more > 0),
     ]
     lines = [
-        "" if answer.tuning is None or answer.rate_per_s is not None else draft_lengths(answer.tuning),
+        ""
+        if answer.tuning is None or answer.rate_per_s is not None
+        else " ".join(tuning_sentence(answer.tuning).split()),
         *answer.notes[: MAX_NOTES - 2],
         "; ".join(last),
     ]
@@ -374,38 +380,6 @@ def _deployment_cells(row: PlannedDeployment, answer: Rental, *, has_price: bool
         *([f"{about}{_fixed(row.usd_per_million_tokens)}"] if has_price else []),
         *([number(row.joules_per_output_token)] if has_energy else []),
     ]
-
-
-def draft_lengths(tuning: Tuning) -> str:
-    """The length that is deployed and its load; the best draft length by requests in flight, and what it gains.
-
-    The table of the line that starts the server is simpler: it has fewer rows, for which a length may be second best.
-    """
-    groups: list[tuple[int, list[int], list[float]]] = []
-    for point in tuning.points:
-        best = point.best_draft
-        if len(tuning.k_table) > 1:
-            best = next(each for each in point.lengths if each.k == point.k)
-        if best.speedup is not None:
-            if not groups or groups[-1][0] != best.k:
-                groups.append((best.k, [], []))
-            groups[-1][1].append(point.concurrency)
-            groups[-1][2].append(best.speedup)
-    if tuning.break_even_concurrency == 0.0:
-        loads = [load for _, group, _ in groups for load in group]
-        gains = sorted(gain for _, _, group in groups for gain in group)
-        return (
-            f"no draft length pays at {span(map(str, loads))} requests in flight: the best of each has "
-            f"{span(map(_fixed, gains))} of the throughput without a drafter"
-        )
-    said = [f"{k} at {span(map(str, loads))} ({span(map(_fixed, gains))})" for k, loads, gains in groups]
-    deployed = [
-        f"{f'K = {point.k}' if point.k else 'no drafter'} is for {point.concurrency} requests in flight"
-        for point in tuning.points
-        if point.concurrency == tuning.decided_at
-    ]
-    best_k = f"best K by requests in flight (throughput over no drafter): {', '.join(said)}"
-    return "; ".join([*deployed, best_k, _pays(tuning)])
 
 
 # -- sweeps

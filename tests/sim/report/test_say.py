@@ -12,12 +12,12 @@ from rich.console import Console
 
 from sim.compare.side_by_side import CostSource
 from sim.report.said import MORE
-from sim.report.say import draft_lengths, print_answer
+from sim.report.say import print_answer
 from sim.studies.answer import Answer, Stated
 from sim.studies.attainment import Attainment, HighestLoad, Replicas
 from sim.studies.load_search import Limit
 from sim.studies.plan.search import PlannedDeployment, Rental
-from sim.studies.tune import AtContext, ContextTuning, Tuning, answer
+from sim.studies.tune import AtContext, ContextTuning, answer
 from tests.sim.studies.test_tune import grid, resolved
 
 NUMBER = re.compile(r"(?<![\w.])[-+]?\d+(?:\.\d+)?(?!\w)")
@@ -48,15 +48,6 @@ def row_of(lines: list[str], *begins: str) -> str:
 
 def tuned(**speedups: list[list[float]]) -> Stated:
     return answer(resolved(), grid((1, 64), **speedups))
-
-
-def test_where_no_length_pays_none_is_called_best() -> None:
-    losing = tuned(k0=[[0.95] * 10] * 2, k1=[[0.97] * 10, [0.9] * 10])
-    assert isinstance(losing, Tuning)
-    assert draft_lengths(losing) == (
-        "no draft length pays at 1 to 64 requests in flight: the best of each has 0.90 to 0.97 of the throughput "
-        "without a drafter"
-    )
 
 
 def test_on_demand_it_says_what_a_table_would_gain_and_what_the_answer_loses() -> None:
