@@ -235,7 +235,6 @@ class Experiment:
             measured=self.scenario.workload.measured(len(requests)),
             kv_bytes_per_token=resolved.kv_bytes_per_token,
             plans_ahead=resolved.limits.async_scheduling,
-            gaps=account and account.gaps,
             on_finished=account and account.on_finished,
         )
 
