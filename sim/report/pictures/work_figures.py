@@ -30,19 +30,12 @@ TIMELINE_WORKS, WINDOWS_TRIED = 60, 400
 """Works of the busiest stream that a timeline shows; times in the middle half of the runs where it might begin."""
 
 
-def draw_timelines(
-    path: Path, title: str, records: Sequence[RunRecord], window: tuple[float, float] | None = None
-) -> None:
-    save_and_close(timelines(f"What runs when\n{title}", records, window), path)
-
-
-def timelines(title: str, records: Sequence[RunRecord], window: tuple[float, float] | None = None) -> Figure:
-    """Works on the streams of each record, in one window for all, seconds: `window`, or one they are all busy
-    in."""
+def draw_timelines(path: Path, title: str, records: Sequence[RunRecord]) -> None:
+    """Works on the streams of each record, in one stretch of time for all, in which they are all busy."""
     import matplotlib.pyplot as plt
     from matplotlib.patches import Patch
 
-    start_s, end_s = window or busy_window([record.works for record in records])
+    start_s, end_s = busy_window([record.works for record in records])
     streams = [list(dict.fromkeys(work.stream for work in record.works)) for record in records]
     figure: Figure = plt.figure(figsize=(12, 0.9 + sum(0.45 + 0.32 * len(names) for names in streams)))
     axes = figure.subplots(
@@ -78,8 +71,7 @@ def timelines(title: str, records: Sequence[RunRecord], window: tuple[float, flo
         if kind in seen
     ]
     figure.legend(handles=handles, loc="upper right", ncols=len(handles), frameon=False)
-    headline(figure, title)
-    return figure
+    save_and_close(headline(figure, f"What runs when\n{title}"), path)
 
 
 def busy_window(runs: Sequence[Sequence[WorkRecord]]) -> tuple[float, float]:

@@ -24,7 +24,7 @@ import msgspec
 from sim.bounds import LARGEST
 from sim.compare.capacity import Saturation, load_after
 from sim.compare.point_runs import Point, run_point
-from sim.compare.run_length import Length, choose_run_length, settled, transient_note
+from sim.compare.run_length import choose_run_length, settled, transient_note
 from sim.compare.side_by_side import PAIRED_METRICS, is_bracketed
 from sim.costs.extrapolation import collecting
 from sim.costs.profile import Profile
@@ -263,7 +263,7 @@ def _rows(job: PointJob) -> Iterator[Row]:
             "unstable": load.verdict is Verdict.OVERLOADED,
             "is_steady": load.is_steady,
             "is_steady_throughout": is_steady_throughout,
-            "is_transient": _is_transient(resolved.scenario, length, done.run),
+            "is_transient": transient_note(resolved.scenario, length, number(done.run, "mean_e2el_ms")) is not None,
             "capacity_per_s": load.capacity_per_s,
             "num_warmups": length.num_warmups,
             "num_cooldowns": length.num_cooldowns,
@@ -289,11 +289,6 @@ def _saturation(job: PointJob, resolved: Resolved) -> Saturation:
 def if_overlap(metric: str, level: PhiLevel) -> str:
     """Column of what `metric` would be at an end of phi's bracket, where overlap was not measured."""
     return f"{metric}_if_{level.value}"
-
-
-def _is_transient(scenario: Scenario, length: Length, run: Run) -> bool:
-    """A given length that is too short for steady means."""
-    return transient_note(scenario, length, number(run, "mean_e2el_ms")) is not None
 
 
 def _metrics(run: Run) -> Iterator[tuple[str, bool | str | int | float | None]]:
