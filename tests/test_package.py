@@ -98,13 +98,6 @@ def test_the_demo_runs_from_another_directory(installed: Path, tmp_path: Path) -
     assert [path.name for path in tmp_path.iterdir()] == ["results"]
 
 
-def test_every_shipped_profile_is_listed(installed: Path, tmp_path: Path) -> None:
-    done = command(installed, tmp_path, "profiles")
-    assert done.returncode == 0, done.stderr
-    names = {f"{path.parent.name}/{path.stem}" for path in (ROOT / "sim" / "profiles").glob("*/*.json")}
-    assert {name for name in names if name in done.stdout.split()} == names
-
-
 @pytest.mark.parametrize("name", ["calibrate", "replay", "validate"])
 def test_commands_of_the_other_packages_are_found(installed: Path, tmp_path: Path, name: str) -> None:
     done = command(installed, tmp_path, name, "--help")

@@ -124,7 +124,7 @@ def test_rows_of_any_json_are_pages_or_one_line(store: Path, capsys: pytest.Capt
         value = draw.choice([*values, *row.values()])
         return {each: row[each] for each in row if each != name} if draw.random() < 0.2 else row | {name: value}
 
-    for _ in range(30):
+    for _ in range(10):
         (store / MARK).write_bytes(sound)
         edited(store, changed)
         codes.add(code := run(["report", str(store), "--out", str(store / "r.html"), "--overwrite"]))

@@ -56,6 +56,7 @@ def test_a_value_is_taken_as_pythons_own_or_refused_in_one_short_line(
         found = check("it", value, *ends)
         assert np.array_equal(found, value)
         assert type(found) in (int, str, list)
+        assert check is not checked_reals or {type(each) for each in found} == {float}
     for value in refused:
         with pytest.raises(PluginError, match=r"\Ait[ =:].{1,150}\Z"):
             check("it", value, *ends)

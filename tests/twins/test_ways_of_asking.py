@@ -17,9 +17,10 @@ import yaml
 from hypothesis import strategies as st
 
 import lanesim
+from sim.compare.side_by_side import compare
 from sim.costs.engine_costs import ENGINES as ENGINE_FILES
 from sim.costs.profile_files import SHIPPED
-from sim.report.results import read_summary
+from sim.run.resolve import resolve_all
 from tests.twins.drawn import ENGINE, ENGINES, PAIR, PAIRS, TABLE, TINY, questions, several
 from tests.twins.twin import (
     Asked,
@@ -135,7 +136,7 @@ def test_vllms_speculative_config_is_our_flags(asked: Asked, k: int) -> Pair:
     return Pair(runs({**asked, "num-speculative-tokens": k}), runs({**bare, "speculative-config": config}))
 
 
-@twin(questions(policy=several, profiles=PAIRS), share=0.1)
+@twin(questions(policy=several, profiles=PAIRS), share=0.05)
 def test_a_results_folder_is_the_json_and_the_scenario_of_either_asks_for_it_again(asked: Asked) -> Pair:
     first = answer("compare", asked)
     with folder() as place:
@@ -178,7 +179,10 @@ def test_a_simulation_is_the_first_run_of_a_comparison(asked: Asked) -> Pair:
     return Pair({key: value for key, value in run.items() if key in one}, dict(one))
 
 
-@twin(questions(policy=several, profiles=PAIRS), st.lists(st.sampled_from((0.5, 1.0, 3.0)), min_size=2, unique=True))
+@twin(
+    questions(policy=several, profiles=PAIRS, draws=0),
+    st.lists(st.sampled_from((0.5, 1.0, 3.0)), min_size=2, unique=True),
+)
 def test_several_values_of_a_flag_are_a_comparison_each(asked: Asked, rates: list[float]) -> Pair:
     grid = answer("compare", {**asked, "request-rate": ",".join(map(str, rates))})["loads"]
     alone = [runs({**asked, "request-rate": rate}) for rate in rates]
@@ -256,10 +260,9 @@ def test_the_table_shows_the_figures_of_the_json(asked: Asked) -> Pair:
 
 @twin(questions())
 def test_recorded_works_change_no_figure(asked: Asked) -> Pair:
-    with folder() as place:
-        said("compare", *words(asked), *ONE_PROCESS, "--out", str(place / "r"), "--plots")
-        recorded = json.loads((place / "r" / "summary.json").read_text())["runs"]
-    return Pair(runs(asked), recorded)
+    policies = resolve_all(lanesim.Scenario.of(**flat(asked)), lanesim.load_profile(asked["profile"]))
+    plain, recorded = (compare(policies, record_works=yes, workers=1).runs for yes in (False, True))
+    return Pair(plain, recorded)
 
 
 @twin(questions(engine=ENGINE))

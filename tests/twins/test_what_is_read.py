@@ -214,7 +214,7 @@ def test_a_row_per_gpu_is_the_same_whoever_splits_it(tp: int, per_gpu: float, co
 # -- engines that run
 
 
-@twin(constants(row_s=st.floats(1e-4, 2e-3)), rel=0.03, share=0.05)
+@twin(constants(row_s=st.floats(1e-4, 2e-3)), rel=0.03, share=0.025)
 def test_an_engine_that_was_fitted_to_a_server_is_that_server(profile: Profile) -> Pair:
     """A9: the server is a simulated one, whose steps are planned after each other and take a time per row."""
     levels = (1, 3, 8)

@@ -43,7 +43,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     invalidate_caches()
 
 
-def test_sweep_with_workers_plot_and_report_find_it(tmp_path: Path) -> None:
+def test_sweep_with_workers_and_report_find_it(tmp_path: Path) -> None:
     grid = {
         "scenario": {
             "profile": "cpu/tiny",
@@ -56,8 +56,7 @@ def test_sweep_with_workers_plot_and_report_find_it(tmp_path: Path) -> None:
     store, page = tmp_path / "store", tmp_path / "page.html"
     frame = lanesim.sweep(grid, out=store, workers=2)
     assert frame["error"].isna().all()
-    figures = ["--figures", str(tmp_path / "f")]
-    assert run(["report", str(store), "--out", str(page), *figures]) == 0
+    assert run(["report", str(store), "--out", str(page)]) == 0
     assert "coin:.5" in page.read_text()
 
 

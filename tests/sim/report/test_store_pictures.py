@@ -151,7 +151,7 @@ def test_a_point_says_what_a_million_tokens_cost_at_a_price_per_hour() -> None:
 def test_plot_writes_png_and_svg_the_same_every_time(
     store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    flags = ["report", str(store), "--where", "profile=cpu/tiny"]
+    flags = ["report", str(store), "--where", "profile=cpu/tiny", "--where", "workload.request_rate=2"]
     for folder in ("a", "b"):
         assert run([*flags, "--figures", str(tmp_path / folder)]) == 0
     files = [sorted((tmp_path / folder).iterdir()) for folder in ("a", "b")]
