@@ -60,7 +60,7 @@ FLOORS = {
     "validation": (
         ("tables",),
         ("claims", "judge", "replays", "speed", "conformance"),
-        ("constants", "coverage"),
+        ("constants",),
         ("pages",),
         ("__main__",),
     ),

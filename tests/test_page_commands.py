@@ -46,12 +46,11 @@ LEFT_OUT = {
     r"lanesim validate mine\.measured\.json": SERVER,
     r"lanesim calibrate production": FILES,
     r"lanesim (replay --policy shortest-first|validate results/replay # how)": "a package that the reader installs",
-    r"python -m validation (silicon|drafted|evidence|partition|pearl|accuracy_intervals)": DATA,
+    r"python -m validation (silicon|drafted|evidence|partition|pearl)": DATA,
     r"python -m validation step_records": "ten minutes of a real vLLM",
     r"python -m validation (constants (judge|refit) DATA|\w+ DATA)": DATA,
     r"python -m validation conformance": "logs or a wheel of an engine, which the reader brings",
     r"python -m validation (scenario_docs|silicon_page|leaderboard|speed)": PAGE,
-    r"python -m validation verdicts": "statistics over many truths, half an hour each",
     r"python -m tests\.mutants": "the nightly run's own job",
     r"lanesim .*(FILE|scenario\.yaml)": "a form, whose names the reader fills in",
 }

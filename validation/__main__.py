@@ -19,10 +19,6 @@ from sim.files.lock import check_destinations
 
 PROGRAMS = {
     "accuracy": ("validation.judge.accuracy_page", "docs/accuracy.md: real runs of others beside simulated ones"),
-    "accuracy_intervals": (
-        "validation.coverage:accuracy_intervals",
-        "how often tune's interval of a speed-up holds",
-    ),
     "atlas": ("validation.pages.atlas", "docs/atlas.csv: published pairs, best draft length at each load"),
     "claims": ("validation.claims.claims_command", "published claims: claimed, simulated, verdict and why"),
     "conformance": (
@@ -54,7 +50,6 @@ PROGRAMS = {
     "silicon": ("validation.judge.served_judge", "served cells by class, beside a peer"),
     "silicon_page": ("validation.judge.served_judge:write_page", "docs/silicon.md, from results of silicon"),
     "speed": ("validation.speed", "CPU seconds and memory, beside NVIDIA Dynamo"),
-    "verdicts": ("validation.coverage:verdicts", "how often intervals of means hold"),
 }
 """Name -> (module and function, `main` where none is named; what it does)."""
 OUTPUTS = ("out", "table", "json", "page")

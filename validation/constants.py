@@ -1,21 +1,20 @@
 """Constants of engines and of the importer, judged by models that gave none of their engine's, and fitted anew.
 
-`python -m validation constants judge DATA [--every N]` writes docs/validation/constants.csv: the error of cells with
+`python -m validation constants judge DATA` writes docs/validation/constants.csv: the error of cells with
 a constant, with half of it and without it. A cell judges where its model gave no constant of its engine. A pooled
 constant is the mean of its sources, and each source judges the mean of the others. The digest of a row covers every
 constant of its engine: a changed constant without a new run fails tests/validation/test_constants.py.
 
-`python -m validation constants refit DATA [--write]` fits the constants of each source together, then pools anew. It
-prints old and new values with standard errors, and changes files with --write alone. constants.yaml says who gave and
-who judges each constant. Not here: the page (validation.pages.leaderboard).
+`python -m validation constants refit DATA` fits the constants of each source together, then pools anew. It prints old
+and new values with standard errors. constants.yaml says who gave and who judges each constant. Not here: the page
+(validation.pages.leaderboard).
 """
 
 from __future__ import annotations
 
 import json
-import re
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from functools import cache
@@ -52,13 +51,12 @@ COLUMNS = (
     "digest",
 )  # fmt: skip
 SPECS = Path(__file__).with_name("constants.yaml")
-SOURCE = Path(lookups.__file__)
 CELLS = "aiconfigurator/silicon_visible.csv"
 SERVED_CELLS, MTP_PAIRS, IMPORTER, ELSEWHERE = "served cells", "MTP pairs", "importer", "elsewhere"
 SHARES = (1.0, 0.5, 0.0)
 """Parts of a constant that are tried. One that is far too large may beat none of it, but not half of it."""
-DIGITS, WRITTEN = 12, 4
-"""Of a digest; significant ones of a fitted value."""
+DIGITS = 12
+"""Of a digest."""
 
 Known = dict[str, dict[str, float]]
 """Metrics of simulated cells by their ids."""
@@ -194,13 +192,13 @@ def run_of(judge: str) -> RunSpec:
 
 
 class Judges:
-    """Cells that judge, every so manieth of the served ones; or those that constants were fitted on."""
+    """Cells that judge, or those that constants were fitted on."""
 
-    def __init__(self, data: Path, *, is_fitted: bool = False, every: int = 1) -> None:
+    def __init__(self, data: Path, *, is_fitted: bool = False) -> None:
         self.data, self.is_fitted = data, is_fitted
         self.rows = {row["id"]: row for row in read_cells(data / CELLS)}
         role = FITTED if is_fitted else JUDGED
-        lines = [line for line in csv_rows(SERVED) if line["role"] == role and line["id"] in self.rows][::every]
+        lines = [line for line in csv_rows(SERVED) if line["role"] == role and line["id"] in self.rows]
         self.cells = [(cell_of(self.rows[line["id"]]), line["is_starved"] == "1") for line in lines]
 
     def served(self, constant: Constant, metric: str) -> list[ServedLoad]:
@@ -275,10 +273,6 @@ class Refit(NamedTuple):
     error: float
     """Standard error; nan of a mean, and where cells are as many as constants."""
 
-    @property
-    def keys(self) -> list[Key]:
-        return [key for key in self.constant.held() if key[1] == self.name]
-
     def __str__(self) -> str:
         where = ", ".join(self.constant.where)
         return f"{self.name} of {where}: {self.old:.4g} -> {self.new:.4g} +- {self.error:.2g}"
@@ -316,7 +310,7 @@ def refits(data: Path) -> Iterator[Refit]:
 
         for name, after, error in zip(old, *fit(old, logs), strict=True):
             found = Refit(next(each for each in constants if name in each.names), name, old[name], after, error)
-            of |= dict.fromkeys(found.keys, after)
+            of |= {key: after for key in found.constant.held() if key[1] == name}
             yield found
     for constant in every:
         for name in constant.names if constant.pooled else ():
@@ -324,36 +318,15 @@ def refits(data: Path) -> Iterator[Refit]:
             yield Refit(constant, name, old_s, fmean(constant.sources_s(of, name).values()), np.nan)
 
 
-def write_values(found: Sequence[Refit]) -> None:
-    """The new values, in the files that have the old ones."""
-    for each in found:
-        name, text = each.name, f"{each.new:.{WRITTEN}g}"
-        if IMPORTER in each.constant.where:
-            SOURCE.write_text(re.sub(rf"(?m)^{name} = .*$", f"{name} = {text}", SOURCE.read_text()))
-        for path in ENGINES.glob("*.json"):
-            lines = path.read_text().splitlines(keepends=True)
-            for index, line in enumerate(lines):
-                if line.lstrip().startswith('{"gpus"'):
-                    scopes = scopes_of(path.stem, json.loads(line.strip().rstrip(",")))
-                    if any((scope, name) in each.keys for scope in scopes):
-                        lines[index] = re.sub(rf'"{name}": (?!0\.0[,}}])[^,}}]+', f'"{name}": {text}', line)
-            path.write_text("".join(lines))
-
-
-def shown(lines: Iterable[Any]) -> Iterator[Any]:
-    """The lines, each printed when it is there."""
-    for line in lines:
-        print(line, flush=True)
-        yield line
-
-
-def main(what: Literal["judge", "refit"], data: Path, every: int = 1, write: bool = False, out: Path = TABLE) -> None:
+def main(what: Literal["judge", "refit"], data: Path, out: Path = TABLE) -> None:
     warnings.simplefilter("ignore")
-    if what == "judge":
-        judges, known = Judges(data, every=every), Known()
-        found = (line for constant in read_specs().constants for line in lines_of(constant, judges, known))
-        write_csv(out, COLUMNS, [*shown(found)])
+    if what == "refit":
+        for found in refits(data):
+            print(found, flush=True)
         return
-    found_values = [*shown(refits(data))]
-    if write:
-        write_values(found_values)
+    judges, lines, known = Judges(data), list[tuple[Any, ...]](), Known()
+    for constant in read_specs().constants:
+        for line in lines_of(constant, judges, known):
+            print(line, flush=True)
+            lines.append(line)
+    write_csv(out, COLUMNS, lines)

@@ -52,7 +52,7 @@ def seed_of(path: Path) -> int:
 
 
 def write_results(folder: Path, seed: int = 1) -> None:
-    lanesim(*SEEDED, str(seed), "--plots", "--out", str(folder / "r"), OVER)
+    lanesim(*SEEDED, str(seed), "--out", str(folder / "r"), OVER)
 
 
 def results(folder: Path) -> set[object]:

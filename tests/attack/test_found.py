@@ -17,7 +17,7 @@ import pytest
 
 from sim.cli.main import run
 from sim.costs.profile_files import SHIPPED
-from tests.attack.samples import PAIR, TINY_RUN, TRACE_JSONL, replay
+from tests.attack.samples import PAIR, TINY_RUN, replay
 
 COMPARE = ["compare", "--profile", PAIR, "--policy", "pd", "--workers", "1"]
 TRACE = [*COMPARE, "--num-prompts", "2", "--dataset-name"]
@@ -43,51 +43,9 @@ def profile_with(path: str, value: Any) -> str:
     return json.dumps(raw)
 
 
-LAUGHS = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
-    f"{b}: &{b} [{','.join([f'*{a}'] * 9)}]\n" for a, b in zip("abcdefgh", "bcdefghi", strict=True)
-)
 HEAD = "arrival_s,prompt_tokens,output_tokens\n"
 SHOW = ["profiles", "show", "{}"]
 KIND = {"mean_error_pct": 1.0, "max_error_pct": 2.0, "points": 3, "held_out": "[/y]"}
-FILES: dict[str, tuple[str, str, list[str], str]] = {
-    "billion laughs": ("x.yaml", LAUGHS, ["compare", "{}"], "more than 100000 values, aliases unfolded"),
-    "a list as a key": ("x.yaml", "? [a, b]\n: 1\n", ["compare", "{}"], "line 1: a key must be a plain text"),
-    "a number of nothing": ("x.yaml", 'seed: !!int ""\n', ["compare", "{}"], "line 1: tag"),
-    "tokens of 64 bits in JSON": (
-        "t.jsonl", TRACE_JSONL.replace('"input_len": 10', '"input_len": 9223372036854775808'),
-        [*TRACE, "jsonl", "--dataset-path", "{}"], "line 1: 'input_len' 9223372036854775808 must be below 2^63",
-    ),
-    "a column twice": (
-        "t.csv", HEAD.replace("s,o", "s,prompt_tokens,o") + "0,1,2,3\n", [*TRACE, "csv", "--dataset-path", "{}"],
-        "line 1: column 'prompt_tokens' is there twice",
-    ),
-    "a key twice": ("p.json", PROFILE.replace('"name":', '"name": "x", "name":', 1), SHOW, "key 'name' stands twice"),
-    "JSON without end": ("p.json", '{"a":' * 100_000, SHOW, ": nested deeper than 64"),
-    "an escape in an error kind": ("p.json", profile_with("errors.\x1b[31m", KIND), SHOW, "the control character"),
-    "a step of ages": ("p.json", profile_with("host.step_s", 1e300), SHOW, "step_s=1e+300 must be at most 1,000"),
-    "policies in lists of which one is empty": (
-        "grid.yaml", f"scenario: {{profile: {PAIR}}}\ngrid: {{policy: [[]]}}\n",
-        ["sweep", "{}", "--out", "{folder}/store"], "policy: the list is empty",
-    ),
-    "an arrival at the end of all numbers": (
-        "t.csv", HEAD + "-1.7e308,10,3\n1.7e308,12,3\n", [*TRACE, "csv", "--dataset-path", "{}"],
-        "line 3: arrival is inf s after the first one",
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("case", FILES)
-def test_a_hostile_file_is_one_line_that_names_it(
-    case: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    name, content, command, says = FILES[case]
-    path = tmp_path / name
-    path.write_text(content)
-    errors = refusal(capsys, *(part.replace("{folder}", str(tmp_path)).replace("{}", str(path)) for part in command))
-    assert name in errors
-    assert says in errors
-    assert path.read_text() == content
-    assert name in refusal(capsys, "check", str(path))
 
 
 @pytest.mark.parametrize(

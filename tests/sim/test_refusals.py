@@ -261,6 +261,7 @@ TRACES = [
     ("csv", CSV + "0,1,1\n", "#arival=x", "unknown trace option 'arival'; did you mean 'arrival'?"),
     ("csv", "when,prompt_tokens,output_tokens\n0,1,1\n", "#arrival=when", "does not end in its unit; add unit="),
     ("csv", CSV + "0,1,1\n", "#prompt=inn", "no column 'inn'"),
+    ("csv", CSV + "-1.7e308,10,3\n1.7e308,12,3\n", "", "line 3: arrival is inf s after the first one"),
     ("csv", CSV + "1700000000000,10,2\n", "", "line 2: arrival_s='1700000000000' is a Unix time in ms, not in s"),
     ("csv", "arrival_time,prompt_tokens,output_tokens\n1700000000,10,2\n1700000000000000000,10,2\n", "",
      "is a Unix time in ns"),

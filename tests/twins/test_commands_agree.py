@@ -193,12 +193,6 @@ def winner(found: dict[str, Any]) -> str | None:
     return name if says else None
 
 
-@twin(questions(policy=st.just(["autoregressive", "continuous"]), replications=5, profiles=PAIRS))
-def test_of_policies_that_are_one_nobody_wins(asked: Asked) -> Pair:
-    """A8: without drafts they are the same."""
-    return Pair(winner(answer("compare", {**asked, "num-speculative-tokens": 0})), None)
-
-
 RIVALS = st.sampled_from((["continuous", "pd"], ["pd", "unified"], ["autoregressive", "continuous"]))
 
 
@@ -207,11 +201,6 @@ def test_who_wins_wins_in_draws_of_costs_and_acceptance_too(asked: Asked) -> Pai
     """A8."""
     usual = winner(answer("compare", asked))
     return Pair(usual, None if usual is None else winner(answer("compare", asked, "--draws", "10")))
-
-
-@twin(questions(policy=st.just(["continuous", "pd", "unified"]), profiles=(TINY,), replications=2), share=0.05)
-def test_draws_change_no_figure_of_the_runs(asked: Asked) -> Pair:
-    return Pair(runs(asked), runs(asked, "--draws", "3"))
 
 
 @twin(questions(profiles=(TINY, PAIR), policy=CONTINUOUS), share=0.05)

@@ -12,7 +12,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from tests.twins.drawn import PAIR, TABLE, TINY, questions
-from tests.twins.twin import Asked, Pair, answer, or_refused, runs, said, twin, with_set, words
+from tests.twins.twin import Asked, Pair, answer, or_refused, runs, said, twin, words
 
 CONTINUOUS = st.just("continuous")
 SAME = (
@@ -125,16 +125,6 @@ def test_another_scenario_has_another_line_or_a_note(asked: Asked) -> Pair:
     return Pair([change for change in CHANGES if lines(change) == usual], [])
 
 
-OTHER_ENGINES = ("sglang-0.5", "trtllm-1.1")
-
-
-@twin(questions(profiles=(PAIR,), policy=CONTINUOUS), st.sampled_from(OTHER_ENGINES))
-def test_a_line_for_vllm_is_of_a_scenario_on_vllm(asked: Asked, engine: str) -> Pair:
-    """A10: refused, or noted."""
-    text = or_refused(lambda: said("compare", *words({**asked, "engine": engine}), "--emit-vllm"))
-    return Pair(True, text == "refused" or engine.partition("-")[0] in text.lower())
-
-
 TUNED = {"request-rate": None, "num-speculative-tokens": None, "lengths": "0,1,2", "concurrencies": "1,4", "draws": 2}
 
 
@@ -155,14 +145,6 @@ def test_the_caps_in_a_line_are_those_that_were_simulated(asked: Asked, engine: 
     return Pair([int(flags[name]) for name in names], caps)
 
 
-@twin(questions(profiles=(TABLE,), policy=CONTINUOUS, **TUNED), st.sampled_from(OTHER_ENGINES), share=0.025)
-def test_a_tuned_line_is_for_the_engine_that_was_simulated(asked: Asked, engine: str) -> Pair:
-    """A10."""
-    found = answer("tune", {**asked, "engine": engine})["deployment"]
-    notes = " ".join(found["notes"])
-    return Pair(True, not found["vllm_serve"] or engine.partition("-")[0] in notes.lower())
-
-
 @twin(questions(profiles=(TABLE, TINY), policy=CONTINUOUS, **TUNED), share=0.05)
 def test_the_config_in_a_line_is_the_table(asked: Asked) -> Pair:
     found = answer("tune", asked)
@@ -172,9 +154,3 @@ def test_the_config_in_a_line_is_the_table(asked: Asked) -> Pair:
     rows = config.get("num_speculative_tokens_per_batch_size", table)
     assert json.dumps(config) in found["deployment"]["vllm_serve"].replace("'", "")
     return Pair((config["num_speculative_tokens"], rows), (max(row[2] for row in table), table))
-
-
-@twin(questions(profiles=(PAIR,), policy=CONTINUOUS))
-def test_an_emitted_line_is_the_same_from_a_key(asked: Asked) -> Pair:
-    keys = with_set({name: value for name, value in asked.items() if name != "seed"}, seed=asked["seed"])
-    return Pair(*(said("compare", *words(each), "--emit-vllm") for each in (asked, keys)))

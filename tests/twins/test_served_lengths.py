@@ -90,15 +90,8 @@ FEW = st.sampled_from(("autoregressive", "continuous"))
 
 @twin(questions(profiles=(TINY, PAIR), policy=FEW, **CAPACITY), BEYOND, share=0.05)
 def test_the_capacity_of_answers_that_are_cut_is_that_of_short_ones(asked: Asked, beyond: int) -> Pair:
-    """A1."""
-    return Pair(*(figures(answer("capacity", each)) for each in cut(asked, beyond)))
-
-
-@twin(questions(profiles=(TINY,), policy=FEW, **CAPACITY), BEYOND, share=0.05)
-def test_the_replicas_for_a_rate_of_answers_that_are_cut_are_those_of_short_ones(asked: Asked, beyond: int) -> Pair:
-    """A1."""
-    pair = (answer("capacity", each, "--target-rate", "3") for each in cut(asked, beyond))
-    return Pair(*(figures(each) for each in pair))
+    """A1. And that of replicas for a rate."""
+    return Pair(*(figures(answer("capacity", each, "--target-rate", "3")) for each in cut(asked, beyond)))
 
 
 TUNED = {"lengths": "0,2", "concurrencies": "1,3", "draws": 2, "request-rate": None, "num-speculative-tokens": None}

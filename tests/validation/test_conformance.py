@@ -32,12 +32,6 @@ def test_every_step_of_a_real_engine_is_equal(path: Path, capsys: pytest.Capture
     assert "0 differ" in capsys.readouterr().out
 
 
-def test_an_engine_that_was_told_to_schedule_ahead_and_did_not_is_synchronous() -> None:
-    """On a CPU vLLM switches asynchronous scheduling off without a word."""
-    (log,) = read_logs(LOGS / "told-async.json")
-    assert not log.settings.async_scheduling
-
-
 def test_the_drawn_schedules_show_what_they_are_drawn_for() -> None:
     logs = [log for path in DRAWN for log in read_logs(path)]
     assert sum(len(step.preempted) for log in logs for step in log.steps) > 300

@@ -165,19 +165,3 @@ def test_a_fit_finds_values_and_how_well_the_cells_know_them() -> None:
     )
     assert (found, free) == (pytest.approx(2.0, abs=1e-3), pytest.approx(4.0, abs=1e-3))
     assert error == pytest.approx(0.01 / 7**0.5, rel=0.01)
-
-
-def test_fitted_values_are_written_where_the_constant_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    shutil.copytree(ENGINES, tmp_path / "engines")
-    source = tmp_path / "lookups.py"
-    source.write_text("QUANTISE_S = 5e-6\nOTHER = 1\n")
-    monkeypatch.setattr(program, "ENGINES", tmp_path / "engines")
-    monkeypatch.setattr(program, "SOURCE", source)
-    before = program.values()
-    gap, quantise = constant_at("sglang-0.5 h200-sxm", "gap_s"), constant_at(program.IMPORTER, "QUANTISE_S")
-    program.write_values(
-        [program.Refit(gap, "gap_s", 1.0, 0.00123456, 0.0), program.Refit(quantise, "QUANTISE_S", 1.0, 7e-6, 0.0)]
-    )
-    moved = {key: value for key, value in program.values().items() if value != before[key]}
-    assert moved == dict.fromkeys([("sglang-0.5 h200-sxm", "gap_s"), ("sglang-0.5 elsewhere", "gap_s")], 0.001235)
-    assert source.read_text() == "QUANTISE_S = 7e-06\nOTHER = 1\n"

@@ -18,6 +18,7 @@ from validation.judge.evidence import (
     MeasuredSetUp,
     coverage_rows,
     fit,
+    judged_cells,
     log_time,
     open_loops,
     served,
@@ -68,7 +69,7 @@ def test_a_mean_is_over_judged_cells_of_a_gpu_engine_model_and_load() -> None:
         ROW | {"id": name, "batch_size": batch} for name, batch in (("a", "14"), ("b", "16"), ("c", "16"), ("d", "64"))
     ]
     judged = lines(("a", "judged", "-4.0"), ("b", "judged", "2.0"), ("c", "fitted", "9.0"), ("d", "judged", "1.0"))
-    few, many = served(rows, judged)
+    few, many = served(judged_cells(rows, judged))
     assert (few.gpu, few.engine, few.model, few.in_flight) == ("b200-sxm", "trtllm-1.1", "qwen3-32b", 16)
     assert (few.error_pct, few.runs) == (3.0, 2)
     assert (many.in_flight, many.error_pct, many.runs) == (64, 1.0, 1)
@@ -92,7 +93,7 @@ def test_set_ups_are_told_apart_by_degree_and_judged_cells_alone_count() -> None
         for name, batch, tp in (("a", "16", "8"), ("b", "64", "8"), ("c", "16", "4"), ("d", "64", "4"))
     ]
     judged = lines(("a", "judged", "-4.0"), ("b", "judged", "2.0"), ("c", "fitted", "9.0"), ("d", "judged", "1.0"))
-    named = [each for each in set_ups(rows, judged) if each.group == ("trtllm", "b200-sxm", "qwen3-32b")]
+    named = [each for each in set_ups(judged_cells(rows, judged)) if each.group == ("trtllm", "b200-sxm", "qwen3-32b")]
     assert [(each.tensor_parallel, each.kind, each.loads) for each in named] == [
         (4, "dense nvfp4", [64.0]), (8, "dense nvfp4", [16.0, 64.0]),
     ]  # fmt: skip

@@ -26,7 +26,7 @@ def test_every_name_is_a_module_with_a_main_and_every_one_of_those_has_a_name() 
 @pytest.mark.parametrize("args", [[], ["accuracies"]])
 def test_an_unknown_name_gets_the_list_and_exit_2(args: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(args) == 2
-    assert "accuracy_intervals" in capsys.readouterr().err
+    assert "real_gpus" in capsys.readouterr().err
 
 
 def program(

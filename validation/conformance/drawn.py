@@ -7,7 +7,6 @@ Small in everything, so that seats, blocks and budgets run out. Not here: vLLM (
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from pathlib import Path
 from traceback import extract_tb
 
@@ -203,16 +202,16 @@ def _requests(draw: random.Random, feature: str, longest: int, block_size: int) 
     return requests
 
 
-def drawn_logs(features: tuple[str, ...], seeds: range, engine: str, stopped: list[str]) -> Iterator[Log]:
-    """Logs of each feature and seed; those in which an assertion in vLLM ends its scheduler are named in
-    `stopped`, with its line."""
-    minor = int(engine.rpartition(".")[2])
-    for feature in features:
-        for seed in seeds if SINCE.get(feature, 0) <= minor else ():
-            try:
-                yield drawn_log(feature, seed, engine)
-            except AssertionError as error:
-                *_, last = extract_tb(error.__traceback__)
-                if "vllm" not in Path(last.filename).parts:
-                    raise
-                stopped.append(f"{feature}-{seed}: {Path(last.filename).name}:{last.lineno}")
+def drawn_logs(feature: str, seeds: range, engine: str, stopped: list[str]) -> list[Log]:
+    """Logs of a feature by seed, none where this vLLM lacks it; those in which an assertion in vLLM ends its scheduler
+    are named in `stopped`, with its line."""
+    logs = []
+    for seed in seeds if SINCE.get(feature, 0) <= int(engine.rpartition(".")[2]) else ():
+        try:
+            logs.append(drawn_log(feature, seed, engine))
+        except AssertionError as error:
+            *_, last = extract_tb(error.__traceback__)
+            if "vllm" not in Path(last.filename).parts:
+                raise
+            stopped.append(f"{feature}-{seed}: {Path(last.filename).name}:{last.lineno}")
+    return logs

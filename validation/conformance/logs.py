@@ -8,7 +8,7 @@ makes of a log (validation.conformance.replayed).
 from __future__ import annotations
 
 import gzip
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -108,23 +108,16 @@ def write_logs(path: Path, logs: Iterable[Log]) -> None:
 
 
 def _real(name: str, held: dict[str, Any]) -> Log:
-    """A log of a real engine: its ticks become steps with tokens."""
+    """A log of a real engine: its ticks become steps with tokens. On a CPU vLLM plans no step ahead, whatever it was
+    started with (0.32.0, vllm/platforms/cpu.py:331)."""
     arguments = held["arguments"]
-    spec, is_ahead = arguments["spec"], bool(arguments["ahead"]) and not _answers_at_once(held["steps"])
     steps = [step for step in held["steps"] if step["scheduled"]]
     requests = sorted(held["requests"], key=lambda each: (each["step"], int(each["name"][1:])))
     index_of = {each["name"]: index for index, each in enumerate(requests)}
-    ticks = [step["at"] for step in steps]
-    arrivals = [
-        LoggedRequest(
-            step=sum(tick < each["step"] for tick in ticks),
-            prompt_tokens=each["prompt"],
-            output_tokens=each["output"],
-            priority=each.get("priority", 0),
-            content=tuple(each.get("content", ())),
-        )
+    arrivals = tuple(
+        LoggedRequest(sum(step["at"] < each["step"] for step in steps), each["prompt"], each["output"])
         for each in requests
-    ]
+    )
 
     def by_index(values: dict[str, int]) -> dict[int, int]:
         return {index_of[key]: value for key, value in values.items()}
@@ -137,50 +130,15 @@ def _real(name: str, held: dict[str, Any]) -> Log:
             gave_way = tuple(sorted(preempted))
             decisions.append(Decision(by_index(step["scheduled"]), by_index(step["drafts"]), gave_way, cached))
             preempted.clear()
-    brought = [by_index(step.get("new", {})) for step in held["steps"]]
-    emitted = _settled(decisions, brought if not is_ahead else _a_call_later(held["steps"], brought), arrivals)
-    method = METHODS.get(spec, "draft_model")
+    method = METHODS.get(arguments["spec"], "draft_model")
     settings = SchedulerSettings(
         max_num_seqs=arguments["seqs"],
         max_num_batched_tokens=arguments["tokens"],
-        max_model_len=arguments.get("max_model_len", REAL_MAX_MODEL_LEN),
+        max_model_len=REAL_MAX_MODEL_LEN,
         num_gpu_blocks=arguments["blocks"] or MANY_BLOCKS,
-        block_size=arguments.get("block_size", REAL_BLOCK_SIZE),
-        async_scheduling=is_ahead,
+        block_size=REAL_BLOCK_SIZE,
         method=method,
         num_speculative_tokens=arguments["k"] if method else 0,
     )
     engine = f"vllm-{arguments.get('version', '0.32')}"
-    return Log(name, engine, settings, tuple(arrivals), tuple(decisions), emitted)
-
-
-def _answers_at_once(steps: Sequence[dict[str, Any]]) -> bool:
-    """True where some call returned a token of a request that it was the first to schedule: then the engine was
-    synchronous, whatever its arguments say. vLLM on a CPU always is (0.32.0, vllm/platforms/cpu.py:331)."""
-    seen: set[str] = set()
-    for step in steps:
-        if any(name not in seen for name in step.get("new", {}) if name in step["scheduled"]):
-            return True
-        seen |= step["scheduled"].keys()
-    return False
-
-
-def _a_call_later(steps: Sequence[dict[str, Any]], brought: Sequence[dict[int, int]]) -> list[dict[int, int]]:
-    """[steps with tokens] of an asynchronous engine, whose call returns what the step before the one it schedules
-    brought."""
-    later = [*brought[1:], {}]
-    return [new for step, new in zip(steps, later, strict=True) if step["scheduled"]]
-
-
-def _settled(
-    decisions: Sequence[Decision], brought: Sequence[dict[int, int]], arrivals: Sequence[LoggedRequest]
-) -> tuple[dict[int, int], ...]:
-    """[steps] new tokens; what the last ones of a request brought is what its answer lacks, where nobody noted it."""
-    emitted = [dict(each) for each in brought if True][: len(decisions)]
-    emitted += [{} for _ in range(len(decisions) - len(emitted))]
-    last = {index: number for number, step in enumerate(decisions) for index in step.tokens}
-    for index, request in enumerate(arrivals):
-        missing = request.output_tokens - sum(new.get(index, 0) for new in emitted)
-        if missing > 0 and index in last:
-            emitted[last[index]][index] = emitted[last[index]].get(index, 0) + missing
-    return tuple(emitted)
+    return Log(name, engine, settings, arrivals, tuple(decisions), tuple(by_index(step["new"]) for step in steps))

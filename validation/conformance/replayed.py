@@ -14,10 +14,9 @@ simulator's loop, sim.policies.continuous.loop, is held to these plans by its te
 from __future__ import annotations
 
 import sys
-import time
-from collections import Counter
 from collections.abc import Mapping
 from functools import lru_cache
+from itertools import zip_longest
 from pathlib import Path
 from typing import NamedTuple
 
@@ -67,9 +66,7 @@ def differences(log: Log, engine: str | None = None) -> list[Difference]:
         mine = replayed(log, engine)
     except ValueError:
         mine = []
-    for number in range(max(len(mine), len(log.steps))):
-        simulated = mine[number] if number < len(mine) else None
-        real = log.steps[number] if number < len(log.steps) else None
+    for number, (simulated, real) in enumerate(zip_longest(mine, log.steps)):
         if simulated is None or real is None or not _equal(simulated, real):
             differing.append(Difference(number, simulated, real))
     return differing
@@ -263,29 +260,23 @@ def main(
         raise ValueError("want a log, or --vllm with the folder of an installed or unpacked vLLM")
     num_differ = 0
     for path in logs:
-        held = read_logs(path)
-        num_differ += _judged(path.name, held, engine, is_each_named=len(held) == 1)
+        num_differ += _judged(path.name, read_logs(path), engine)
     if vllm is not None:
         num_differ += _drawn(vllm, range(first_seed, first_seed + draws), engine, keep, out)
     return min(num_differ, MAX_CODE)
 
 
-def _judged(name: str, logs: list[Log], engine: str | None, *, is_each_named: bool) -> int:
-    """Number of `logs` that differ, printed."""
+def _judged(name: str, logs: list[Log], engine: str | None) -> int:
+    """Number of `logs` that differ, printed with the first of them."""
     compared = [(log, differences(log, engine)) for log in logs]
     bad = [(log, steps) for log, steps in compared if steps]
     num_steps = sum(len(log.steps) for log in logs)
     under = engine or ", ".join(sorted({log.engine for log in logs}))
-    what = f"{len(logs)} logs, {len(bad)} differ" if not is_each_named else f"{len(bad and bad[0][1])} differ"
-    print(f"{name}: {num_steps} steps under {under}; {what}")
-    _show(bad)
-    return len(bad)
-
-
-def _show(bad: list[tuple[Log, list[Difference]]]) -> None:
+    print(f"{name}: {num_steps} steps under {under}; {len(logs)} logs, {len(bad)} differ")
     for log, steps in bad[:MAX_SHOWN]:
         print(f"  {log.name}: {len(steps)} of {len(log.steps)} steps, first {steps[0].step}")
         print(f"    simulated {steps[0].simulated}\n    real      {steps[0].real}")
+    return len(bad)
 
 
 def _drawn(folder: Path, seeds: range, engine: str | None, keep: int, out: Path | None) -> int:
@@ -298,33 +289,13 @@ def _drawn(folder: Path, seeds: range, engine: str | None, keep: int, out: Path 
     of_version = f"vllm-{'.'.join(version.split('.')[:2])}"
     if engine is None and of_version not in engine_names():
         raise ValueError(f"{unknown('engine', of_version, engine_names())}; name one with --engine")
-    num_logs, num_steps, num_differ = Counter[str](), Counter[str](), Counter[str]()
-    bad, kept, stopped = [], [], list[str]()
-    seconds = 0.0
+    num_differ, kept, stopped = 0, [], list[str]()
     for feature in FEATURES:
-        began = time.perf_counter()
-        for log in drawn_logs((feature,), seeds, of_version, stopped):
-            seconds += time.perf_counter() - began
-            steps = differences(log, engine)
-            num_logs[feature] += 1
-            num_steps[feature] += len(log.steps)
-            if steps:
-                num_differ[feature] += 1
-                bad.append((log, steps))
-            if num_logs[feature] <= keep:
-                kept.append(log)
-            began = time.perf_counter()
-        print(
-            f"{feature:22}{num_logs[feature]:6} schedules {num_differ[feature]:6} differ {num_steps[feature]:8} steps"
-        )
-    total = sum(num_steps.values())
-    print(
-        f"vLLM {version} under {engine or of_version}: {sum(num_logs.values())} schedules, {sum(num_differ.values())} "
-        f"differ, {total} steps, {total / seconds:.0f} a second of vLLM's"
-    )
+        logs = drawn_logs(feature, seeds, of_version, stopped)
+        num_differ += _judged(feature, logs, engine or of_version)
+        kept += logs[:keep]
     if stopped:
         print(f"ended by an assertion of vLLM's own, not compared: {'; '.join(stopped)}")
-    _show(bad)
     if out is not None:
         write_logs(out, kept)
-    return len(bad)
+    return num_differ

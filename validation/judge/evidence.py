@@ -207,33 +207,35 @@ def model_of(repository: str) -> tuple[str, bool]:
     return measured_name(shape) or shape.name, shape.experts is not None
 
 
-def served(rows: Iterable[Mapping[str, str]], judged: Iterable[Mapping[str, str]]) -> list[EvidenceCell]:
-    """Means over `judged`, lines of served-cells.csv, of `rows`, those of silicon_sample.csv."""
+def judged_cells(
+    rows: Iterable[Mapping[str, str]], judged: Iterable[Mapping[str, str]]
+) -> list[tuple[ServedLoad, float]]:
+    """Judged cells of `rows`, those of silicon_sample.csv, and the error of their TPOT in percent, by `judged`, lines
+    of served-cells.csv."""
     cells = {row["id"]: cell_of(row) for row in rows}
-    errors: dict[tuple[Any, ...], list[float]] = {}
-    for line in judged:
-        if line["role"] == JUDGED:
-            cell = cells[line["id"]]
-            load = cell.gpu, engine_name(cell), *model_of(cell.target), 1 << round(log2(cell.concurrency))
-            errors.setdefault(load, []).append(abs(float(line["tpot_error_pct"])))
+    return [(cells[line["id"]], float(line["tpot_error_pct"])) for line in judged if line["role"] == JUDGED]
+
+
+def served(cells: Iterable[tuple[ServedLoad, float]]) -> list[EvidenceCell]:
+    """Means over the cells of a GPU, engine, model and load."""
+
+    def load_of(judged: tuple[ServedLoad, float]) -> tuple[Any, ...]:
+        cell, _ = judged
+        return cell.gpu, engine_name(cell), *model_of(cell.target), 1 << round(log2(cell.concurrency))
+
     return [
         EvidenceCell(
             **dict(zip(COMMON, load, strict=True)), method=NONE, k=0, workload="random", metric=f"TPOT {MEAN_SIZE}",
-            error_pct=round(fmean(sizes), 1), speedup_error_pct=None, source=OVER_LENGTHS, runs=len(sizes),
+            error_pct=round(fmean(abs(error) for _, error in of), 1), speedup_error_pct=None, source=OVER_LENGTHS,
+            runs=len(of),
         )
-        for load, sizes in sorted(errors.items())
+        for load, of in sorted(grouped(cells, load_of).items())
     ]  # fmt: skip
 
 
-def set_ups(rows: Iterable[Mapping[str, str]], judged: Iterable[Mapping[str, str]]) -> list[MeasuredSetUp]:
+def set_ups(cells: Iterable[tuple[ServedLoad, float]]) -> list[MeasuredSetUp]:
     """Set-ups of the same cells, and of those of other sources that measure a level without drafts."""
-    cells = {row["id"]: cell_of(row) for row in rows}
-    of_served = set_ups_of(
-        (cell, model_of(cell.target)[0], float(line["tpot_error_pct"]))
-        for line in judged
-        if line["role"] == JUDGED
-        for cell in (cells[line["id"]],)
-    )
+    of_served = set_ups_of((cell, model_of(cell.target)[0], error) for cell, error in cells)
     others = [
         cell
         for cell in measured().cells
@@ -283,12 +285,13 @@ def text_of_errors(errors: ServedErrors) -> str:
 
 
 def main(cells: Path) -> None:
-    rows, judged = read_cells(cells), csv_rows(SERVED)
-    plain = served(rows, judged)
+    rows = read_cells(cells)
+    judged = judged_cells(rows, csv_rows(SERVED))
+    plain = served(judged)
     before = msgspec.json.decode(CELLS.read_bytes(), type=Evidence)
     others = [cell for cell in before.cells if cell.source != OVER_LENGTHS]
     CELLS.write_text(text_of(Evidence(schema=before.schema, cells=(*others, *plain))))
-    of_levels = set_ups(rows, judged)
+    of_levels = set_ups(judged)
     errors = fit(of_levels, part(speedups_of(csv_rows(ACCURACY))))
     shapes = [source_of(row["model_path"], plain=False).shape for row in rows] + [load(name).target for name in OPEN]
     layers = {measured_name(shape) or shape.name: layers_of(shape) for shape in shapes}

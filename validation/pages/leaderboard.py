@@ -19,8 +19,9 @@ import pandas as pd
 
 from calibrate.served.load import FITTED, JUDGED
 from validation.constants import givers
+from validation.judge.evidence import LOADS
 from validation.judge.specs import specs
-from validation.tables import MISSING, page
+from validation.tables import MISSING, off_pct, page
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE, FOLDER, PEERS = DOCS / "leaderboard.md", DOCS / "validation", Path(__file__).parent / "peers.csv"
@@ -31,8 +32,6 @@ SHARED_RUN = "codegen"
 METRICS, RUN_METRICS = ("tpot", "ttft"), ("tpot", "ttft", "e2el")
 LEVEL = 0.05
 """Points between two means that are the same in print."""
-LOADS = {8: "1 to 8 in flight", 32: "9 to 32 in flight", 128: "33 to 128 in flight", 10**9: "129 and more in flight"}
-"""Most requests in flight of one rank -> its name."""
 IN_IDS = str.maketrans("-.", "__")
 """As names of models are in ids of cells."""
 ENGINES = {"vllm": "vLLM", "sglang": "SGLang", "trtllm": "TensorRT-LLM"}
@@ -122,7 +121,7 @@ def error_pct(cells: pd.DataFrame, metric: str, peer: str = "") -> pd.Series:
     """Errors of accuracy-cells.csv in percent, lanesim's, or of `peer_` the other's; missing where a side is not
     known."""
     real, simulated = (f"{peer}{metric}_real", f"{peer}{metric}") if peer else (metric, f"{metric}_simulated")
-    return 100.0 * (cells[simulated] / cells[real] - 1.0)
+    return off_pct(cells[simulated], cells[real])
 
 
 def run_lines(every: pd.DataFrame, peers: pd.DataFrame) -> Iterator[dict[str, Any]]:

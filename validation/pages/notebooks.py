@@ -3,9 +3,9 @@
     python -m validation notebooks [--write | --compare] [NAME...]
 
 `make notebooks` executes them on small settings (`LANESIM_SMALL` in the environment) and keeps nothing. --write
-executes them as they stand and keeps what they show, without warnings, times or paths of this machine, beside a stamp
-of the code that showed it (`stamp`), which a test and the site check. --compare executes them as
-they stand and exits 1 where a text differs from what is kept. Not here: what is in them.
+executes them as they stand and keeps what they show, without warnings and times, beside a stamp of the code that showed
+it (`stamp`), which a test and the site check. --compare executes them as they stand and exits 1 where a text differs
+from what is kept. Not here: what is in them.
 """
 
 from __future__ import annotations
@@ -61,14 +61,10 @@ def executed(path: Path) -> Notebook:
 
 
 def kept(notebook: Notebook) -> Notebook:
-    """Without what differs from machine to machine, and stamped. Raises ValueError where a path of this one shows."""
+    """Without warnings and versions, and stamped. A test finds paths of the machine in what is kept."""
     for cell in notebook["cells"]:
         if cell["cell_type"] == "code":
             cell["outputs"] = [output for output in cell["outputs"] if output.get("name") != "stderr"]
-    for text in texts(notebook):
-        for folder in (tempfile.gettempdir(), str(Path.home()), str(FOLDER.parent)):
-            if f"{folder}/" in text:
-                raise ValueError(f"a cell shows a path of this machine, {folder}; want none: {text[:200]!r}")
     notebook["metadata"]["language_info"] = {"name": "python"}
     notebook["metadata"]["lanesim"] = stamp(notebook)
     return notebook

@@ -1,11 +1,11 @@
 """Logs of a real vLLM on a CPU, for `python -m validation conformance`: run with vLLM's Python (`make vllm`).
 
     python -m validation.replays.real_engine models FOLDER
-    python -m validation.replays.real_engine log FOLDER OUT.json [--spec none|ngram|self|random] [--blocks N]
+    python -m validation.replays.real_engine log FOLDER OUT.json [--spec none|ngram|self|good|fair|poor] [--blocks N]
 
-`models` makes a tiny Llama of random weights, drafts that are the same with noise on them, and a random one; nothing is
-downloaded. A draft that is the target itself is accepted always, a random one never, those with noise in between
-(greedy). `log` serves requests that arrive before given calls of `engine.step()` and notes what its scheduler decides.
+`models` makes a small Llama of random weights and drafts of three qualities; nothing is downloaded. A draft that is the
+target itself (`self`) is accepted always (greedy). `log` serves requests that arrive before given calls of
+`engine.step()` and notes what its scheduler decides.
 Nothing else should run beside it: vLLM's threads spin, and a busy machine takes forty times as long.
 """
 
@@ -21,12 +21,10 @@ from pathlib import Path
 from typing import Any
 
 VOCABULARY = 2048
-NOISE = (0.02, 0.05, 0.1)
-"""Standard deviation of the noise over that of the weights."""
 LATER_SHARE = 0.01
-"""Factor on the output weights of a served target's layers behind the first."""
+"""Factor on the output weights of the target's layers behind the first."""
 DRAFTS = {"good": 0.0, "fair": 0.3, "poor": 1.0}
-"""Noise on the head of each draft of a served target, over its weights' standard deviation."""
+"""Noise on the head of each draft, over its weights' standard deviation."""
 LAST_ARRIVAL = 60
 ALONE = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
 """Environment of a vLLM that asks nobody and binds no core."""
@@ -37,24 +35,8 @@ QUIET = ALONE | {
 }
 
 
-def make_models(folder: Path) -> None:
-    import torch
-
-    saved = {"target": _model(512, 8, 8, 1408, 0), "random": _model(256, 2, 4, 704, 2)}
-    for number, share in enumerate(NOISE, 1):
-        noisy = _model(512, 8, 8, 1408, 0)
-        torch.manual_seed(number)
-        with torch.no_grad():
-            for weights in noisy.parameters():
-                weights.add_(share * weights.std() * torch.randn_like(weights) if weights.dim() > 1 else 0)
-        saved[f"noise-{number}"] = noisy
-    for name, each in saved.items():
-        each.save_pretrained(folder / name)
-        _tokenizer(folder / name)
-
-
-def make_served_models(folder: Path, words: Sequence[str]) -> None:
-    """A target and drafts for a server that is judged from outside, with a tokenizer that knows `words`.
+def make_models(folder: Path, words: Sequence[str] = ()) -> None:
+    """A target and drafts, with a tokenizer that knows `words`.
 
     Layers of the target behind the first add little to what that one says, so that the first alone, with the target's
     embedding and head, is a draft of a twelfth of its work that is often right: `good`. In `fair` and `poor` the head
@@ -62,14 +44,14 @@ def make_served_models(folder: Path, words: Sequence[str]) -> None:
     """
     import torch
 
-    target = _model(512, 12, 8, 1408, 0)
+    target = _model(12, 0)
     with torch.no_grad():
         for layer in target.model.layers[1:]:
             layer.self_attn.o_proj.weight.mul_(LATER_SHARE)
             layer.mlp.down_proj.weight.mul_(LATER_SHARE)
     saved = {"target": target}
     for name, noise in DRAFTS.items():
-        saved[name] = draft = _model(512, 1, 8, 1408, 1)
+        saved[name] = draft = _model(1, 1)
         draft.load_state_dict(target.state_dict(), strict=False)
         torch.manual_seed(5)
         with torch.no_grad():
@@ -80,18 +62,18 @@ def make_served_models(folder: Path, words: Sequence[str]) -> None:
         _tokenizer(folder / name, words)
 
 
-def _model(hidden: int, layers: int, heads: int, inner: int, seed: int) -> Any:
+def _model(layers: int, seed: int) -> Any:
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(seed)
     config = LlamaConfig(
         vocab_size=VOCABULARY,
-        hidden_size=hidden,
+        hidden_size=512,
         num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=heads,
-        intermediate_size=inner,
+        num_attention_heads=8,
+        num_key_value_heads=8,
+        intermediate_size=1408,
         max_position_embeddings=4096,
         bos_token_id=3,
         eos_token_id=1,
@@ -99,7 +81,7 @@ def _model(hidden: int, layers: int, heads: int, inner: int, seed: int) -> Any:
     return LlamaForCausalLM(config).to(torch.bfloat16)
 
 
-def _tokenizer(folder: Path, words: Sequence[str] = ()) -> None:
+def _tokenizer(folder: Path, words: Sequence[str]) -> None:
     """One of words: the last are `words`."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
@@ -113,12 +95,10 @@ def _tokenizer(folder: Path, words: Sequence[str] = ()) -> None:
 
 def write_log(arguments: argparse.Namespace) -> str:
     """The log of one run; returns what was noted, in a line."""
-    for name, value in QUIET.items():
-        os.environ.setdefault(name, value)
-    from vllm import LLMEngine, SamplingParams
+    engine = _engine(arguments)
+    from vllm import SamplingParams
     from vllm.version import __version__
 
-    engine = LLMEngine.from_engine_args(_engine_args(arguments))
     scheduler = engine.engine_core.engine_core.scheduler
     steps: list[dict[str, Any]] = []
     schedule = scheduler.schedule
@@ -177,8 +157,11 @@ def _name(request_id: str) -> str:
     return request_id.rpartition("-")[0] or request_id
 
 
-def _engine_args(arguments: argparse.Namespace) -> Any:
-    from vllm import EngineArgs
+def _engine(arguments: argparse.Namespace) -> Any:
+    """One in this process, each step planned after the last: on a CPU vLLM plans none ahead."""
+    for name, value in QUIET.items():
+        os.environ.setdefault(name, value)
+    from vllm import EngineArgs, LLMEngine
 
     spec: dict[str, Any] = {"method": "draft_model", "num_speculative_tokens": arguments.k}
     if arguments.spec == "ngram":
@@ -190,7 +173,7 @@ def _engine_args(arguments: argparse.Namespace) -> Any:
         }
     elif arguments.spec != "none":
         spec["model"] = str(arguments.folder / ("target" if arguments.spec == "self" else arguments.spec))
-    return EngineArgs(
+    given = EngineArgs(
         model=str(arguments.folder / "target"),
         dtype="bfloat16",
         max_model_len=1024,
@@ -200,19 +183,15 @@ def _engine_args(arguments: argparse.Namespace) -> Any:
         speculative_config=None if arguments.spec == "none" else spec,
         block_size=32,
         num_gpu_blocks_override=arguments.blocks,
-        async_scheduling=arguments.ahead,
+        async_scheduling=False,
         disable_log_stats=True,
     )
+    return LLMEngine.from_engine_args(given)
 
 
 def open_engine(folder: Path, *, seats: int, budget: int) -> Any:
-    """An engine in this process that serves the target of `make_models` step by step, each planned after the last."""
-    for name, value in QUIET.items():
-        os.environ.setdefault(name, value)
-    from vllm import LLMEngine
-
-    settings = {"spec": "none", "k": 0, "blocks": None, "ahead": False, "seqs": seats, "tokens": budget}
-    return LLMEngine.from_engine_args(_engine_args(argparse.Namespace(folder=folder, **settings)))
+    """An engine that serves the target of `make_models` step by step."""
+    return _engine(argparse.Namespace(folder=folder, spec="none", k=0, blocks=None, seqs=seats, tokens=budget))
 
 
 def serve_traffic(engine: Any, requests: Sequence[tuple[float, int, int]]) -> tuple[list[Any], list[dict[str, float]]]:
@@ -280,7 +259,6 @@ def command_line() -> None:
     log.add_argument("folder", type=Path)
     log.add_argument("out", type=Path)
     log.add_argument("--spec", default="none")
-    log.add_argument("--async", dest="ahead", action="store_true")
     log.add_argument("--blocks", type=int)
     for name, default in (("k", 3), ("seqs", 8), ("tokens", 256), ("requests", 24), ("seed", 0)):
         log.add_argument(f"--{name}", type=int, default=default)

@@ -13,12 +13,11 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import zip_longest
 from pathlib import Path
-from statistics import fmean, median, stdev
-from typing import Any, Literal, NamedTuple
+from statistics import fmean, stdev
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from calibrate.cli.served_page import DISTURBED, pace
 from calibrate.served.as_sent import GOODPUT
@@ -26,8 +25,11 @@ from calibrate.server.endpoint import WORDS
 from calibrate.server.served_run import PARTS, ServedRun, as_predicted, read_run
 from calibrate.server.server_process import started
 from sim.cli.main import run as lanesim
-from validation.replays.real_engine import ALONE, make_served_models
-from validation.tables import mean_size, page
+from validation.replays.real_engine import ALONE, make_models
+from validation.tables import page
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 URL, PORT = "http://127.0.0.1:8123", "8123"
 DRAFT_MODEL = {"method": "draft_model", "num_speculative_tokens": 3}
@@ -106,7 +108,7 @@ def main(
         return
     models = results / "models"
     if not (models / "target").exists():
-        make_served_models(models, WORDS)
+        make_models(models, WORDS)
     report.mkdir(parents=True, exist_ok=True)
     for number in range(1, rounds + 1):
         for name in only.split(","):
@@ -215,6 +217,10 @@ class SpeedUp(NamedTuple):
     """Standard deviation of what was measured, by that of identical rounds."""
 
     @property
+    def off_pct(self) -> float:
+        return 100.0 * (self.predicted / self.measured - 1.0)
+
+    @property
     def is_same_side(self) -> bool:
         return (self.measured > 1.0) == (self.predicted > 1.0)
 
@@ -233,88 +239,99 @@ def speedup(plain: Sequence[ServedRun], drafting: Sequence[ServedRun], noise: fl
     return SpeedUp(measured, predicted, measured * noise * (1.0 / len(plain) + 1.0 / len(drafting)) ** 0.5)
 
 
+def frame_of(runs: Mapping[tuple[str, str], Sequence[ServedRun]]) -> pd.DataFrame:
+    """A row per run: percents that its predictions are off, and whether their intervals hold what was measured."""
+    import pandas as pd
+
+    rows = [
+        {"server": name, "load": rate, "round": number, "run": run, "pace": 100.0 * pace(run), "paced": paced_pct(run)}
+        | {f"{key} off": off_pct(run, key) for key in BARS}
+        | {f"{key} holds": is_within(run, key) for key in BARS}
+        | {"half": half_width_pct(run, "mean_e2el_ms"), "predicted": run.predicted_at, "sent": run.sent_at}
+        for (name, rate), rounds in runs.items()
+        for number, run in enumerate(rounds, start=1)
+    ]
+    return pd.DataFrame(rows)
+
+
+def run_row(row: Any) -> str:
+    """Measured values of a run and how far its predictions are off, those beyond their interval with a star."""
+    run = row["run"]
+    cells = [f"{real(run, key):,.4g} | {off_pct(run, key):+.1f}{'*' * (not is_within(run, key))}" for key in SHOWN]
+    cells.append(f"{real(run, GOODPUT):.2f} | {run.predicted[GOODPUT] or 0.0:.2f}")
+    cells.append(f"{row['pace']:+.0f} | {row['paced']:+.1f}")
+    return f"| {row['server']} | {row['load']} | {row['round']} | {' | '.join(cells)} |"
+
+
+def round_row(number: int, of: pd.DataFrame) -> str:
+    """The runs of a round."""
+    e2el, ttft = (of[f"mean_{name}_ms off"].abs() for name in ("e2el", "ttft"))
+    close, holds = (e2el <= BARS["mean_e2el_ms"][1]).sum(), of.filter(like=" holds").to_numpy().mean()
+    return (
+        f"| {number} | {len(of)} | {e2el.mean():.1f} | {close} | {ttft.mean():.1f} | {100.0 * holds:.0f} | "
+        f"{of['half'].median():.0f} | {of['pace'].abs().mean():.1f} | {of['paced'].abs().mean():.1f} |"
+    )
+
+
 def write_page(report: Path) -> None:
     """docs/validation/real-vllm.md, from the files beside it."""
     runs, same = runs_of(report), runs_of(report, "same")[IDENTICAL]
-    judged = [run for rounds in runs.values() for run in rounds]
+    judged = frame_of(runs)
     bounds, noises, bars = dict[str, float](), dict[str, float](), []
     for key, (title, bar_pct) in BARS.items():
         measured = [real(run, key) for run in same]
         noise_pct = noises[key] = 100.0 * stdev(measured) / fmean(measured)
         bounds[key] = bound = max(bar_pct, 2.0 * noise_pct)
-        off = [abs(off_pct(run, key)) for run in judged]
-        within, strictly = (sum(each <= limit for each in off) for limit in (bound, bar_pct))
-        holds = sum(is_within(run, key) for run in judged)
+        off, holds, count = judged[f"{key} off"].abs(), judged[f"{key} holds"].sum(), len(judged)
         bars.append(
-            f"| {title} | {bar_pct:g} | {noise_pct:.1f} | {bound:.1f} | {within} of {len(off)} | {strictly} | "
-            f"{fmean(off):.1f} | {max(off):.1f} | {holds} of {len(off)} |"
+            f"| {title} | {bar_pct:g} | {noise_pct:.1f} | {bound:.1f} | {(off <= bound).sum()} of {count} | "
+            f"{(off <= bar_pct).sum()} | {off.mean():.1f} | {off.max():.1f} | {holds} of {count} |"
         )
     gains = {
         (name, rate): speedup(runs[PLAIN, rate], rounds, noises["mean_e2el_ms"] / 100.0)
         for (name, rate), rounds in runs.items()
         if name not in (PLAIN, *SPECIAL) and (PLAIN, rate) in runs
     }
-    rows, specials, disturbed = [], [], []
-    by_number = [[run for run in each if run is not None] for each in zip_longest(*runs.values())]
-    for (name, rate), rounds in runs.items():
-        for number, run in enumerate(rounds, start=1):
-            cells = []
-            for key in SHOWN:
-                mark = "" if is_within(run, key) else "*"
-                cells.append(f"{real(run, key):,.4g} | {off_pct(run, key):+.1f}{mark}")
-            cells.append(f"{real(run, GOODPUT):.2f} | {run.predicted[GOODPUT] or 0.0:.2f}")
-            cells.append(f"{100.0 * pace(run):+.0f} | {paced_pct(run):+.1f}")
-            rows.append(f"| {name} | {rate} | {number} | {' | '.join(cells)} |")
-            if abs(pace(run)) > DISTURBED:
-                disturbed.append(f"{name} at {rate}/s in round {number}")
-            if name in SPECIAL:
-                specials.append(
-                    f"{name}: {run.preempted or 0.0:.0f} preemptions counted, {run.preemptions:.0f} predicted"
-                )
-    turns = [
-        f"| {number} | {len(each)} | {mean_size(off_pct(run, 'mean_e2el_ms') for run in each):.1f} | "
-        f"{sum(abs(off_pct(run, 'mean_e2el_ms')) <= BARS['mean_e2el_ms'][1] for run in each)} | "
-        f"{mean_size(off_pct(run, 'mean_ttft_ms') for run in each):.1f} | "
-        f"{100.0 * fmean(is_within(run, key) for run in each for key in BARS):.0f} | "
-        f"{median(half_width_pct(run, 'mean_e2el_ms') for run in each):.0f} | "
-        f"{mean_size(100.0 * pace(run) for run in each):.1f} | {mean_size(map(paced_pct, each)):.1f} |"
-        for number, each in enumerate(by_number, start=1)
-    ]
     speeds = [
-        f"| {name} | {rate} | {gain.measured:.2f} ± {gain.noise:.2f} | {gain.predicted:.2f} | "
-        f"{100.0 * (gain.predicted / gain.measured - 1.0):+.1f} |"
+        f"| {name} | {rate} | {gain.measured:.2f} ± {gain.noise:.2f} | {gain.predicted:.2f} | {gain.off_pct:+.1f} |"
         for (name, rate), gain in gains.items()
     ]
-    e2el = [off_pct(run, "mean_e2el_ms") for run in judged]
-    met = sum(abs(each) <= bounds["mean_e2el_ms"] for each in e2el)
-    speed_off = [abs(100.0 * (each.predicted / each.measured - 1.0)) for each in gains.values()]
-    held = [is_within(run, key) for run in judged for key in BARS]
+    disturbed = judged[judged["pace"].abs() > 100.0 * DISTURBED]
+    special = judged[judged["server"].isin(SPECIAL)]
+    e2el = judged["mean_e2el_ms off"]
+    speed_off = [abs(gain.off_pct) for gain in gains.values()]
     page(
         report.with_suffix(".md"),
         "real_vllm",
         count=str(len(judged)),
-        e2el=f"{mean_size(e2el):.1f}",
-        turns="\n".join(turns),
-        met=str(met),
-        low=f"{min(e2el):+.1f}",
-        high=f"{max(e2el):+.1f}",
+        e2el=f"{e2el.abs().mean():.1f}",
+        turns="\n".join(round_row(*each) for each in judged.groupby("round")),
+        met=str((e2el.abs() <= bounds["mean_e2el_ms"]).sum()),
+        low=f"{e2el.min():+.1f}",
+        high=f"{e2el.max():+.1f}",
         speedup=f"{fmean(speed_off):.1f}",
         close=str(sum(each <= 5.0 for each in speed_off)),
         same_side=str(sum(each.is_same_side for each in gains.values())),
         unsure=str(sum(each.has_right_sign and not each.is_same_side for each in gains.values())),
         drafting=str(len(gains)),
         losing=str(sum(each.measured < 1.0 for each in gains.values())),
-        paced=f"{mean_size(map(paced_pct, judged)):.1f}",
-        coverage=f"{100.0 * fmean(held):.0f}",
+        paced=f"{judged['paced'].abs().mean():.1f}",
+        coverage=f"{100.0 * judged.filter(like=' holds').to_numpy().mean():.0f}",
         identical=str(len(same)),
         noise_server=IDENTICAL[0],
         noise_load=IDENTICAL[1],
         bars="\n".join(bars),
-        rows="\n".join(rows),
+        rows="\n".join(judged.apply(run_row, axis=1)),
         speeds="\n".join(speeds),
-        specials="; ".join(specials),
-        disturbed=", ".join(disturbed) or "none",
-        paces=f"{mean_size(100.0 * pace(run) for run in judged):.1f}",
-        began=min(run.predicted_at for run in judged)[:16].replace("T", " "),
-        ended=max(run.sent_at for run in judged)[:16].replace("T", " "),
+        specials="; ".join(
+            f"{name}: {run.preempted or 0.0:.0f} preemptions counted, {run.preemptions:.0f} predicted"
+            for name, run in zip(special["server"], special["run"], strict=True)
+        ),
+        disturbed=", ".join(
+            disturbed["server"] + " at " + disturbed["load"] + "/s in round " + disturbed["round"].astype(str)
+        )
+        or "none",
+        paces=f"{judged['pace'].abs().mean():.1f}",
+        began=judged["predicted"].min()[:16].replace("T", " "),
+        ended=judged["sent"].max()[:16].replace("T", " "),
     )

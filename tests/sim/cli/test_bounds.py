@@ -21,21 +21,11 @@ from sim.studies import cost_draws
 from tests.sim.cli.test_consent import commands
 
 PAIR = "h100-sxm/llama-2-7b+tinyllama-1.1b"
-LENGTHS = "--input-len 8 --output-len 8"
 SLO = "--goodput ttft:500 tpot:40"
-COMPARE = f"compare --profile {PAIR} --policy pd"
 CAPACITY = f"capacity --profile {PAIR} --policy pd {SLO}"
 REFUSED = {
-    f"{COMPARE} --output-len 10000001": "workload.output_len=10000001 must be at most 10,000,000",
-    f"{COMPARE} --num-speculative-tokens 500": "num_speculative_tokens=500 must be at most 126",
-    f"{COMPARE} --draws 1000000": "1000000 is not in the range 0<=x<=10000",
     f"{CAPACITY} --attainment nan": "nan is not in the range 0.0<x<1.0",
-    f"{CAPACITY} --target-rate 1e9": "1000000000.0 is not in the range 0.0<x<=1000000.0",
-    f"{CAPACITY} --draws 1000000": "is not in the range 0<=x<=10000",
     f"tune --profile {PAIR} --lengths 0,500": "must be at most 126",
-    f"plan llama-3.1-8b --gpu h200-sxm {LENGTHS} {SLO} --rate 1e9": "is not in the range 0.0<x<=1000000.0",
-    f"plan llama-3.1-8b --gpu h200-sxm {LENGTHS} {SLO} --num-speculative-tokens 500": "is not in the range 1<=x<=126",
-    f"plan llama-3.1-8b --gpu h200-sxm {LENGTHS} {SLO} --draws 1000000": "is not in the range 1<=x<=10000",
     f"validate http://h:1 --fit-only --profile {PAIR} --levels 1,1000000": "want 10000 requests at once at most",
 }
 

@@ -147,14 +147,6 @@ def test_bad_input_is_one_clear_line_and_exit_code_2(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("text", ["profile: [", "- a list", "profile: x\npolicy: pd\nworkload: 3\n"])
-def test_a_malformed_scenario_file_is_named(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "broken.yaml"
-    path.write_text(text)
-    assert run(["compare", str(path)]) == 2
-    assert capsys.readouterr().err.count("\n") == 1
-
-
 def test_an_unknown_command_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["comapre"]) == 2
     assert "'compare'" in capsys.readouterr().err

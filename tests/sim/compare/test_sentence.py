@@ -114,20 +114,6 @@ def test_where_none_keeps_up_a_rate_is_named_that_all_can_serve() -> None:
     assert "Try" not in one
 
 
-def test_of_many_slower_policies_the_nearest_and_the_last_are_named() -> None:
-    rows = [row("continuous", 100.0), row("pd", 104.0), row("unified", 130.0), row("baseline", 500.0)]
-    orders = [pair(a.policy, b.policy, "higher") for b, a in combinations(rows, 2)]
-    assert verdict(rows, orders).splitlines()[1] == (
-        "The nearest of 3 others is pd (4 % slower) and the last baseline (5.0 times as long)."
-    )
-
-
-def test_no_speculation_may_be_fastest() -> None:
-    fast = row("autoregressive", 80.25)
-    text = verdict([fast, served("continuous")], [pair("continuous", "autoregressive", "higher")])
-    assert text == "No speculation is fastest: latency 80.2 ms.\nContinuous takes 6.6 times as long."
-
-
 def test_policies_without_a_steady_mean_are_listed_by_why() -> None:
     undecided = Load(verdict=Verdict.UNDECIDED, rate_per_s=2.0)
     burst = Load(verdict=Verdict.BURST, rate_per_s=None)

@@ -9,7 +9,7 @@ import pytest
 
 from sim.engine.paged import PagedPool
 from sim.engine.serving import Serving
-from sim.engine.time_series import GapSamples, Gauge
+from sim.engine.time_series import Gauge
 from sim.hosts.scripted import ScriptHost
 from sim.interface.request import Request
 from sim.interface.work import Chunk
@@ -159,10 +159,3 @@ def test_a_gauge_of_a_short_run_has_a_mean_and_of_none_at_all_is_zero() -> None:
     gauge = Gauge()
     gauge.set(4, 0.0)
     assert (gauge.mean(0.5), gauge.mean(0.0)) == (4.0, 0.0)
-
-
-def test_equal_gaps_in_a_row_are_one_sample_with_their_number() -> None:
-    gaps = GapSamples()
-    for gap_s, count in ((0.5, 2), (0.5, 3), (1.0, 4), (0.5, 1)):
-        gaps.add(gap_s, count)
-    assert (list(gaps.gaps_s), list(gaps.counts)) == ([0.5, 1.0, 0.5], [5, 4, 1])

@@ -90,13 +90,6 @@ def killed_between_two_renames(folder: Path) -> None:
     assert not (folder / "out").exists()
 
 
-def test_a_folder_whose_writer_died_between_two_renames_is_put_back(tmp_path: Path) -> None:
-    killed_between_two_renames(tmp_path)
-    with pytest.raises(RuntimeError), new_folder(tmp_path / "out"):
-        raise RuntimeError
-    assert content(tmp_path) == {"out/a": "1"}
-
-
 def test_what_was_moved_away_is_kept_where_another_folder_has_taken_its_name(tmp_path: Path) -> None:
     killed_between_two_renames(tmp_path)
     (tmp_path / "out").mkdir()

@@ -167,15 +167,6 @@ def test_nobody_gives_way_where_whole_answers_are_reserved_however_short_memory_
 
 @pytest.mark.parametrize("policy", POLICIES)
 @examples(0.5)
-@given(rows=asked)
-def test_labels_change_nothing(policy: str, rows: list) -> None:
-    runs = [SimRun(policy, build(rows, prefix=prefix), costs=COSTS) for prefix in ("a", "zz-")]
-    assert runs[0].log == runs[1].log
-    assert outcome(runs[0]) == outcome(runs[1])
-
-
-@pytest.mark.parametrize("policy", POLICIES)
-@examples(0.5)
 @given(rows=asked, max_concurrency=st.integers(1, 3))
 def test_a_closed_loop_never_has_more_in_flight_than_its_limit(policy: str, rows: list, max_concurrency: int) -> None:
     run = SimRun(policy, build(rows), costs=COSTS, max_concurrency=max_concurrency)

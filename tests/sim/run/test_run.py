@@ -27,16 +27,6 @@ def test_a_request_beyond_the_models_context_is_noted() -> None:
         simulate(resolved, 0)
 
 
-def test_the_tiny_profile_has_its_own_default_lengths() -> None:
-    def lengths(**workload: object) -> tuple[object, ...]:
-        spec = parse_scenario({"profile": "cpu/tiny", "policy": "pd", "workload": workload}).workload
-        return spec.dataset_name, spec.input_len, spec.output_len
-
-    assert lengths() == ("fixed", 64, 32)
-    assert lengths(output_len=9) == ("fixed", 64, 9)
-    assert lengths(dataset_name="azure-conv") == ("azure-conv", None, None)
-
-
 BUSY = {
     "profile": "h100-sxm/llama-3.1-8b+llama-3.2-1b",
     "policy": "continuous",

@@ -18,14 +18,6 @@ AZURE = """TIMESTAMP,ContextTokens,GeneratedTokens
 """
 
 
-def test_azure_rows_become_requests(write: Write) -> None:
-    trace = read_trace("trace-azure", write(AZURE))
-    assert trace.arrival_s.tolist() == pytest.approx([0.0, 4.0, 5.0])
-    assert trace.prompt_tokens.tolist() == [374, 396, 10]
-    assert trace.output_tokens.tolist() == [44, 109, 1]
-    assert trace.ids == ("0", "1", "2")
-
-
 def test_windows_line_ends_a_byte_order_mark_and_a_missing_last_newline_are_no_fault(write: Write) -> None:
     trace = read_trace("trace-azure", write("\ufeff" + AZURE.strip().replace("\n", "\r\n")))
     assert trace.prompt_tokens.tolist() == [374, 396, 10]
@@ -34,18 +26,6 @@ def test_windows_line_ends_a_byte_order_mark_and_a_missing_last_newline_are_no_f
 def test_num_prompts_takes_the_first_rows_and_looks_at_no_other(write: Write) -> None:
     trace = read_trace("trace-azure", write(AZURE + "broken\n"), 2)
     assert trace.output_tokens.tolist() == [44, 109]
-
-
-def test_mooncake_json_lines_share_the_leading_hashes_seen_before(write: Write) -> None:
-    rows = [
-        {"timestamp": 0, "input_length": 1300, "output_length": 5, "hash_ids": [1, 2, 3]},
-        {"timestamp": 0, "input_length": 1500, "output_length": 6, "hash_ids": [1, 2, 4]},
-        {"timestamp": 3000, "input_length": 700, "output_length": 7, "hash_ids": [4, 9]},
-        {"timestamp": 3500, "input_length": 700, "output_length": 7, "hash_ids": [4, 9]},
-    ]
-    trace = read_trace("mooncake", write("\n".join(map(json.dumps, rows)), "trace.jsonl"))
-    assert trace.arrival_s.tolist() == pytest.approx([0.0, 0.0, 3.0, 3.5])
-    assert trace.contents == ((0, 1), (0, 1), (2,), (2,))
 
 
 def test_mooncake_csv_says_nothing_of_what_prompts_share(write: Write) -> None:
@@ -76,12 +56,6 @@ def test_a_generic_csv_reads_every_unit(write: Write, unit: str, stamps: list[st
 def test_a_column_that_ends_in_its_unit_needs_no_other_word(write: Write) -> None:
     trace = read_trace("csv", write("t_ms,i,o\n0,1,1\n250,1,1\n") + "#arrival=t_ms,prompt=i,output=o")
     assert trace.arrival_s.tolist() == pytest.approx([0.0, 0.25])
-
-
-def test_sessions_share_the_conversation_so_far(write: Write) -> None:
-    text = "arrival_s,prompt_tokens,output_tokens,chat\n0,10,5,a\n1,20,5,b\n2,30,5,a\n3,12,5,a\n"
-    trace = read_trace("csv", write(text) + "#session=chat")
-    assert trace.contents == ((), (), (1,), (1,))
 
 
 @pytest.mark.parametrize("name", ["jsonl", "mooncake"])
