@@ -31,12 +31,10 @@ from sim.policies import rounds
 from sim.policies.options import EngineLimits
 from sim.policies.registry import Policy, PolicyOptions, policy_names, register
 from sim.report.notebook import (
-    Results,
     Simulation,
     capacity,
     compare,
     load,
-    paired,
     simulate,
     sweep,
     tune,
@@ -66,7 +64,6 @@ __all__ = [
     "Quoted",
     "Request",
     "RequestQueue",
-    "Results",
     "Scenario",
     "Serving",
     "Simulation",
@@ -80,7 +77,6 @@ __all__ = [
     "lengths_by_k",
     "load",
     "load_profile",
-    "paired",
     "parse_quoted",
     "plan",
     "policy_names",

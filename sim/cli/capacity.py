@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 
 from sim.cli.console import claim, progress, say_runs, say_trace, show
-from sim.cli.flags import Draws, JsonFile, Overwrite, Rate, Share, Verbose, command
+from sim.cli.flags import Draws, JsonFile, Overwrite, Price, Rate, Share, Verbose, command
 from sim.cli.options import MaxNumSeqs, ServedFlags, drafts_with_a_drafter, gather, inputs_of
 
 EXAMPLE = (
@@ -20,7 +20,7 @@ class CapacityFlags(ServedFlags, frozen=True, kw_only=True):
     max_num_seqs: MaxNumSeqs = None
     attainment: Annotated[Share, "Share of the requests that meets all SLOs."] = 0.95
     target_rate: Annotated[Rate | None, "Requests per second to find the replicas for."] = None
-    price: Annotated[str | None, "3.5/gpu-h, or 7/replica-h."] = None
+    price: Price = None
     draws: Annotated[Draws | None, "Draws of costs and acceptance within their errors; 0: as given. [default: 20]"] = (
         None
     )
@@ -38,11 +38,11 @@ def capacity_command(flags: CapacityFlags) -> None:
     one holds as well with 90 % confidence. Requests find them by devices.routing.
     """
     from sim.costs.profile_files import load
-    from sim.metrics.price import Price
+    from sim.metrics.price import usd_per_gpu_h
     from sim.run.scenario import parse_scenario
     from sim.studies.attainment import highest_load
 
-    replica_price = None if flags.price is None else Price.of_text(flags.price)
+    price = usd_per_gpu_h(flags.price)
     scenario = parse_scenario(drafts_with_a_drafter(gather(flags)))
     claim(files={"--json": flags.json}, inputs=inputs_of(flags.scenario, scenario))
     say_trace(scenario.workload, is_quiet=flags.json == "-")
@@ -53,7 +53,7 @@ def capacity_command(flags: CapacityFlags) -> None:
             load(scenario.profile),
             share=flags.attainment,
             target_rate=flags.target_rate,
-            price=replica_price,
+            price=price,
             draws=flags.draws,
             on_done=on_step,
         )

@@ -10,7 +10,7 @@ from msgspec import Meta
 
 from sim.cli.console import claim, progress, say_core, say_runs, say_trace, write_json
 from sim.cli.flags import Draws, JsonFile, Overwrite, Verbose, Workers, command
-from sim.cli.options import SHARED, CompareScenario, drafts_with_a_drafter, gather, inputs_of, listed, parse_goodput
+from sim.cli.options import SHARED, CompareScenario, drafts_with_a_drafter, gather, inputs_of, parse_goodput
 
 if TYPE_CHECKING:
     from sim.compare.side_by_side import Comparison
@@ -35,7 +35,6 @@ class CompareFlags(CompareScenario, frozen=True, kw_only=True):
         "Values to compare: speculation=off,ngram,eagle3, prefix_cache=on,off, context=1.5k,3k, gpu=h100,h200, or any "
         "scenario key.",
     ] = ()
-    metric_percentiles: Annotated[str | None, "Further percentiles, such as 50,99.9."] = None
     json: JsonFile = None
     save_detailed: Annotated[bool, "Add per-request lists to every run of the JSON."] = False
     out: Annotated[Path | None, "Results directory."] = None
@@ -76,13 +75,12 @@ def compare_command(flags: CompareFlags) -> None:
     raw = gather(flags, grid)
     if not any(text.startswith("speculation") for text in flags.vary):
         drafts_with_a_drafter(raw)
-    percentiles = _percentiles(flags.metric_percentiles)
     grid |= _varied_keys(flags, grid)
     if grid and "policy" in grid:
         raw["policy"] = grid["policy"]
     _check(flags, is_grid=bool(grid))
     if grid:
-        _compare_values(raw, grid, percentiles, flags)
+        _compare_values(raw, grid, flags)
         return
     scenario = parse_scenario(replicated(raw))
     if flags.emit_vllm:
@@ -99,7 +97,7 @@ def compare_command(flags: CompareFlags) -> None:
     profile = load(scenario.profile)
     say_trace(scenario.workload, is_quiet=flags.json == "-")
     say_runs(len(scenario.policy) * (scenario.replications + (flags.draws or 0)))
-    result = _compared(scenario, profile, percentiles, flags)
+    result = _compared(scenario, profile, flags)
     if write_json(flags.json, result.plain):
         from rich.console import Console
 
@@ -109,8 +107,7 @@ def compare_command(flags: CompareFlags) -> None:
             say_core()
         if flags.out is not None:
             print(f"results in {flags.out}")
-        asked = percentiles if flags.metric_percentiles else []
-        print_answer(Console(), result, is_verbose=flags.verbose, percentiles=asked)
+        print_answer(Console(), result, is_verbose=flags.verbose)
 
 
 def _varied_keys(flags: CompareFlags, lists: Collection[str]) -> dict[str, list[Json]]:
@@ -129,9 +126,7 @@ def _varied_keys(flags: CompareFlags, lists: Collection[str]) -> dict[str, list[
     return dict(varied)
 
 
-def _compare_values(
-    raw: dict[str, Json], grid: dict[str, list[Json]], percentiles: list[float], flags: CompareFlags
-) -> None:
+def _compare_values(raw: dict[str, Json], grid: dict[str, list[Json]], flags: CompareFlags) -> None:
     """Values of keys side by side."""
     from sim.studies.comparison.variants import Variants, num_runs
     from sim.studies.comparison.varied import varied
@@ -141,7 +136,7 @@ def _compare_values(
     scenarios = [one.scenario for _, settings in variants.by_load for one in settings]
     claim(files={"--json": flags.json}, inputs=[each for one in scenarios for each in inputs_of(flags.scenario, one)])
     say_trace(scenarios[0].workload, is_quiet=flags.json == "-")
-    result = varied(variants, lambda settings: _run(settings, flags, percentiles))
+    result = varied(variants, lambda settings: _run(settings, flags))
     if write_json(flags.json, result.plain):
         from rich.console import Console
 
@@ -176,31 +171,21 @@ def _print_lines(scenario: Scenario) -> None:
     print("\n".join([serve, bench, *(f"# {note}" for note in notes)]))
 
 
-def _percentiles(text: str | None) -> list[float]:
-    """Comma-separated percentiles, each above 0 and below 100."""
-    from sim.metrics.summary import PERCENTILES
-
-    values = listed("--metric-percentiles", text, float, "numbers with commas, such as 50,99")
-    if not all(0.0 < value < 100.0 for value in values or ()):
-        raise ValueError(f"--metric-percentiles {text!r}: each must be above 0 and below 100")
-    return list(PERCENTILES) if values is None else values
-
-
-def _compared(scenario: Scenario, profile: Profile, percentiles: list[float], flags: CompareFlags) -> Comparison:
+def _compared(scenario: Scenario, profile: Profile, flags: CompareFlags) -> Comparison:
     """Compare, and write the results directory where there is one. Requests go to disk run by run; records stay for
     figures and works."""
     from sim.run.resolve import resolve_all
 
     policies = resolve_all(scenario, profile)
     if flags.out is None:
-        return _run(policies, flags, percentiles)
+        return _run(policies, flags)
     from sim.report.results import rows_of, write_results, writing
 
     records: list[RunRecord] = []
     with writing(flags.out) as scratch:
         with rows_of(scratch) as rows_in:
             on_run = records.append if flags.plots else None
-            result = _run(policies, flags, percentiles, on_run=on_run, rows_in=rows_in)
+            result = _run(policies, flags, on_run=on_run, rows_in=rows_in)
         if flags.plots:
             from sim.report.pictures.figures import draw_comparison
 
@@ -212,7 +197,6 @@ def _compared(scenario: Scenario, profile: Profile, percentiles: list[float], fl
 def _run(
     policies: Sequence[Resolved],
     flags: CompareFlags,
-    percentiles: list[float],
     *,
     on_run: Callable[[RunRecord], None] | None = None,
     rows_in: Path | None = None,
@@ -227,7 +211,6 @@ def _run(
             draws=flags.draws,
             workers=flags.workers,
             on_done=on_step,
-            percentiles=percentiles,
             on_run=on_run,
             record_works=flags.plots,
             is_detailed=flags.save_detailed,

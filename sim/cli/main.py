@@ -23,7 +23,7 @@ from sim.cli.signals import exit_code, have_streams, listen, stop, stopped_word
 COMMANDS = {
     "compare": ("sim.cli.compare:compare_command", "Policies side by side on the same draws, with intervals."),
     "sweep": ("sim.cli.sweep:sweep_command", "A grid of scenarios into a store: resumed, merged, in parallel."),
-    "report": ("sim.cli.report:report_command", "A store as a page and pictures; one picture of several results."),
+    "report": ("sim.cli.report:report_command", "A store as a page, and as pictures."),
     "check": ("calibrate.cli.check_files:check_command", "What a file is, and whether it is sound; nothing is run."),
     "profiles": ("sim.cli.profiles:profiles_command", "Shipped cost profiles: source and held-out error."),
     "capacity": ("sim.cli.capacity:capacity_command", "Highest load that meets the SLOs, and replicas for a rate."),

@@ -1,4 +1,4 @@
-"""`lanesim report`: page and pictures of a store; one figure over several results directories."""
+"""`lanesim report`: page and pictures of a store."""
 
 from __future__ import annotations
 
@@ -16,13 +16,11 @@ from sim.cli.lazy import SOURCE
 if TYPE_CHECKING:
     from sim.files.json_values import Json
 
-FIGURE = "throughput_latency.png"
-
 
 class ReportFlags(Struct, frozen=True, kw_only=True):
     """Flags of `lanesim report`."""
 
-    sources: Annotated[tuple[Path, ...], ARGUMENT, Meta(title="STORE | DIR...")]
+    store: Annotated[Path, ARGUMENT]
     out: Annotated[FilePath, "HTML page to write of a store."] = None
     figures: Annotated[Path | None, Meta(title="DIR"), "Folder for pictures, PNG and SVG."] = None
     where: Annotated[
@@ -38,37 +36,9 @@ class ReportFlags(Struct, frozen=True, kw_only=True):
 @command("report", ReportFlags, example="lanesim report results/store --out page.html --figures results/figures")
 def report_command(flags: ReportFlags) -> None:
     """Write a STORE of `lanesim sweep` as one page that needs no network (question, answer, pictures, tables,
-    assumptions, errors, how to rerun), and with --figures its pictures, each a file.
-
-    Of directories that `lanesim compare --out` wrote: throughput against latency, one line per policy and profile
-    through their loads.
-    """
-    from sim.studies.sweeps.store import is_store
-
-    if flags.out is None and flags.figures is None:
-        raise ValueError("report: nothing to write; add --out PAGE.html or --figures DIR")
-    if len(flags.sources) == 1 and (is_store(flags.sources[0]) or flags.out is not None):
-        _report_store(flags.sources[0], flags)
-        return
-    if flags.figures is None or flags.out is not None or flags.where or flags.series or flags.price:
-        raise ValueError("--out, --where, --series and --price go with a store of `lanesim sweep --out`")
-    _draw_directories(flags.sources, flags.figures / FIGURE)
-
-
-def _draw_directories(directories: tuple[Path, ...], path: Path) -> None:
-    from sim.files.write import write_figure
-    from sim.report.pictures.figures import draw_throughput_latency
-    from sim.report.results import others_of, read_summary
-
-    claim(files={"--figures": path}, inputs=[each for directory in directories for each in others_of(directory)])
-    results = [read_summary(directory) for directory in directories]
-    write_figure(path, lambda scratch: draw_throughput_latency(scratch, results))
-    print(path)
-
-
-def _report_store(store: Path, flags: ReportFlags) -> None:
+    assumptions, errors, how to rerun), and with --figures its pictures, each a file."""
     from sim.files.write import write_text
-    from sim.metrics.price import Price
+    from sim.metrics.price import usd_per_gpu_h
     from sim.report.page import page
     from sim.report.pictures.panels import set_theme
     from sim.report.pictures.store_pictures import picture_files, pictures, write_pictures
@@ -76,22 +46,24 @@ def _report_store(store: Path, flags: ReportFlags) -> None:
     from sim.run.scenario_file import parse_override
     from sim.studies.sweeps.store import MARK
 
-    price_per_hour = None if flags.price is None else Price.of_text(flags.price).of_gpu()
+    if flags.out is None and flags.figures is None:
+        raise ValueError("report: nothing to write; add --out PAGE.html or --figures DIR")
+    price_per_hour = usd_per_gpu_h(flags.price)
     drawable = pictures(price_per_hour=price_per_hour)
     drawn = picture_files(flags.figures, drawable) if flags.figures is not None else []
     claim(
         files={"--out": flags.out},
         added_to={"--figures": flags.figures},
         adds={"--figures": drawn},
-        inputs=[store / MARK],
+        inputs=[flags.store / MARK],
     )
-    click.get_current_context().meta[SOURCE] = str(store)
+    click.get_current_context().meta[SOURCE] = str(flags.store)
     if flags.figures is not None:
         set_theme()
         wanted: dict[str, list[Json]] = {}
         for key, value in map(parse_override, flags.where):
             wanted.setdefault(key, []).append(value)
-        points = read_points(store).where(wanted)
+        points = read_points(flags.store).where(wanted)
         points = replace(points, series=tuple(points.key(name) for name in flags.series))
         files, missing = write_pictures(flags.figures, points, drawable)
         for file in files:
@@ -99,5 +71,5 @@ def _report_store(store: Path, flags: ReportFlags) -> None:
         for name, why in missing.items():
             print(f"not drawn: {name} {why}")
     if flags.out is not None:
-        write_text(flags.out, page(store, price_per_hour=price_per_hour))
+        write_text(flags.out, page(flags.store, price_per_hour=price_per_hour))
         print(flags.out)

@@ -30,7 +30,6 @@ class SweepFlags(Struct, frozen=True, kw_only=True):
     out: Annotated[Path, Meta(title="STORE"), "Store to add to."]
     workers: Workers = None
     pool: Annotated[Literal["process", "ray"], "ray: a cluster's workers."] = "process"
-    resume: Annotated[bool, "Run points again that failed, too; all that is missing is run anyway."] = False
     dry_run: Annotated[bool, "Only say how many points there are, and what they would take."] = False
     json: JsonFile = None
     overwrite: Overwrite = False
@@ -45,7 +44,8 @@ def sweep_command(flags: SweepFlags) -> None:
     gone through side by side; `replications:`.
 
     A sweep that was killed goes on where it was, grids merge, and several may run into one store at once. A point that
-    fails is a row with its error. Read it with `lanesim.load(STORE)` and `lanesim report`.
+    fails is a row with its error, which the next sweep runs again. Read it with `lanesim.load(STORE)` and
+    `lanesim report`.
     """
     from sim.studies.sweeps.grid import Grid
     from sim.studies.sweeps.store import MARK, Store
@@ -79,7 +79,7 @@ def sweep_command(flags: SweepFlags) -> None:
             from sim.studies.sweeps.ray_pool import ray_workers
 
             executor, workers = stack.enter_context(ray_workers(workers))
-        done = sweep(plan, store, workers=workers, executor=executor, retries_failed=flags.resume, on_done=on_step)
+        done = sweep(plan, store, workers=workers, executor=executor, on_done=on_step)
     if _written(flags.json, done):
         failed = f", {done.num_failed:,} failed (column `error`)" if done.num_failed else ""
         print(

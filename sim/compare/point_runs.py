@@ -15,10 +15,9 @@ from typing import TypeVar
 
 from sim.compare.pool import Runner
 from sim.files.arrow_tables import writing_parquet
-from sim.metrics.breakdown import mean_phases_s
 from sim.metrics.load import needs_capacity
 from sim.metrics.records import RunRecord, request_parts
-from sim.metrics.summary import PERCENTILES, Run, detailed, finished_of, measured_requests, slo_shares, summarise
+from sim.metrics.summary import Run, detailed, finished_of, measured_requests, slo_shares, summarise
 from sim.run.compiled import SIMPY
 from sim.run.resolve import Resolved
 from sim.run.simulate import simulate
@@ -42,7 +41,6 @@ class Point:
     seed: int
     phi: float | None = None
     """Stands in for the scenario's `devices.phi`."""
-    percentiles: tuple[float, ...] = PERCENTILES
     is_detailed: bool = False
     record_works: bool = False
     """Until the first RECORDED requests have ended."""
@@ -72,12 +70,11 @@ def run_point(point: Point) -> PointRun:
     record = simulate(resolved, point.seed)
     first, last = scenario.workload.num_warmups, scenario.workload.num_cooldowns
     bounds_ms = scenario.goodput.bounds_ms
-    run = summarise(record, percentiles=point.percentiles, goodput_ms=bounds_ms, num_warmups=first, num_cooldowns=last)
+    run = summarise(record, goodput_ms=bounds_ms, num_warmups=first, num_cooldowns=last)
     if point.record_works:
         shown = range(first, min(first + RECORDED, len(record.requests) - last))
         begun = simulate(resolved, point.seed, record_works=True, stop_s=_end_of(record, shown.stop))
-        run["phases_ms"] = {phase: 1e3 * mean_s for phase, mean_s in mean_phases_s(begun, shown).items()}
-        record = replace(record, works=begun.works, kv_series=begun.kv_series)
+        record = replace(record, works=begun.works)
     if record.form == SIMPY:
         run |= dict.fromkeys(UNKNOWN_IN_SIMPY)
     if point.is_detailed:

@@ -31,7 +31,7 @@ from sim.files.json_values import Json
 from sim.metrics.load import Load, Verdict
 from sim.metrics.records import RunRecord
 from sim.metrics.stats import interval_95
-from sim.metrics.summary import PERCENTILES, Run, number
+from sim.metrics.summary import Run, number
 from sim.run.resolve import Resolved
 from sim.run.scenario import PlainScenario, to_plain
 
@@ -198,7 +198,6 @@ class Frame:
 def compare(
     policies: Sequence[Resolved],
     *,
-    percentiles: Sequence[float] = PERCENTILES,
     on_run: Callable[[RunRecord], None] | None = None,
     on_done: OnDone = lambda stage, done, total: None,
     record_works: bool = False,
@@ -211,8 +210,7 @@ def compare(
     Each run writes its requests into the directory `rows_in`, as Parquet files in the order of the runs.
 
     `on_run` gets each record, `on_done` hears how far it is. With `record_works` the first replication of each policy
-    carries works of its first requests and says where their time went; with `is_detailed` every run carries per-request
-    lists.
+    carries works of its first requests; with `is_detailed` every run carries per-request lists.
     Raises ValueError for input that cannot run.
     """
     saturations, scenario_hash = [Saturation(one) for one in policies], policies[0].scenario.digest
@@ -224,7 +222,6 @@ def compare(
         Point(
             resolved=one,
             seed=child_seed(scenario.seed, replication),
-            percentiles=tuple(sorted({*PERCENTILES, *percentiles})),
             is_detailed=is_detailed,
             record_works=record_works and replication == 0,
             keeps_record=on_run is not None,

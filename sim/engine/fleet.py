@@ -51,7 +51,6 @@ def where_prefix_is(known_blocks: Sequence[int], outstanding: Sequence[int]) -> 
 class Account(NamedTuple):
     """Totals that all replicas add to."""
 
-    gaps: GapSamples
     queue: Gauge
     """Total of requests waiting for admission: each replica's gauge is a part of it."""
     held: Gauge
@@ -86,9 +85,9 @@ class Fleet:
         self.requests = requests
         self.max_concurrency = max_concurrency
         self.routing = routing
-        self.gaps, self.queue, self._held = GapSamples(), Gauge(), Gauge()
+        self.queue, self._held = Gauge(), Gauge()
         self.finished = Signal()
-        account = Account(self.gaps, self.queue, self._held, lambda: host.notify(self.finished))
+        account = Account(self.queue, self._held, lambda: host.notify(self.finished))
         self.servings = [build(index, account) for index in range(count)]
         self.num_arrived = 0
         self._known: list[set[int]] = [set() for _ in self.servings]
@@ -105,6 +104,15 @@ class Fleet:
             kept_blocks=first.kept_blocks,
         )
         whole.held = self._held
+        return whole
+
+    @property
+    def gaps(self) -> GapSamples:
+        """Those of each replica after those of the one before."""
+        whole = GapSamples()
+        for serving in self.servings:
+            whole.gaps_s += serving.gaps.gaps_s
+            whole.counts += serving.gaps.counts
         return whole
 
     @property

@@ -11,15 +11,13 @@ from numpy.typing import NDArray
 class Gauge:
     """A step function of time, integrated as it changes. `peak` counts values that lasted, not those of an instant."""
 
-    __slots__ = ("_integral", "_since_s", "peak", "series", "value")
+    __slots__ = ("_integral", "_since_s", "peak", "value")
 
     def __init__(self) -> None:
         self.value = 0
         self.peak = 0
         self._integral = 0.0
         self._since_s = 0.0
-        self.series: list[tuple[float, int]] | None = None
-        """(time, value) of every value that lasted, where somebody put a list here."""
 
     def add(self, change: int, now_s: float) -> None:
         self.set(self.value + change, now_s)
@@ -27,8 +25,6 @@ class Gauge:
     def set(self, value: int, now_s: float) -> None:
         if now_s > self._since_s:
             self._integral += self.value * (now_s - self._since_s)
-            if self.series is not None:
-                self.series.append((self._since_s, self.value))
             self._since_s = now_s
             if self.value > self.peak:
                 self.peak = self.value

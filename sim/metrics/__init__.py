@@ -1,1 +1,1 @@
-"""Results of a run: records, vLLM's metrics, phases, intervals."""
+"""Results of a run: records, vLLM's metrics, intervals."""

@@ -153,9 +153,7 @@ class RunRecord:
     """Shares of the GPU's multiprocessors by lane, and whether they hold only_together; None where streams shared them
     all."""
     works: list[WorkRecord] = field(default_factory=list)
-    """Empty unless recording was requested, and so is the next."""
-    kv_series: list[tuple[float, int]] = field(default_factory=list)
-    """(time, tokens in KV from then on)."""
+    """Empty unless recording was requested."""
     power: PowerTrace | None = None
     """None unless energy was requested."""
 

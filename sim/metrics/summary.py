@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 
 from sim.interface.request import Request
 from sim.interface.request_columns import Requests
-from sim.metrics.breakdown import PHASES, mean_phases_s
 from sim.metrics.records import RunRecord
 from sim.metrics.stats import Counts, Floats, effective_count, mean_and_variance, weighted_percentiles
 from sim.workload.classes import SloClass
@@ -99,12 +98,6 @@ def summarise(
     }
     samples = latencies_s(finished)
     result["effective_requests"] = effective_count(samples["e2el"])
-    phases = (
-        mean_phases_s(record, range(num_warmups, len(everyone) - num_cooldowns))
-        if record.works
-        else dict.fromkeys(PHASES)
-    )
-    result["phases_ms"] = {name: None if mean_s is None else mean_s * 1e3 for name, mean_s in phases.items()}
     shares = slo_shares(finished, goodput_ms or {})
     result["slo_attainment"] = shares
     good = shares.get("all")

@@ -20,7 +20,7 @@ from sim.report.said import ASSUMED, LIMITS, SERVED, START, SURE, Said
 from sim.report.tables import new_table, number
 from sim.studies.comparison.varied import Varied
 from sim.studies.cost_draws import ONLY_IF
-from sim.studies.evidence import REPLAYED, shortened
+from sim.studies.evidence import REPLAYED
 from sim.workload.generate import FIXED_INPUT_LEN, FIXED_OUTPUT_LEN
 
 PASSES = ("prefill", "decode", "draft", "verify")
@@ -59,18 +59,18 @@ WHOLE_RUN = {OUTPUT: "output_throughput", "steady_output_throughput_per_gpu": "o
 """Metrics of the table where all requests arrive at once, so that no part of a run is steady."""
 
 
-def said_comparison(result: Comparison, console: Console, percentiles: Sequence[float] = ()) -> Said:
-    """Policies side by side; `percentiles` that were requested get columns."""
+def said_comparison(result: Comparison, console: Console) -> Said:
+    """Policies side by side."""
     overlap = [] if result.profile.phi is None else _overlap_lines(result)[:1]
     lines = [(SERVED, _scenario_line(result)), *_sure(result), *((ASSUMED, line) for line in overlap)]
     lines += [*((LIMITS, line) for line in _caps_lines(result)[1]), *_power(result)]
     notes = [note for note in result.notes if not note.startswith(ONLY_IF)]
     answer = "\n".join([*(line for line in result.evidence if line.startswith(REPLAYED)), result.verdict])
     lines += [("note", note) for note in notes[:MAX_NOTES]]
-    return Said(answer, [("", _settings([("", result)], percentiles))], lines, _details(result, console))
+    return Said(answer, [("", _settings([("", result)]))], lines, _details(result, console))
 
 
-def said_varied(result: Varied, console: Console, percentiles: Sequence[float] = ()) -> Said:
+def said_varied(result: Varied, console: Console) -> Said:
     """Settings under one load or several, and the line that starts the best."""
     answer, first = result.verdict, result.loads[0].comparison
     if 1 < len(result.loads) <= MAX_SENTENCES:
@@ -82,16 +82,16 @@ def said_varied(result: Varied, console: Console, percentiles: Sequence[float] =
     details: list[str | Table] = [*(f"note: {note}" for note in result.notes[MAX_NOTES:])]
     for each in result.loads:
         details += [each.name] * bool(each.name) + _details(each.comparison, console)
-    return Said(answer, [("", _settings(loads, percentiles))], lines, details)
+    return Said(answer, [("", _settings(loads))], lines, details)
 
 
 # -- one table
 
 
-def _settings(loads: Sequence[tuple[str, Comparison]], percentiles: Sequence[float]) -> Table:
+def _settings(loads: Sequence[tuple[str, Comparison]]) -> Table:
     """A row per setting, those of a load below its name; differences are to the first setting."""
     first = loads[0][1]
-    columns = _columns(first, percentiles)
+    columns = _columns(first)
     base, is_many, has_others = first.policies[0].policy, len(loads) > 1, len(first.policies) > 1
     key = common_key(row.policy for row in first.policies)
     titles = [title for _, title in columns]
@@ -111,15 +111,13 @@ def _settings(loads: Sequence[tuple[str, Comparison]], percentiles: Sequence[flo
     return table
 
 
-def _columns(result: Comparison, percentiles: Sequence[float]) -> list[tuple[str, str]]:
-    """(key, title) of each column; what was requested has its own."""
+def _columns(result: Comparison) -> list[tuple[str, str]]:
+    """(key, title) of each column."""
     columns = list(IN_BRIEF)
     if any((run.get("num_gpus") or 1) != 1 for run in result.runs):
         columns.append(("steady_output_throughput_per_gpu", "a GPU"))
     if result.scenario["window"]["stop_s"] is not None:
         columns.insert(0, ("completed", "ended"))
-    for percent in percentiles:
-        columns += [(f"p{percent:g}_{name}_ms", f"p{percent:g} {name.upper()}") for name in ("ttft", "tpot", "e2el")]
     if any(bound is not None for bound in result.scenario["goodput"].values()):
         columns += [("request_goodput", "goodput"), ("slo_attainment", "meet SLO\nof finished")]
     return columns
@@ -172,17 +170,9 @@ def _against(comparison: Comparison, row: PolicySummary) -> str:
 
 
 def _sure(result: Comparison) -> Iterator[tuple[str, str]]:
-    """The range of a server's latency, and the nearest that was measured."""
-    first, *more = level_lines(result)
-    yield SURE, first
-    yield from (("", line) for line in more)
-    if others := _others(result):
-        yield "", shortened(others)
-
-
-def _others(result: Comparison) -> list[str]:
-    """Evidence but for replays of this very set-up, which the answer begins with."""
-    return [line for line in result.evidence if not line.startswith(REPLAYED)]
+    """The range of a server's latency."""
+    for place, line in enumerate(level_lines(result)):
+        yield "" if place else SURE, line
 
 
 def _power(result: Comparison) -> list[tuple[str, str]]:
@@ -319,7 +309,9 @@ def notes(result: Comparison) -> list[str]:
         lines.append(f"{' and '.join(parts)} requests of each run are left out" + " (MSER-5)" * result.length.is_auto)
     if result.scenario["replications"] < 2:
         lines.append("no intervals: they need --replications 2 or more")
-    return [*lines, *(level_lines(result) if result.levels else []), *result.notes, *_others(result)]
+    # The answer begins with replays of this very set-up.
+    evidence = [line for line in result.evidence if not line.startswith(REPLAYED)]
+    return [*lines, *(level_lines(result) if result.levels else []), *result.notes, *evidence]
 
 
 def _overlap_lines(result: Comparison) -> list[str]:

@@ -19,12 +19,11 @@ from sim.compare.pool import default_workers, started
 from sim.costs.profile import Profile
 from sim.costs.profile_files import load as load_profile
 from sim.draws import child_seed
-from sim.metrics.price import Price
+from sim.metrics.price import usd_per_gpu_h
 from sim.metrics.records import RunRecord, request_columns
-from sim.metrics.summary import PERCENTILES, Run
+from sim.metrics.summary import Run
 from sim.names import unknown
 from sim.plugins import checked_count, checked_counts, checked_list, checked_reals, plain_number, shown
-from sim.report.results import read_columns, read_summary
 from sim.report.shown import (
     ShownAttainment,
     ShownComparison,
@@ -35,7 +34,6 @@ from sim.report.shown import (
     shown_as,
 )
 from sim.report.store_frame import frame_of, store_frame
-from sim.report.store_points import Setting, read_points
 from sim.run.compiled import FORMS
 from sim.run.resolve import resolve_all
 from sim.run.scenario import Scenario, parse_scenario, raw_scenario, to_plain
@@ -44,7 +42,7 @@ from sim.studies.comparison.in_draws import compared
 from sim.studies.comparison.variants import Variants, check_given, replicated, tokens_of
 from sim.studies.comparison.varied import varied
 from sim.studies.sweeps.grid import Grid
-from sim.studies.sweeps.store import Store, is_store
+from sim.studies.sweeps.store import Store
 from sim.studies.sweeps.sweep import SweepPlan, rows_of
 from sim.studies.sweeps.sweep import sweep as run_sweep
 from sim.studies.tune import tune as run_tuning
@@ -54,38 +52,15 @@ from sim.workload.bench import bench_rows
 if TYPE_CHECKING:
     import pandas as pd
 
-MEANS = ("mean_ttft_ms", "mean_tpot_ms", "mean_e2el_ms")
-
-
 Source = Scenario | Mapping[str, Any] | str | Path | None
 
 
 @overload
-def compare(
-    source: Source = None,
-    /,
-    *,
-    vary: None = None,
-    percentiles: Sequence[float] = PERCENTILES,
-    draws: int | None = None,
-    workers: int | None = None,
-    form: str | None = None,
-    **changes: Any,
-) -> ShownComparison: ...
+def compare(source: Source = None, /, *, vary: None = None, **more: Any) -> ShownComparison: ...
 
 
 @overload
-def compare(
-    source: Source = None,
-    /,
-    *,
-    vary: Mapping[str, Sequence[Any]],
-    percentiles: Sequence[float] = PERCENTILES,
-    draws: int | None = None,
-    workers: int | None = None,
-    form: str | None = None,
-    **changes: Any,
-) -> ShownVaried: ...
+def compare(source: Source = None, /, *, vary: Mapping[str, Sequence[Any]], **more: Any) -> ShownVaried: ...
 
 
 def compare(
@@ -93,7 +68,6 @@ def compare(
     /,
     *,
     vary: Mapping[str, Sequence[Any]] | None = None,
-    percentiles: Sequence[float] = PERCENTILES,
     draws: int | None = None,
     workers: int | None = None,
     form: str | None = None,
@@ -116,7 +90,6 @@ def compare(
     ['max_num_seqs=1', 'max_num_seqs=8']
     """
     asked: dict[str, Any] = {
-        "percentiles": checked_reals("percentiles", percentiles, 0.0, 100.0),
         "draws": draws and checked_count("draws", draws, 2),
         "workers": None if workers is None else checked_count("workers", workers, 1),
         "form": _form(form),
@@ -200,25 +173,9 @@ def _scenario(source: Source, changes: dict[str, Any]) -> tuple[Scenario, Profil
     return scenario, profile or load_profile(scenario.profile)
 
 
-class Results(msgspec.Struct, frozen=True, kw_only=True):
-    """A results directory as tidy frames: `runs`, a row per policy and seed, and `requests`, a row per request.
-
-    `load` makes it of a directory; of a comparison in memory there is the first frame alone:
-
-    >>> import lanesim
-    >>> result = lanesim.compare(profile="cpu/tiny", policy="pd", num_prompts=5, request_rate=10)
-    >>> lanesim.Results(comparison=result, runs=result.frame(), requests=None).runs["completed"].tolist()
-    [5]
-    """
-
-    comparison: ShownComparison
-    runs: pd.DataFrame
-    requests: pd.DataFrame | None
-
-
-def load(path: str | Path, *, version: str | None = None) -> Results | pd.DataFrame:
-    """Contents of `path`: Results of a directory that `lanesim compare --out` wrote, a frame of a store, or of a result
-    of `vllm bench serve` (a file that ends with .json), one row with the same columns.
+def load(path: str | Path, *, version: str | None = None) -> pd.DataFrame:
+    """A frame of the store at `path`, or of a result of `vllm bench serve` or a tool like it (a file that ends with
+    .json or .jsonl), one row with the same columns.
 
     Of a store, one row per point: `scenario_hash`, `policy`, `seed`, the keys that were gone through and the metrics,
     units in their names; rows that another `version` of the model made than the last one are left out, with a note.
@@ -232,18 +189,12 @@ def load(path: str | Path, *, version: str | None = None) -> Results | pd.DataFr
     ...     lanesim.load(store)[["policy", "workload.request_rate", "completed"]].values.tolist()
     [['pd', 2.0, 5], ['pd', 8.0, 5]]
     """
-    import pandas as pd
-
     if not isinstance(path, str | Path):
-        raise ValueError(f"load: {shown(path)}: want the path of a results directory, a store or a benchmark result")
-    directory = Path(path)
-    if is_store(directory):
-        return store_frame(directory, version=version)
-    if directory.suffix in (".json", ".jsonl") and directory.is_file():
-        return runs_frame(_bench_rows(directory))
-    held = read_summary(directory)
-    requests = pd.DataFrame(read_columns(directory / "requests.parquet"))
-    return Results(comparison=shown_as(ShownComparison, held), runs=runs_frame(held.runs), requests=requests)
+        raise ValueError(f"load: {shown(path)}: want the path of a store or a benchmark result")
+    place = Path(path)
+    if place.suffix in (".json", ".jsonl") and place.is_file():
+        return runs_frame(_bench_rows(place))
+    return store_frame(place, version=version)
 
 
 def _bench_rows(path: Path) -> list[dict[str, Any]]:
@@ -252,45 +203,6 @@ def _bench_rows(path: Path) -> list[dict[str, Any]]:
         {key: value for key, value in row.items() if not isinstance(value, list | dict)} for row in bench_rows(path)
     ]
     return [row | ({"request_rate": inf} if row.get("request_rate") == "inf" else {}) for row in rows]
-
-
-def paired(
-    store: str | Path, key: str = "policy", *, base: Setting = None, metrics: Sequence[str] = MEANS
-) -> pd.DataFrame:
-    """Differences of metrics of a store between values of a key, draw by draw, all else equal.
-
-    One row per metric, other value and combination of the keys that vary beside: `change_pct` from `base` (by default
-    the first value) with `ci95_low_pct` and `ci95_high_pct`, which two or more `replications` have; `is_clear` where
-    the interval leaves out zero, `is_open` where that depends on how streams overlap, `is_overloaded` where there are
-    no steady means. Raises ValueError for a store, key, value or metric that is not there.
-
-    >>> import lanesim, tempfile
-    >>> scenario = {"profile": "cpu/tiny", "policy": ["continuous", "pd"], "workload": {"num_prompts": 8}}
-    >>> with tempfile.TemporaryDirectory() as store:
-    ...     _ = lanesim.sweep({"scenario": scenario, "replications": 3}, out=store, workers=1)
-    ...     lanesim.paired(store)[["base", "policy", "metric", "replications"]].values.tolist()[0]
-    ['continuous', 'pd', 'mean_ttft_ms', 3]
-    """
-    import pandas as pd
-
-    points = read_points(Path(store))
-    name = points.key(key)
-    values = points.values(name)
-    first = values[0] if base is None else base
-    if first not in values or len(values) < 2:
-        raise ValueError(f"paired: {name}={shown(first)}: want one of two or more values, the store has {values}")
-    for metric in checked_list("metrics", metrics):
-        if metric not in points.rows or points.rows[metric].dtype.kind not in "if":
-            raise ValueError(unknown("metric", str(metric), points.rows.columns))
-    frame = pd.concat(
-        [points.paired(name, metric, first).assign(base=first, metric=metric) for metric in metrics], ignore_index=True
-    ).rename(columns={"low": "ci95_low_pct", "high": "ci95_high_pct"})
-    has_interval = frame["replications"] > 1
-    for bound in ("ci95_low_pct", "ci95_high_pct"):
-        frame[bound] = frame[bound].where(has_interval)
-    last = ["change_pct", "ci95_low_pct", "ci95_high_pct", "replications", "is_clear", "is_open", "is_overloaded"]
-    keys = [column for column in frame if column not in ("base", "metric", name, *last)]
-    return frame[[*keys, "base", name, "metric", *last]]
 
 
 def sweep(
@@ -392,7 +304,7 @@ def capacity(
         profile,
         share=share,
         target_rate=None if target_rate is None else checked_reals("target_rate", [target_rate], 0.0, MAX_RATE)[0],
-        price=None if price is None else Price.of_text(price),
+        price=usd_per_gpu_h(price),
         draws=None if draws is None else checked_count("draws", draws, 0),
         workers=None if workers is None else checked_count("workers", workers, 1),
     )

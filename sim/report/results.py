@@ -40,8 +40,6 @@ RESULT_FILES = (
     TRACE,
     "latency_cdf.png",
     "timeline.png",
-    "breakdown.png",
-    "occupancy.png",
     "profile.json",
 )
 """All else that a comparison may write: what an earlier one left is removed."""

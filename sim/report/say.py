@@ -23,9 +23,8 @@ from sim.report.said import ASSUMED, CHECK, START, SURE, Said, print_said
 from sim.report.store_points import StorePoints
 from sim.report.tables import measured_width, new_table, number
 from sim.studies.answer import Stated
-from sim.studies.attainment import Attainment, HighestLoad, Replicas
+from sim.studies.attainment import Attainment, HighestLoad
 from sim.studies.comparison.varied import Varied
-from sim.studies.evidence import shortened
 from sim.studies.length_choice import ALIKE, TunedPoint
 from sim.studies.load_search import Limit
 from sim.studies.plan.search import PlannedDeployment, Rental
@@ -38,15 +37,13 @@ Answered = Stated | Comparison | Varied
 """Answers that commands print."""
 
 
-def print_answer(
-    console: Console, answer: Answered, *, is_verbose: bool = False, percentiles: Sequence[float] = ()
-) -> None:
+def print_answer(console: Console, answer: Answered, *, is_verbose: bool = False) -> None:
     """Print the answer of a command."""
-    print_said(console, said_of(answer, console, percentiles), is_verbose=is_verbose)
+    print_said(console, said_of(answer, console), is_verbose=is_verbose)
 
 
 @singledispatch
-def said_of(answer: Answered, console: Console, percentiles: Sequence[float] = ()) -> Said:
+def said_of(answer: Answered, console: Console) -> Said:
     """Parts of the answer, its tables as wide as the console has room for."""
     raise TypeError(answer)
 
@@ -61,7 +58,6 @@ def _basis(answer: Stated, ranges: str, details: Sequence[str], notes: Sequence[
         return Basis([], details)
     over = f"{ranges} {answer.draws} variations of GPU times and acceptance" if answer.draws else ""
     lines = [(SURE, costs_line(answer.costs.errors)), ("", over)]
-    lines += [("", shortened(answer.evidence))] if answer.evidence else []
     lines += [(ASSUMED, note) for note in notes[:1]]
     more = [f"{ranges} {answer.draws} {answer.covers}"] if answer.draws else []
     more += [f"costs: {answer.costs.source}", *(f"note: {note}" for note in notes), *answer.evidence]
@@ -84,7 +80,7 @@ def _sentences(parts: Iterable[str]) -> str:
 
 
 @said_of.register
-def _tuned(answer: Tuning, console: Console, percentiles: Sequence[float] = ()) -> Said:
+def _tuned(answer: Tuning, console: Console) -> Said:
     """A column per draft length, without the ones that matter least where the console is too narrow for all."""
     shown = [length.k for length in answer.points[0].lengths]
     table = _lengths_table(answer, shown)
@@ -162,6 +158,8 @@ def _drafted(answer: Tuning) -> list[str]:
     if not _drafts(answer):
         if not any(_gains(point) for point in answer.points):
             return ["do not speculate"]
+        if answer.decided_at is not None:
+            return [f"do not speculate: it loses least at {answer.decided_at} requests in flight"]
         return [f"do not speculate: it loses least {loads}, and no table by batch size is surely 1 % better"]
     rows = answer.k_table
     text = f"draft {_tokens(rows[0][2])}"
@@ -176,6 +174,8 @@ def _drafted(answer: Tuning) -> list[str]:
         return [*parts, f"a table gains {_share(answer.gain.mean)} over {answer.gain.over} on average"]
     better = [str(point.concurrency) for point in answer.points if _other_is_better(point)]
     reason = f"other lengths are better at {in_words(better)}, but no table by batch size is surely 1 % better"
+    if answer.decided_at is not None:
+        reason = f"it is best at {answer.decided_at} requests in flight, other lengths at {in_words(better)}"
     return [*parts, *([reason] if better else [])]
 
 
@@ -218,7 +218,7 @@ def _pays(answer: Tuning) -> str:
 
 
 @said_of.register
-def _by_context(answer: ContextTuning, console: Console, percentiles: Sequence[float] = ()) -> Said:
+def _by_context(answer: ContextTuning, console: Console) -> Said:
     """A row per prompt length, the rows for vLLM, and what one table for all loses."""
     rows = [
         [
@@ -252,7 +252,7 @@ def _by_context(answer: ContextTuning, console: Console, percentiles: Sequence[f
 
 
 @said_of.register
-def _held(answer: Attainment, console: Console, percentiles: Sequence[float] = ()) -> Said:
+def _held(answer: Attainment, console: Console) -> Said:
     """A row per policy, and one per fleet for the target rate."""
     has_draws = any(each.draws_interval is not None for each in answer.highest)
     has_price = any(each.usd_per_million_tokens is not None for each in answer.highest)
@@ -286,50 +286,11 @@ def _held(answer: Attainment, console: Console, percentiles: Sequence[float] = (
         columns = ["replicas", "utilised", "confidence", "$/M tokens"]
         title = f"replicas for {answer.target_rate:g} requests/s"
         tables.append((title, new_table(["policy", "routing"], columns, rows)))
-    details = [_limit(each, answer.share) for each in answer.highest]
-    details += [_replicas(each, answer) for each in answer.fleets]
-    return Said(attainment_sentence(answer), tables, *_basis(answer, "Ranges: 90 % of", details, answer.notes))
+    return Said(attainment_sentence(answer), tables, *_basis(answer, "Ranges: 90 % of", [], answer.notes))
 
 
 def _load(highest: HighestLoad) -> str:
     return highest.limit.value if highest.load is None else number(highest.load)
-
-
-def _limit(highest: HighestLoad, share: float) -> str:
-    """The reason why the load ends there."""
-    shares = ", ".join(
-        f"{name.removesuffix('_ms')} {100 * value:.1f} %"
-        for name, value in highest.attainment.items()
-        if value is not None and name != "all"
-    )
-    why = {
-        Limit.NEVER: f"never; requests that are alone meet {shares} of them",
-        Limit.UNBOUNDED: "unbounded; these SLOs hold with every request at once, since none bounds the waiting",
-        Limit.THROUGHPUT: f"as much as it can serve at all; the SLOs hold up to there ({shares})",
-        Limit.SLO: f"beyond it fewer than {100 * share:g} % meet them; at it, over "
-        f"{highest.replications} runs, {shares}",
-    }
-    return f"{highest.policy}: {why[highest.limit]}"
-
-
-def _replicas(fleet: Replicas, answer: Attainment) -> str:
-    head = f"{fleet.policy}, {fleet.routing}, {answer.target_rate:g} requests/s: "
-    if fleet.replicas is None:
-        return head + "no number of replicas meets the SLOs"
-    text = f"{head}{fleet.replicas} replicas, {100 * (fleet.utilisation or 0.0):.0f} % utilised"
-    text += _price(fleet.usd_per_million_tokens)
-    if fleet.confidence is not None:
-        met = sum(share >= answer.share for share in fleet.attainment_by_draw)
-        return (
-            f"{text}, enough with {100 * fleet.confidence:.0f} % confidence: they hold in {met} of {answer.draws} draws"
-        )
-    if fleet.enough is None:
-        return text
-    low, high = fleet.enough.ci95
-    text += f" ({100 * fleet.enough.attainment:.1f} % meet the SLOs, {100 * low:.1f} to {100 * high:.1f}"
-    if fleet.one_fewer is not None:
-        text += f"; {fleet.one_fewer.replicas} do not, {100 * fleet.one_fewer.attainment:.1f} %"
-    return f"{text})"
 
 
 def attainment_sentence(answer: Attainment) -> str:
@@ -375,7 +336,7 @@ def _holds(highest: HighestLoad, answer: Attainment) -> list[str]:
 
 
 @said_of.register
-def _rented(answer: Rental, console: Console, percentiles: Sequence[float] = ()) -> Said:
+def _rented(answer: Rental, console: Console) -> Said:
     """Rows that were simulated in draws, a few of the estimates, and the lines that start and check the best."""
     has_price = answer.price_per_gpu_h is not None
     has_energy = any(row.joules_per_output_token is not None for row in answer.deployments)
@@ -392,8 +353,9 @@ def _rented(answer: Rental, console: Console, percentiles: Sequence[float] = ())
         *[f"{more} more {'estimate' if more == 1 else 'estimates'} in the JSON"] * (more > 0),
     ]
     lines = [
-        "" if answer.tuning is None or answer.rate_per_s is not None else draft_lengths(answer.tuning),
-        shortened(answer.deployments[0].evidence) if answer.deployments[0].evidence else "",
+        ""
+        if answer.tuning is None or answer.rate_per_s is not None
+        else " ".join(tuning_sentence(answer.tuning).split()),
         *answer.notes[: MAX_NOTES - 2],
         "; ".join(last),
     ]
@@ -418,38 +380,6 @@ def _deployment_cells(row: PlannedDeployment, answer: Rental, *, has_price: bool
         *([f"{about}{_fixed(row.usd_per_million_tokens)}"] if has_price else []),
         *([number(row.joules_per_output_token)] if has_energy else []),
     ]
-
-
-def draft_lengths(tuning: Tuning) -> str:
-    """The length that is deployed and its load; the best draft length by requests in flight, and what it gains.
-
-    The table of the line that starts the server is simpler: it has fewer rows, for which a length may be second best.
-    """
-    groups: list[tuple[int, list[int], list[float]]] = []
-    for point in tuning.points:
-        best = point.best_draft
-        if len(tuning.k_table) > 1:
-            best = next(each for each in point.lengths if each.k == point.k)
-        if best.speedup is not None:
-            if not groups or groups[-1][0] != best.k:
-                groups.append((best.k, [], []))
-            groups[-1][1].append(point.concurrency)
-            groups[-1][2].append(best.speedup)
-    if tuning.break_even_concurrency == 0.0:
-        loads = [load for _, group, _ in groups for load in group]
-        gains = sorted(gain for _, _, group in groups for gain in group)
-        return (
-            f"no draft length pays at {span(map(str, loads))} requests in flight: the best of each has "
-            f"{span(map(_fixed, gains))} of the throughput without a drafter"
-        )
-    said = [f"{k} at {span(map(str, loads))} ({span(map(_fixed, gains))})" for k, loads, gains in groups]
-    deployed = [
-        f"{f'K = {point.k}' if point.k else 'no drafter'} is for {point.concurrency} requests in flight"
-        for point in tuning.points
-        if point.concurrency == tuning.decided_at
-    ]
-    best_k = f"best K by requests in flight (throughput over no drafter): {', '.join(said)}"
-    return "; ".join([*deployed, best_k, _pays(tuning)])
 
 
 # -- sweeps

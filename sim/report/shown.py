@@ -1,23 +1,19 @@
-"""Answers that show themselves: in print and in Jupyter as the command does, as a frame, and as a picture.
+"""Answers that show themselves: in print and in Jupyter as the command does, and as a frame.
 
-What the functions of `lanesim` return; each is the answer of a study with `sentence`, `frame()` and `plot()` beside its
-own fields, which FORMS fills in. Imports pandas, rich and matplotlib inside functions. Not here: fields (sim.studies),
-tables (say).
+What the functions of `lanesim` return; each is the answer of a study with `sentence` and `frame()` beside its own
+fields. Imports pandas and rich inside functions. Not here: fields (sim.studies), tables (say).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from io import StringIO
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
 from sim.compare.side_by_side import Comparison
-from sim.compare.verdict import METRIC, Interval
 from sim.metrics.summary import Run
-from sim.names import install_line
-from sim.report.pictures.panels import panel, set_ticks
 from sim.report.store_frame import UNITS
 from sim.studies.answer import Stated
 from sim.studies.attainment import Attainment
@@ -27,24 +23,18 @@ from sim.studies.tune import ContextTuning, Tuning
 
 if TYPE_CHECKING:
     import pandas as pd
-    from matplotlib.axes import Axes
     from rich.console import Console
 
 WIDTH = 120
 """Characters of a line in a notebook."""
-E2EL, RATE = "mean E2EL (ms)", "requests/s within the SLOs"
 Row = dict[str, Any]
 Told = TypeVar("Told", bound=msgspec.Struct)
 
 
 class Shown:
-    """Print, Jupyter's display, sentence, frame and picture of an answer."""
+    """Print, Jupyter's display, sentence and frame of an answer."""
 
     __slots__ = ()
-
-    @property
-    def _form(self) -> Form:
-        return next(FORMS[kind] for kind in type(self).__mro__ if kind in FORMS)
 
     @property
     def sentence(self) -> str:
@@ -60,12 +50,8 @@ class Shown:
         """One row per row of the answer, its scalars as columns; of a comparison one per run, units in the names."""
         import pandas as pd
 
-        return pd.DataFrame(list(self._form.rows(self)))
-
-    def plot(self) -> Axes:
-        """The picture of the answer with its 95 % intervals, or 90 % of its draws. Raises ValueError without the
-        plotting libraries."""
-        return self._form.plot(self)
+        rows = next(ROWS[kind] for kind in type(self).__mro__ if kind in ROWS)
+        return pd.DataFrame(list(rows(self)))
 
     def __str__(self) -> str:
         return self._shown().export_text()
@@ -162,106 +148,22 @@ def _scalars(row: msgspec.Struct) -> Row:
     return {name: value for name, value in values.items() if value is None or isinstance(value, str | int | float)}
 
 
-# -- pictures
+# -- frames
 
 
-def _new_axes(width: float, height: float) -> Axes:
-    """One axes in a figure of its own, inches. Raises ValueError without the plotting libraries."""
-    try:
-        import matplotlib.pyplot as plt
-    except ImportError:
-        raise ValueError(f"figures need matplotlib: {install_line('figures')}") from None
-    axes: Axes = plt.subplots(figsize=(width, height), layout="constrained")[1]
-    return axes
-
-
-def _draw_intervals(given: Iterable[tuple[str, float | None, Interval | None]], unit: str) -> Axes:
-    """A point with its interval per row, the first on top; rows without a value keep their place."""
-    rows = list(given)
-    axes = _new_axes(6.4, 1.2 + 0.35 * len(rows))
-    for place, (_, value, interval) in enumerate(rows):
-        if value is None:
-            continue
-        low, high = interval or (value, value)
-        axes.errorbar(value, place, xerr=[[max(0.0, value - low)], [max(0.0, high - value)]], fmt="o", capsize=3)
-    axes.set_yticks(range(len(rows)), [name for name, _, _ in rows])
-    axes.invert_yaxis()
-    axes.set_xlim(left=0.0)
-    panel(axes, x=unit)
-    return axes
-
-
-def _draw_lines(
-    points: Sequence[tuple[str, float, float | None]], x: str, y: str, *, level: float | None = None
-) -> Axes:
-    """A line through (its name, x, y), and a thin one at `level`."""
-    axes, lines = _new_axes(6.4, 3.6), dict[str, list[tuple[float, float]]]()
-    for name, at, value in points:
-        lines.setdefault(name, []).extend([] if value is None else [(at, value)])
-    for name, known in lines.items():
-        axes.plot(*zip(*known, strict=True), marker="o", label=name) if known else None
-    if level is not None:
-        axes.axhline(level, color="grey", linewidth=0.8)
-    set_ticks(axes, sorted({at for _, at, _ in points}))
-    axes.legend(frameon=False, fontsize=8)
-    panel(axes, x=x, y=y)
-    return axes
-
-
-def _means(result: Comparison, load: str = "") -> Iterator[tuple[str, float | None, Interval | None]]:
-    for row in result.policies:
-        yield ", ".join(filter(None, [load, row.policy])), row.mean[METRIC], row.ci95[METRIC]
-
-
-# -- what each answer shows
-
-
-class Form(NamedTuple):
-    """The rows of an answer's frame, and its picture."""
-
-    rows: Callable[[Any], Iterable[Row]]
-    plot: Callable[[Any], Axes]
-
-
-LOSSES = {"a table each": "regret", "one for all": "regret_without"}
-"""Percent lost against the best length by a table for each prompt length, and by one for all."""
-FORMS: dict[type, Form] = {
-    Comparison: Form(lambda a: _run_rows(a.runs), lambda a: _draw_intervals(_means(a), E2EL)),
-    Varied: Form(
-        lambda a: (row for each in a.loads for row in _run_rows(each.comparison.runs, **each.keys)),
-        lambda a: _draw_intervals((row for each in a.loads for row in _means(each.comparison, each.name)), E2EL),
+ROWS: dict[type, Callable[[Any], Iterable[Row]]] = {
+    Comparison: lambda answer: _run_rows(answer.runs),
+    Varied: lambda answer: (row for each in answer.loads for row in _run_rows(each.comparison.runs, **each.keys)),
+    Tuning: lambda answer: (
+        {"concurrency": point.concurrency, "answer": point.k, **_scalars(each)}
+        for point in answer.points
+        for each in point.lengths
     ),
-    Tuning: Form(
-        lambda a: (
-            {"concurrency": point.concurrency, "answer": point.k, **_scalars(each)}
-            for point in a.points
-            for each in point.lengths
-        ),
-        lambda a: _draw_lines(
-            [(f"K = {each.k}", point.concurrency, each.speedup) for point in a.points for each in point.lengths],
-            *("requests in flight", f"{a.objective} over no speculation"),
-            level=1.0,
-        ),
+    ContextTuning: lambda answer: map(_scalars, answer.contexts),
+    Attainment: lambda answer: (
+        _scalars(row) | dict(zip(("draws_low", "draws_high"), row.draws_interval or (None, None), strict=True))
+        for row in answer.highest
     ),
-    ContextTuning: Form(
-        lambda a: map(_scalars, a.contexts),
-        lambda a: _draw_lines(
-            [(name, each.prompt_tokens, 100.0 * getattr(each, LOSSES[name])) for name in LOSSES for each in a.contexts],
-            *("prompt tokens", "loss against the best length (%)"),
-        ),
-    ),
-    Attainment: Form(
-        lambda a: (
-            _scalars(row) | dict(zip(("draws_low", "draws_high"), row.draws_interval or (None, None), strict=True))
-            for row in a.highest
-        ),
-        lambda a: _draw_intervals(((row.policy, row.load, row.draws_interval or row.ci95) for row in a.highest), RATE),
-    ),
-    Rental: Form(
-        lambda a: map(_scalars, a.deployments),
-        lambda a: _draw_intervals(
-            ((row.deployment, row.rate_per_replica, row.rate_interval) for row in a.deployments),
-            f"{RATE} of one replica",
-        ),
-    ),
+    Rental: lambda answer: map(_scalars, answer.deployments),
 }
+"""Rows of an answer's frame."""

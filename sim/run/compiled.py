@@ -47,7 +47,7 @@ IN_SERVICE = ("prefill", "decode", "verify", "draft", "draft_prefill")
 """Kinds of passes, as the core numbers them."""
 CHANGES = np.dtype([("at_s", "f8"), ("change", "i8")])
 """Changes of a gauge, which the core keeps where those of several replicas are added up."""
-GAPS = np.dtype([("at_s", "f8"), ("gap_s", "f8"), ("count", "i8")])
+GAPS = np.dtype([("gap_s", "f8"), ("count", "i8")])
 """Gaps of requests whose tokens came together."""
 TIMES = ("arrival_s", "known_s", "queued_s", "scheduled_s", "first_token_s", "last_token_s")
 SERVED = ("prefilled_tokens", "prefill_goal", "num_preemptions", "num_rounds", "accepted_tokens", "drafted_tokens")
@@ -192,30 +192,30 @@ def _serve(
     draft_tokens, indexes = first.controller.draft_tokens_max, requests.column("index")
     table, accepted, lengths = _table(requests, first, draws)
     settings, (models, functions) = _settings(resolved, first, is_part=count > 1), _models(resolved)
-    runs, samples = list[_Run](), GapSamples()
+    runs = list[_Run]()
     for place in range(min(count, len(requests))):
         part = table if count == 1 else table[place::count].copy()
-        gaps: list[bytes] = []
+        samples = GapSamples()
 
         def redraw(at: int, emitted_tokens: int, place: int = place, part: Table = part) -> bytes:
             index, output_tokens = int(indexes[place + at * count]), int(part["output_tokens"][at])
             return draws.rounds(index, emitted_tokens, output_tokens, draft_tokens).tobytes()
 
-        hear = _hear(samples) if count == 1 else gaps.append
-        given = core.serve(*functions, hear, redraw, (settings, part, accepted, lengths, *models))
+        given = core.serve(*functions, _hear(samples), redraw, (settings, part, accepted, lengths, *models))
         if given is None:
             return False
         table[place::count] = part
         now_s, busy_s, *used = TOTALS.unpack(given[0])
-        runs.append(_Run(given[1:3], given[3:], b"".join(gaps), now_s, busy_s, (used[:3], used[3:])))
+        runs.append(_Run(given[1:3], given[3:], samples, now_s, busy_s, (used[:3], used[3:])))
     for place, serving in enumerate(members):
         num_requests = len(range(place, len(requests), count))
         serving.num_finished = serving.num_admitted = serving.intake.num_arrived = num_requests
+        serving.gaps = runs[place].gaps if place < len(runs) else GapSamples()
     if isinstance(whole, Fleet):
         whole.num_arrived = len(requests)
         _add_up(whole, runs)
     else:
-        _set(whole, samples, runs[0].gauges)
+        _set(whole, runs[0].gauges)
     kinds = (Kind.STEP, Kind.HOST if resolved.limits.method.looks_up else Kind.DRAFT)[: 1 + (draft_tokens > 0)]
     usage = _usage(host, kinds, [run.usage[: len(kinds)] for run in runs])
     host.conclude(max([run.now_s for run in runs]), sum([run.busy_s for run in runs]) / count, usage)
@@ -237,7 +237,8 @@ def _serve_in_lanes(resolved: Resolved, serving: Serving, host: SimHost, draws: 
     used = np.frombuffer(given[0], USAGE, offset=LANE_TOTALS.size).reshape(MOST_STREAMS, len(LANE_KINDS))
     usage = _usage(host, LANE_KINDS, used.tolist())
     serving.num_finished = serving.num_admitted = serving.intake.num_arrived = len(requests)
-    _set(serving, samples, given[1:3])
+    serving.gaps = samples
+    _set(serving, given[1:3])
     host.conclude(now_s, busy_s, usage)
     _write(requests, table)
     return True
@@ -275,8 +276,7 @@ class _Run(NamedTuple):
     """Of the queue and of the tokens held."""
     changes: Sequence[bytes]
     """[changes] of both, as CHANGES, where there are several replicas."""
-    gaps: bytes
-    """[steps, about] of GAPS."""
+    gaps: GapSamples
     now_s: float
     busy_s: float
     usage: tuple[list[Any], list[Any]]
@@ -372,21 +372,18 @@ def _write(requests: Requests, table: Table) -> None:
 
 
 def _hear(samples: GapSamples) -> Callable[[bytes], None]:
-    """Adds GAPS in order of time."""
+    """Adds GAPS to the samples."""
     return lambda part: samples.extend(np.frombuffer(part, GAPS))
 
 
-def _set(serving: Serving, samples: GapSamples, gauges: Sequence[bytes]) -> None:
-    """Gaps, and the queue and the tokens held at the end."""
-    serving.gaps = samples
+def _set(serving: Serving, gauges: Sequence[bytes]) -> None:
+    """The queue and the tokens held at the end."""
     for gauge, values in zip((serving.queue, serving.kv.held), gauges, strict=True):
         gauge._integral, gauge._since_s, gauge.value, gauge.peak = GAUGE.unpack(values)
 
 
 def _add_up(fleet: Fleet, runs: Sequence[_Run]) -> None:
-    """Gaps and gauges of all replicas, in order of time."""
-    gaps = np.frombuffer(b"".join([run.gaps for run in runs]), GAPS)
-    fleet.gaps.extend(gaps[np.argsort(gaps["at_s"], kind="stable")])
+    """Gauges of all replicas, in order of time."""
     for place, gauge in enumerate((fleet.queue, fleet.kv.held)):
         changes = np.frombuffer(b"".join([run.changes[place] for run in runs]), CHANGES)
         for at_s, change in changes[np.argsort(changes["at_s"], kind="stable")].tolist():

@@ -66,7 +66,7 @@ static PyObject *accounts_of(void *totals, Py_ssize_t size, Gauge *gauges) {
 }
 
 /* Gaps of requests whose tokens came together. */
-typedef struct { double at_s, gap_s; Count count; } Gap;
+typedef struct { double gap_s; Count count; } Gap;
 enum { GAPS_AT_ONCE = 1 << 15 };
 
 static void tell_gaps(Costs *costs, List *gaps) {
@@ -76,17 +76,17 @@ static void tell_gaps(Costs *costs, List *gaps) {
     Py_XDECREF(none);
 }
 
-static void add_gap(Costs *costs, List *gaps, double at_s, double gap_s, Count count) {
+static void add_gap(Costs *costs, List *gaps, double gap_s, Count count) {
     if (gaps->count == GAPS_AT_ONCE) tell_gaps(costs, gaps);
     Gap *gap = add(costs, gaps, sizeof(Gap));
-    if (gap != NULL) *gap = (Gap){at_s, gap_s, count};
+    if (gap != NULL) *gap = (Gap){gap_s, count};
 }
 
 /* Requests of a batch that had their last tokens together, as most have. */
 typedef struct { double since_s; Count count; } Alike;
 
 static void add_alike(Costs *costs, List *gaps, Alike *alike, double now_s) {
-    if (alike->count) add_gap(costs, gaps, now_s, now_s - alike->since_s, alike->count), alike->count = 0;
+    if (alike->count) add_gap(costs, gaps, now_s - alike->since_s, alike->count), alike->count = 0;
 }
 
 static void note_gap(Costs *costs, List *gaps, Alike *alike, double last_s, double now_s) {
@@ -785,7 +785,7 @@ static void commit(Run *run, Plan *plan) {
         row->prefilled += chunk->new_tokens;
         if (!row->is_preempted) hold(run, row, chunk->new_tokens);
         if (row->prefilled == row->goal) {
-            if (row->emitted && row->is_measured) add_gap(&run->costs, &run->gaps, run->now_s, run->now_s - row->last_s, 1);
+            if (row->emitted && row->is_measured) add_gap(&run->costs, &run->gaps, run->now_s - row->last_s, 1);
             run->requests[i].known_s = run->now_s;
             emit(run, row, i, 1);
         }

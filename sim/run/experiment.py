@@ -172,9 +172,9 @@ class Experiment:
         acceptances = self.resolved.acceptances
         return [AcceptanceDraws(acceptance, self.seed) for acceptance in acceptances] if len(acceptances) > 1 else []
 
-    def start(self, host: SpawningHost, requests: Sequence[Request], *, is_recorded: bool = False) -> Serving | Fleet:
-        """Start the policy and the arrivals of `requests` on `host`, in every replica. `is_recorded`: the memory over
-        time is noted, too. Raises ValueError for a request that never fits."""
+    def start(self, host: SpawningHost, requests: Sequence[Request]) -> Serving | Fleet:
+        """Start the policy and the arrivals of `requests` on `host`, in every replica. Raises ValueError for a request
+        that never fits."""
         resolved, devices = self.resolved, self.scenario.devices
         pool = resolved.new_pool()
         self._check_they_fit(requests, pool)
@@ -199,8 +199,6 @@ class Experiment:
             )
             for member in served.servings:
                 self._start_policy(host, member)
-        if is_recorded:
-            served.kv.held.series = []
         host.spawn(served.arrivals())
         return served
 
@@ -237,7 +235,6 @@ class Experiment:
             measured=self.scenario.workload.measured(len(requests)),
             kv_bytes_per_token=resolved.kv_bytes_per_token,
             plans_ahead=resolved.limits.async_scheduling,
-            gaps=account and account.gaps,
             on_finished=account and account.on_finished,
         )
 
@@ -280,7 +277,6 @@ class Experiment:
             caps=msgspec.structs.asdict(resolved.caps),
             partition=resolved.partition,
             works=accounts.works,
-            kv_series=kv.held.series or [],
             weight_bytes=devices.count * resolved.weight_bytes,
             kv_bytes_per_token=sum(
                 kv_bytes_per_token(shape, resolved.profile.tensor_parallel) for shape in resolved.models

@@ -218,7 +218,7 @@ def run_recorded(
     """
     works: list[WorkRecord] = []
     host = build(lambda ticket: works.append(work_record(ticket)))
-    serving = experiment.start(host, requests, is_recorded=True)
+    serving = experiment.start(host, requests)
     host.run_until(experiment.scenario.window.stop_s if stop_s is None else stop_s)
     if stop_s is None:
         experiment.check_served(serving)

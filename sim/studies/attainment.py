@@ -24,10 +24,9 @@ from sim.compare.side_by_side import cost_source, mean_of
 from sim.compare.verdict import Interval
 from sim.costs.profile import Profile
 from sim.draws import child_seed
-from sim.metrics.price import Price
 from sim.metrics.stats import interval_95
 from sim.metrics.summary import Run, number
-from sim.run.resolve import Resolved, resolve_all
+from sim.run.resolve import resolve_all
 from sim.run.scenario import Scenario, to_plain
 from sim.studies.answer import Answer, Stated
 from sim.studies.cost_draws import DEFAULT_DRAWS, cost_draws, covers, interval_90
@@ -109,7 +108,7 @@ def highest_load(
     *,
     share: float = DEFAULT_SHARE,
     target_rate: float | None = None,
-    price: Price | None = None,
+    price: float | None = None,
     draws: int | None = None,
     near: float | None = None,
     workers: int | None = None,
@@ -120,22 +119,21 @@ def highest_load(
 
     With `draws` of 0 costs and acceptance are taken as given; by default there are DEFAULT_DRAWS, or none where the
     drafts have several models, of whose errors nothing is known. With `near`, a load that is known to be close, the
-    search is brief and leaves the interval of the load as wide as a few replications make it. Raises ValueError for a
-    scenario without SLOs, and for a price that does not say whose it is.
+    search is brief and leaves the interval of the load as wide as a few replications make it. `price` is in dollars per
+    hour of a GPU. Raises ValueError for a scenario without SLOs.
     """
     if not has_slo(scenario):
         raise ValueError("capacity: no SLO given; want some of --goodput ttft:MS tpot:MS e2el:MS")
     if draws is None:
         draws = 0 if scenario.speculation.drafts else DEFAULT_DRAWS
     policies = [with_length(one, REQUESTS) for one in resolve_all(scenario, profile)]
-    prices = [None if price is None else _usd_per_h(price, one) for one in policies]
     runner = Runner(workers, on_done)
     is_counted = isinstance(scenario.workload.num_prompts, int) or is_trace(scenario.workload)
     alone = [one.changed(policy=(one.policy.name,), replications=1, devices={"count": 1}) for one in policies]
     searches = [LoadSearch(one, share, is_counted=is_counted, near=near) for one in alone]
     answers = [
-        _OfPolicy(search, draws, target_rate, usd_per_h, runner)
-        for search, usd_per_h in zip(searches, prices, strict=True)
+        _OfPolicy(search, draws, target_rate, None if price is None else price * search.resolved.group_gpus, runner)
+        for search in searches
     ]
     highest = [answer.highest for answer in answers]
     return Attainment(
@@ -231,12 +229,6 @@ class _OfPolicy:
         if self._usd_per_h is None or not output_tokens_per_s:
             return None
         return self._usd_per_h * count / (output_tokens_per_s * 3600.0) * 1e6
-
-
-def _usd_per_h(price: Price, resolved: Resolved) -> float:
-    """Price of a replica; of a profile of one rank of several, that rank's part."""
-    profile = resolved.profile
-    return price.of_replica(resolved.group_gpus * profile.data_parallel) / profile.data_parallel
 
 
 def _mean(runs: Sequence[Run], metric: str) -> float | None:

@@ -284,23 +284,6 @@ def _nearest(profile: Profile, asked: Question) -> tuple[str, list[str]]:
     return _named(cell for cell in ranked if _differs(cell, gpu, model, asked) == differs), differs
 
 
-def shortened(lines: Sequence[str]) -> str:
-    """The first of `evidence` in short, without loads and source: what was not measured before what was.
-
-    >>> shortened(["measured nearest: gh200, vllm-0.23, apertus-8b, eagle3, K = 3, 8 in flight: TPOT +2.1 % (1 cell)"])
-    'measured nearest: apertus-8b on gh200, vllm-0.23, eagle3: TPOT +2.1 %'
-    """
-    line = next((line for line in lines if line.startswith(UNMEASURED)), lines[0])
-    head, _, cells = line.rpartition(" (")[0].partition(
-        ": " if line.startswith(MEASURED) else f"{NEAREST} with another "
-    )
-    is_near = line.startswith(MEASURED)
-    where, _, errors = (cells if is_near else cells.partition(": ")[2]).partition(" in flight: ")
-    gpu, engine, model, method, *_ = where.split(", ")
-    text = f"{model} on {gpu}, {engine}, {method}: {errors.replace(MEAN_SIZE, 'off by')}"
-    return f"{head}: {text}" if is_near else f"{UNMEASURED}; simulated against the nearest, {text}"
-
-
 def _loads(questions: Sequence[Question]) -> str:
     """`no speculation, 2 in flight; draft_model, 1 and 5 in flight`: methods, each with the loads asked about."""
     loads: dict[str, set[tuple[int, int]]] = {}

@@ -482,7 +482,7 @@ def samples(folder: Path) -> dict[str, Sample]:
         "metrics": of_production("after.txt", metrics(30, 120), *looks, before__txt=metrics(10, 40)),
         "measured levels": read_by("m.json", MEASURED, *levels, every=4),
         "served run": Sample("run.json", SERVED_RUN.encode(), (("check", "{}"),)),
-        "summary": part(made, "summary.json", ("report", "{folder}", "--figures", "{folder}/f")),
+        "summary": part(made, "summary.json", ("check", "{}")),
         "replay summary": replay_part("summary.json"),
         "replay scenario": replay_part("scenario.yaml"),
         "replay requests": replay_part("requests.parquet"),

@@ -145,9 +145,6 @@ MISUSES: dict[str, tuple[Callable[[], object], str]] = {
     "a coroutine that breaks": (lambda: scheduling(build=breaking), "policy 'mine': KeyError: 'inside'"),
     "a coroutine that awaits nothing": (lambda: scheduling(build=awaiting), "policy 'mine': TypeError"),
     "a policy by its name": (lambda: lanesim.register("pd"), "'pd' is not a lanesim.Policy"),  # type: ignore[arg-type]
-    "a percentile above 100": (lambda: comparing(percentiles=(50, 101)), "percentiles: 101"),
-    "a percentile that is NaN": (lambda: comparing(percentiles=(np.nan,)), "percentiles: nan"),
-    "percentiles in a text": (lambda: comparing(percentiles="99"), "percentiles='99': want a list"),
     "a seed that is an index": (lambda: comparing(seed=Counted()), "seed: expected `int`"),
     "concurrencies that are no numbers": (
         lambda: lanesim.tune(concurrencies=np.array([1.5]), **TUNED),

@@ -31,7 +31,7 @@ from sim.devices.link import link_of
 from sim.engine.adaptive_length import Band, SglangAdaptive
 from sim.engine.controllers import build_controller
 from sim.engine.draft_length import ByBatch
-from sim.metrics.price import GPU, REPLICA, Price
+from sim.metrics.price import usd_per_gpu_h
 from sim.policies.registry import PolicyOptions
 from sim.run.resolve import resolve, resolve_all
 from sim.run.scenario import Scenario
@@ -417,10 +417,8 @@ CHOICES: list[tuple[Callable[[], object], str]] = [
     *((lambda keys=keys: SglangAdaptive(1, {key: Band(candidate_steps=(1,)) for key in keys}), "batch size")
       for keys in ("0", "x", "")),
     (lambda: build_controller("goodput", 4), "needs what a round costs"),
-    *((lambda text=text: Price.of_text(text), f"--price {text!r}: want dollars per hour of a GPU or of a replica")
-      for text in ("", "cheap", "-1/h", "inf/h", "nan", "3.5/", "3.5/day", "3.5/GPU-h", "3.5/h/h")),
-    (lambda: Price(3.5, None).of_replica(2), "a replica has 2 GPUs here; write 3.5/gpu-h or 3.5/replica-h"),
-    (lambda: Price(7.0, REPLICA).of_gpu(), f"--price 7/replica-h: want it per GPU here, such as 3.5/{GPU}"),
+    *((lambda text=text: usd_per_gpu_h(text), f"--price {text!r}: want dollars per hour of one GPU, such as 3.5/gpu-h")
+      for text in ("", "cheap", "-1/gpu-h", "inf/gpu-h", "nan/gpu-h", "3.5", "3.5/h", "7/replica-h", "3.5/GPU-h")),
     (lambda: build_requests(Workload(), -1), "seed=-1 must be at least 0"),
     (lambda: Sharing(num_prefixes=2), "num_prefixes=2: prompts without prefix_len have none"),
     (lambda: reblocked([(0,)], 16, 24, "t"), "blocks of 16 tokens, which engine.block_size=24 neither"),

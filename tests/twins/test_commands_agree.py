@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 import lanesim
 from sim.costs.profile import KindError, Profile
+from sim.report.store_points import read_points
 from sim.studies.plan.candidate_ranking import Candidate
 from sim.studies.plan.search import plan
 from tests.twins.drawn import PAIR, PAIRS, TABLE, TINY, constants, questions, several
@@ -222,7 +223,7 @@ def test_pairs_of_a_store_are_pairs_of_a_comparison(asked: Asked) -> Pair:
         grid = {"scenario": nested(asked), "replications": 3}
         (place / "grid.yaml").write_text(yaml.safe_dump(grid))
         said("sweep", str(place / "grid.yaml"), "--out", str(place / "store"), "--workers", "1")
-        frame = lanesim.paired(place / "store", base=asked["policy"][0], metrics=("mean_e2el_ms",))
+        frame = read_points(place / "store").paired("policy", "mean_e2el_ms", asked["policy"][0])
     rows = {row["policy"]: row["change_pct"] for _, row in frame.iterrows()}
     found = runs({**asked, "replications": 3})
     by_policy = {name: [run["mean_e2el_ms"] for run in found if run["policy"] == name] for name in asked["policy"]}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from math import inf
 from typing import Any
 
 import pyarrow.parquet as parquet
@@ -53,11 +54,11 @@ FEW = st.sampled_from(("autoregressive", "continuous"))
 @twin(questions(profiles=(SPLIT,), policy=st.just("autoregressive"), **CAPACITY), rel=1e-9, share=0.05)
 def test_dollars_follow_the_price_and_a_replica_of_two_gpus_costs_two(asked: Asked) -> Pair:
     own = {name: value for name, value in asked.items() if name not in ("num-speculative-tokens", "acceptance")}
-    prices = ("2/gpu-h", "4/replica-h", "6/gpu-h")
-    usd = [
-        answer("capacity", {**own, "price": price})["highest"][0]["usd_per_million_tokens"] or 0.0 for price in prices
-    ]
-    return Pair([3.0 * usd[0], usd[0]], [usd[2], usd[1]])
+    (two,), (six,) = (answer("capacity", {**own, "price": f"{usd}/gpu-h"})["highest"] for usd in (2, 6))
+    million_per_h = 3600.0 * (two["output_tokens_per_s"] or inf) / 1e6
+    return Pair(
+        [4.0 / million_per_h, 12.0 / million_per_h], [each["usd_per_million_tokens"] or 0.0 for each in (two, six)]
+    )
 
 
 # -- loops and loads

@@ -24,7 +24,7 @@ from sim.costs.profile import Profile
 from sim.costs.profile_files import load, shipped
 from sim.drafters.registry import HEADS, LOOKED_UP, drafter_named
 from sim.files.json_values import Json, read_json
-from sim.metrics.price import GPU, Price
+from sim.metrics.price import usd_per_gpu_h
 from sim.run.forecast import StepForecast
 from sim.run.resolve import resolve
 from sim.run.scenario import Scenario, parse_scenario
@@ -39,13 +39,7 @@ def planned(flags: PlanFlags, bounds_ms: dict[str, float], on_step: OnDone) -> R
     from calibrate.importers.aiconfigurator.deployment import tables_of
     from calibrate.importers.plan_candidates import scaled_from
 
-    price, began_s = None, time.monotonic()
-    if flags.price is not None:
-        one = Price.of_text(flags.price)
-        if one.of != GPU:
-            # Replicas differ in their GPUs here.
-            raise ValueError(f"--price {flags.price!r}: want dollars per hour of one GPU, such as 3.5/{GPU}")
-        price = one.usd_per_h
+    price, began_s = usd_per_gpu_h(flags.price), time.monotonic()
 
     def rank(ranking: Sequence[Ranked]) -> None:
         rows = [

@@ -1,4 +1,4 @@
-"""Figures of comparisons: latency distributions, where a request's time goes, throughput against latency.
+"""Figures of a comparison: latency distributions, and what runs when.
 
 Imports seaborn; only called where figures were requested. Not here: the numbers (sim.metrics.summary), and timelines of
 single works (sim.report.pictures.work_figures).
@@ -11,20 +11,17 @@ from pathlib import Path
 
 from sim.compare.side_by_side import Comparison
 from sim.interface.request import Request
-from sim.metrics.breakdown import PHASES
 from sim.metrics.records import RunRecord
 from sim.metrics.stats import Floats
 from sim.metrics.summary import latencies_s
-from sim.report.pictures.panels import COLOURS, PAPER, headline, panel, save_and_close, set_log_scale, set_theme
-from sim.report.pictures.work_figures import KIND_COLOURS, draw_timelines
+from sim.report.pictures.panels import COLOURS, headline, panel, save_and_close, set_log_scale, set_theme
+from sim.report.pictures.work_figures import draw_timelines
 
 TITLES = {"ttft": "TTFT (ms)", "tpot": "TPOT (ms)", "e2el": "E2EL (ms)"}
-MEANS = {"mean_ttft_ms": "mean TTFT (ms)", "mean_e2el_ms": "mean E2EL (ms)"}
-PHASE_COLOURS = KIND_COLOURS | {"queue": "#8c8c8c", "transfer": KIND_COLOURS["copy"], "waiting": "#d0d0d0"}
 
 
 def draw_comparison(directory: Path, result: Comparison, records: Sequence[RunRecord]) -> None:
-    """latency_cdf.png over all replications; breakdown.png and timeline.png of the first requests of each policy.
+    """latency_cdf.png over all replications, and timeline.png of the first requests of each policy.
 
     Raises ValueError without the plotting libraries.
     """
@@ -40,7 +37,6 @@ def draw_comparison(directory: Path, result: Comparison, records: Sequence[RunRe
     draw_cdfs(directory / "latency_cdf.png", title, {name: latencies_s(each) for name, each in finished.items()})
     if recorded := [record for record in records if record.works]:
         draw_timelines(directory / "timeline.png", title, recorded)
-        _draw_phases(directory / "breakdown.png", title, result)
 
 
 def draw_cdfs(path: Path, title: str, sides: Mapping[str, Mapping[str, Floats]]) -> None:
@@ -66,59 +62,4 @@ def draw_cdfs(path: Path, title: str, sides: Mapping[str, Mapping[str, Floats]])
         set_log_scale(axis, "x")
         panel(axis, x=label, y="share of requests")
     headline(grid.figure, f"Share of requests within a latency\n{title}")
-    save_and_close(grid.figure, path)
-
-
-def _draw_phases(path: Path, title: str, result: Comparison) -> None:
-    """Mean seconds per request by policy and phase, one bar per policy, of requests whose works are recorded."""
-    import pandas as pd
-
-    runs = [(run["policy"], run["phases_ms"]) for run in result.runs if isinstance(run["phases_ms"], dict)]
-    table = (
-        pd.DataFrame([phases for _, phases in runs], index=[policy for policy, _ in runs]).dropna(how="all").fillna(0.0)
-        / 1e3
-    )
-    means = table.groupby(level=0, sort=False).mean()[list(PHASES)]
-    means = means.loc[:, means.any()]
-    size = 11.0, 1.2 + 0.42 * len(means)
-    axis = means.plot.barh(stacked=True, color=PHASE_COLOURS, figsize=size, edgecolor=PAPER, width=0.8)
-    axis.invert_yaxis()
-    axis.grid(axis="y", visible=False)
-    axis.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False)
-    panel(axis, x="mean seconds per request")
-    headline(axis.figure, f"Where a request's time goes\n{title}")
-    save_and_close(axis.figure, path)
-
-
-def draw_throughput_latency(path: Path, results: Sequence[Comparison]) -> None:
-    """Output throughput against mean TTFT and mean E2EL, a line per policy and profile through the loads of `results`.
-
-    Hollow points are overloaded runs, whose latencies depend on their length.
-    """
-    import pandas as pd
-    import seaborn
-
-    set_theme()
-    rows = [
-        {"policy": row.policy, "profile": result.profile.name, "metric": label, "value": row.mean[key],
-         "output": row.mean["output_throughput"], "unstable": row.unstable}
-        for result in results for row in result.policies for key, label in MEANS.items() if row.mean[key] is not None
-    ]  # fmt: skip
-    table = pd.DataFrame(rows).sort_values("output", kind="stable")
-    colours = dict(zip(dict.fromkeys(row["policy"] for row in rows), COLOURS * len(rows), strict=False))
-    grid = seaborn.relplot(
-        table, kind="line", x="output", y="value", hue="policy", style="profile", col="metric", palette=colours,
-        markers=True, errorbar=None, sort=False, height=3.6, aspect=1.3, facet_kws={"sharey": False},
-        col_order=list(MEANS.values()),
-    )  # fmt: skip
-    for label, axis in grid.axes_dict.items():
-        hollow = table[(table["metric"] == label) & table["unstable"]]
-        edges = [colours[policy] for policy in hollow["policy"]]
-        axis.scatter(hollow["output"], hollow["value"], s=36, facecolors=PAPER, edgecolors=edges, zorder=3)
-        set_log_scale(axis, "y")
-        panel(axis, x="output (tokens/s)", y=label)
-    of = "1 result" if len(results) == 1 else f"{len(results)} results"
-    profiles = table["profile"].unique()
-    whose = profiles[0] if len(profiles) == 1 else f"{len(profiles)} profiles"
-    headline(grid.figure, f"Mean TTFT and E2EL against throughput, {of}; hollow: overloaded\n{whose}")
     save_and_close(grid.figure, path)

@@ -105,10 +105,9 @@ class Store:
         packed = [(row["key"], row.get("error") is not None, zlib.compress(msgspec.json.encode(row))) for row in rows]
         self._write(ADD, packed)
 
-    def keys(self, *, with_failed: bool = True) -> frozenset[str]:
-        """Keys of all rows, or only of those that did not fail."""
-        which = "" if with_failed else " WHERE NOT failed"
-        return frozenset(key for (key,) in self._read(f"SELECT key FROM rows{which}"))
+    def keys(self) -> frozenset[str]:
+        """Keys of the rows that did not fail."""
+        return frozenset(key for (key,) in self._read("SELECT key FROM rows WHERE NOT failed"))
 
     def rows(self) -> list[Row]:
         """All rows, ordered by key."""

@@ -138,12 +138,10 @@ def sweep(
     *,
     workers: int | None = None,
     executor: Executor | None = None,
-    retries_failed: bool = False,
     on_done: OnDone = lambda stage, done, total: None,
 ) -> Swept:
-    """Run what `store` does not have of a grid; `on_done` hears ("simulating", how many runs there are, of how many).
-
-    With `retries_failed` points that failed are run again. Raises ValueError where rows cannot be written.
+    """Run what `store` does not have of a grid, or what failed; `on_done` hears ("simulating", how many runs there are,
+    of how many). Raises ValueError where rows cannot be written.
     """
     _check_sources(plan.grid)
     store.begin(plan.grid.source, plan.grid.keys)
@@ -153,7 +151,7 @@ def sweep(
     written_s = -inf
     count = default_workers() if workers is None else workers
     with started(count, uses=plan.uses, executor=executor) as pool:
-        known = store.keys(with_failed=not retries_failed)
+        known = store.keys()
         missing = plan.num_missing(known)
         on_done("simulating", 0, missing)
         try:

@@ -23,10 +23,10 @@ PAIR = "h100-sxm/llama-2-7b+tinyllama-1.1b"
 READ = {
     *("acceptance", "api_key_env", "attention", "bench_json", "columns", "concurrencies", "contexts"),
     *("dataset_name", "dataset_path", "draft", "draft_weights", "dtype", "engine", "from_", "goodput", "gpu"),
-    *("grid", "kv_dtype", "lengths", "levels", "log", "metric_percentiles", "metrics_after", "metrics_before"),
+    *("grid", "kv_dtype", "lengths", "levels", "log", "metrics_after", "metrics_before"),
     *("metrics", "restart", "serve"),
     *("method", "model", "names", "num_prompts", "pair", "paths", "policy", "price", "profile", "prompts", "requests"),
-    *("scenario", "series", "set", "vary", "sources", "speculative_config", "target", "target_weights", "weights"),
+    *("scenario", "series", "set", "store", "vary", "speculative_config", "target", "target_weights", "weights"),
     *("steps", "where", "words"),
 }
 """Parameters of text that name nothing which is written; every other one is an output."""
@@ -42,7 +42,7 @@ OUTPUTS: dict[tuple[str, str], str] = {
     ("check", "--json"): "check x.csv --json there",
     ("capacity", "--json"): f"capacity --profile {{pair}} --policy pd {SLO} --json there",
     ("tune", "--json"): "tune --profile {pair} --json there",
-    ("report", "--figures"): "report r --figures figures",
+    ("report", "--figures"): "report s --figures figures",
     ("calibrate measure", "--out"): "calibrate measure --device cpu --target tiny-target --out there.json",
     (
         "calibrate import",
@@ -66,7 +66,6 @@ UNNAMED = {
     "result of a fit": "validate http://localhost:1 --fit-only --profile {pair} --json there",
     "levels beside a profile": "validate http://localhost:1 --fit-only --profile {pair} --out new.json",
     "levels of no profile": "validate http://localhost:1 --fit-only --profile {pair}",
-    "a figure over directories": "report r --figures figures",
     "pictures of a store": "report s --figures figures",
 }
 """Outputs that a command names by itself, and those of further forms of `validate`."""

@@ -79,7 +79,6 @@ def test_results_hold_scenario_summary_tables_trace_and_pictures(tmp_path: Path)
     out = tmp_path / "results"
     assert run(compare("--policy", "pd", "--policy", "continuous", "--out", str(out), "--plots")) == 0
     assert sorted(path.name for path in out.iterdir()) == [
-        "breakdown.png",
         "latency_cdf.png",
         "requests.parquet",
         "scenario.yaml",

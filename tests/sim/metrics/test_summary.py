@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from math import nan
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,7 @@ import pytest
 from sim.engine.time_series import GapSamples
 from sim.interface.request import Request
 from sim.interface.request_columns import Requests
-from sim.metrics.records import RunRecord, StreamUsage, WorkRecord
+from sim.metrics.records import RunRecord, StreamUsage
 from sim.metrics.summary import detailed, summarise
 
 
@@ -115,9 +114,6 @@ def record(**changes: Any) -> RunRecord:
     return replace(whole, **changes)
 
 
-NO_PHASES = dict.fromkeys(("queue", "prefill", "draft", "verify", "transfer", "waiting"))
-
-
 def flat(result: dict[str, Any]) -> dict[str, Any]:
     """Dictionaries within `result` told as key.key."""
     parts = [
@@ -166,7 +162,6 @@ def test_every_key_of_a_summary() -> None:
             "output_throughput_per_gpu": 18 / 40 / 2,
             "total_token_throughput": 1018 / 40,
             "effective_requests": 4 * 153.5 / (2 * 84.5),
-            **{f"phases_ms.{phase}": None for phase in NO_PHASES},
             "slo_attainment.ttft_ms": 2 / 4,
             "slo_attainment.tpot_ms": 2 / 4,
             "slo_attainment.all": 1 / 4,
@@ -231,7 +226,6 @@ def test_a_run_in_which_nothing_happened_has_every_key_and_nothing_where_there_i
         "caps": {"max_num_seqs": 256, "verify_batch": None},
         "partition": {"prefill": 0.4, "decode": 0.6},
         "num_gpus": 2,
-        "phases_ms": NO_PHASES,
         "slo_attainment": {"ttft_ms": None, "all": None},
         "weight_gb": 15.0,
     }
@@ -361,59 +355,3 @@ def test_the_details_of_every_request() -> None:
         "tpots": [1, None, 2, None, 1, 3, None],
         "e2els": [12, None, 10, 3, 5, 34, None],
     }
-
-
-def work(kind: str, submitted_s: float, ready_s: float, *indices: int) -> WorkRecord:
-    return WorkRecord(
-        kind=kind,
-        model="target",
-        stream="gpu",
-        device="0",
-        submitted_s=submitted_s,
-        issue_start_s=nan,
-        issued_s=nan,
-        start_s=submitted_s,
-        end_s=nan,
-        ready_s=ready_s,
-        rows=1,
-        row_tokens=1,
-        context_tokens=0,
-        chunk_tokens=0,
-        draft_tokens=0,
-        is_cancelled=False,
-        requests=indices,
-    )
-
-
-def test_the_phases_of_two_requests_in_lanes() -> None:
-    """Request 0 waits 1 s, is prefilled for 3, sent for 2, drafted for 1, waits 1, verified for 2. Request 1 waits 3 s,
-    is prefilled for 4, waits 2, verified for 3, of which the last second comes after its last token."""
-    done = [asked(0, (0, 1, 4, 10), (10, 2)), asked(1, (1, 4, 8, 12), (10, 2)), asked(2, (2, 5, 6, 7), (10, 9))]
-    done[2].emitted_tokens = 3
-    works = [
-        work("verify", 10, 13, 1),
-        work("prefill", 1, 4, 0),
-        work("prefill", 4, 8, 1, 1),
-        work("copy", 4, 6, 0),
-        work("draft", 5, 7, 0),
-        work("verify", 8, 10, 0, 2),
-    ]
-    phases_ms = summarise(record(requests=done, works=works))["phases_ms"]
-    assert phases_ms == pytest.approx(
-        {
-            "queue": (1 + 3) / 2 * 1000,
-            "prefill": (3 + 4) / 2 * 1000,
-            "draft": 1 / 2 * 1000,
-            "verify": (2 + 2) / 2 * 1000,
-            "transfer": 2 / 2 * 1000,
-            "waiting": (1 + 2) / 2 * 1000,
-        }
-    )
-
-
-def test_a_step_is_prefill_until_the_first_token_and_verify_after_it() -> None:
-    """A step of 2 s, one of 3 s that brings the first token, and one of 4 s."""
-    done = [asked(0, (0, 0, 5, 9), (10, 2))]
-    works = [work("step", 0, 2, 0), work("step", 2, 5, 0), work("step", 5, 9, 0)]
-    phases_ms = summarise(record(requests=done, works=works))["phases_ms"]
-    assert (phases_ms["prefill"], phases_ms["verify"], phases_ms["waiting"]) == (5000.0, 4000.0, 0.0)

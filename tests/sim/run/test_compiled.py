@@ -225,6 +225,14 @@ def test_what_engines_wait_for_is_the_same_in_the_core(rules: dict[str, Any]) ->
     assert_same_in_python(Scenario.of(policy="continuous", **given | rules), 0)
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_gaps_of_replicas_that_end_a_step_at_the_same_instant_are_the_same_in_the_core() -> None:
+    given = {"num_prompts": 300, "request_rate": inf, "input_len": 1, "output_len": 60, "dataset_name": "fixed"}
+    given |= {"engine.name": "ideal", "max_num_seqs": 8, "max_num_batched_tokens": 512, "devices.count": 3}
+    given |= {"engine.async_scheduling": False, "num_speculative_tokens": 2}
+    assert_same_in_python(Scenario.of(profile="h200-sxm/gpt-oss-120b+eagle3", policy="continuous", **given), 180)
+
+
 @pytest.mark.parametrize(
     ("reason", "settings"),
     [

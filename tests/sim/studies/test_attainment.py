@@ -16,7 +16,6 @@ from sim.compare.point_runs import attained_share
 from sim.costs.profile import SERVED_KINDS, KindError, Profile
 from sim.costs.profile_files import load
 from sim.draws import child_seed
-from sim.metrics.price import Price
 from sim.metrics.summary import summarise
 from sim.run.resolve import resolve
 from sim.run.scenario import Scenario, to_plain
@@ -121,9 +120,7 @@ def three_services() -> Scenario:
 @cache
 def found_for_a_rate() -> Attainment:
     """One answer that several tests read: 1.2 replicas' throughput, priced, in ten draws."""
-    return highest_load(
-        three_services(), load(PROFILE), target_rate=1.2 / service_s(), price=Price(2.0, None), draws=10, workers=1
-    )
+    return highest_load(three_services(), load(PROFILE), target_rate=1.2 / service_s(), price=2.0, draws=10, workers=1)
 
 
 def fleet_share(replicas: int, routing: str, rate: float, bound_ms: float, profile: Profile | None = None) -> float:
@@ -141,8 +138,7 @@ def fleet_share(replicas: int, routing: str, rate: float, bound_ms: float, profi
 def test_the_recommended_replicas_meet_the_slo_under_the_scenarios_routing_and_one_fewer_does_not(routing: str) -> None:
     bound_ms, rate = 3e3 * service_s(), 1.2 / service_s()
     scenario = Scenario.of(to_plain(three_services()), **{"devices.routing": routing})
-    price = Price(2.0, None)
-    found = highest_load(scenario, load(PROFILE), target_rate=rate, price=price, draws=0, workers=1)
+    found = highest_load(scenario, load(PROFILE), target_rate=rate, price=2.0, draws=0, workers=1)
     (fleet,) = found.fleets
     assert fleet.routing == routing
     assert fleet.replicas is not None

@@ -13,7 +13,6 @@ import pytest
 from sim.cli.main import run
 from sim.compare.capacity import Capacity, Saturation, load_of
 from sim.costs.profile_files import load
-from sim.metrics.price import Price
 from sim.run.resolve import resolve
 from sim.run.scenario import Scenario
 from sim.studies.attainment import highest_load
@@ -142,7 +141,7 @@ def test_tokens_and_prices_of_a_rate_are_of_the_requests_among_it_that_are_serve
             scenario(**mixed(tmp_path, rejected), **loose),
             load(PROFILE),
             draws=0,
-            price=Price.of_text("3.6/gpu-h"),
+            price=3.6,
             near=1.0,
             workers=1,
         ).highest[0]
