@@ -63,6 +63,9 @@ def documented() -> list[str]:
     found = []
     for page in ("README.md", "docs/guide.md"):
         text = (ROOT / page).read_text().replace("\\\n", " ")
+        text = text.replace("DRAFT", "meta-llama/Llama-3.2-1B-Instruct").replace(
+            "MODEL", "meta-llama/Llama-3.1-8B-Instruct"
+        )
         found += re.findall(r"^(?:\$ )?(lanesim (?:compare|tune|capacity|profiles)\b.*)$", text, re.MULTILINE)
         found += re.findall(r"\| `(lanesim compare [^`]+)` \|", text)
     return sorted({line.partition(" #")[0].strip() for line in found if "http://" not in line})
