@@ -20,6 +20,7 @@ import lanesim
 from sim.compare.side_by_side import compare
 from sim.costs.engine_costs import ENGINES as ENGINE_FILES
 from sim.costs.profile_files import SHIPPED
+from sim.report.results import read_summary
 from sim.run.resolve import resolve_all
 from tests.twins.drawn import ENGINE, ENGINES, PAIR, PAIRS, TABLE, TINY, questions, several
 from tests.twins.twin import (
