@@ -18,8 +18,7 @@ import click
 from msgspec import Meta, Struct
 
 from calibrate.served.readers import READERS, ending_of, in_words, loads_of, told_by
-from sim.cli.console import claim, write_json
-from sim.cli.flags import ARGUMENT, JsonFile, Overwrite, command
+from sim.cli.flags import ARGUMENT, command
 from sim.cli.lazy import SOURCE
 from sim.files.json_values import convert, read_json, value_at
 from sim.workload.bench import KINDS, SIGNS
@@ -34,8 +33,6 @@ class CheckFlags(Struct, frozen=True, kw_only=True):
     """Flags of `lanesim check`."""
 
     paths: Annotated[tuple[Path, ...], ARGUMENT, Meta(title="FILE...")]
-    json: JsonFile = None
-    overwrite: Overwrite = False
 
 
 @command("check", CheckFlags, example="lanesim check scenario.yaml results/demo profile.json")
@@ -47,17 +44,12 @@ def check_command(flags: CheckFlags) -> None:
     tuned tables; logs (.log), looks at /metrics (.txt), benchmark results, measured levels and served runs of a server.
     The first one that is not sound ends the command with exit code 2.
     """
-    claim(files={"--json": flags.json}, inputs=flags.paths)
-    files = []
     meta = click.get_current_context().meta
     for path in flags.paths:
         meta[SOURCE] = str(path)
         kind, content = check_file(path)
-        files.append({"path": str(path), "kind": kind, "content": content})
-        if flags.json != "-":
-            print(f"{path}: {kind}: {content}")
+        print(f"{path}: {kind}: {content}")
     meta.pop(SOURCE)
-    write_json(flags.json, {"files": files})
 
 
 def check_file(path: Path) -> tuple[str, str]:

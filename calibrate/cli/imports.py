@@ -33,7 +33,6 @@ class ImportFlags(Struct, frozen=True, kw_only=True):
     weights: Annotated[str | None, "bf16, fp8, fp8-block, nvfp4, mxfp4 or int4; default: the config's own."] = None
     kv_dtype: Annotated[str | None, "KV cache in bf16 or fp8; default: the config's own, else bf16."] = None
     engine: Annotated[str, "Whose kernels: vllm, sglang or trtllm[-VERSION]."] = "vllm"
-    nccl: Annotated[bool, "All-reduces are NCCL's alone, as in TensorRT-LLM 1.0's dense models."] = False
     out: Annotated[Path, "Profile to write."]
     overwrite: Overwrite = False
 
@@ -72,7 +71,7 @@ def import_command(flags: ImportFlags) -> None:
             flags.gpu,
             in_kernel_format(target, flags.gpu),
             None if draft is None else in_kernel_format(draft, flags.gpu),
-            Deployment(flags.tp, flags.ep, flags.dp, name, version or None, has_nccl_alone=flags.nccl),
+            Deployment(flags.tp, flags.ep, flags.dp, name, version or None),
             source=revision,
         )
     except ImportError as error:

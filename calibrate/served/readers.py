@@ -114,6 +114,6 @@ def in_words(loads: list[ServedLoad]) -> str:
     """Loads and lengths of a file."""
     if not any(load.concurrency and load.measured for load in loads):
         return f"{sum(load.num_requests for load in loads)} requests"
-    at_once = ", ".join(f"{load.concurrency:.1f}" for load in loads)
+    at_once = ", ".join(f"{round(load.concurrency or 0.0, 1):g}" for load in loads)
     prompt_tokens, output_tokens = loads[0].lengths
     return f"{at_once} requests at once, {prompt_tokens:.0f} in, {output_tokens:.0f} out"

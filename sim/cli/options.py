@@ -40,12 +40,6 @@ class WorkloadFlags(Struct, frozen=True, kw_only=True):
     scenario: Annotated[Path | None, ARGUMENT, Meta(title="[MODEL|SCENARIO]")] = None
     policy: Annotated[tuple[str, ...], "Policy to run; repeat for several. [default: continuous]"] = ()
     profile: Annotated[tuple[str, ...], "Cost profile: gpu/target[+draft], or a path."] = ()
-    gpu: Annotated[str | None, "GPU that serves MODEL, such as h200."] = None
-    serve: Annotated[
-        str | None,
-        Meta(title="LINE"),
-        "What starts the server, as 'vllm serve MODEL ...' or SGLang's, instead of MODEL.",
-    ] = None
     input_len: Annotated[int | None, "Prompt tokens (implies fixed lengths)."] = None
     output_len: Annotated[int | None, "Output tokens (implies fixed lengths)."] = None
     set: Overrides = ()
@@ -54,6 +48,12 @@ class WorkloadFlags(Struct, frozen=True, kw_only=True):
 class ServedFlags(WorkloadFlags, frozen=True, kw_only=True):
     """And of those that simulate an engine, by SLOs."""
 
+    gpu: Annotated[str | None, "GPU that serves MODEL, such as h200."] = None
+    serve: Annotated[
+        str | None,
+        Meta(title="LINE"),
+        "What starts the server, as 'vllm serve MODEL ...' or SGLang's, instead of MODEL.",
+    ] = None
     method: Annotated[
         str | None,
         Meta(extra={"spelling": "--draft"}),
@@ -122,12 +122,13 @@ def gather(flags: WorkloadFlags, lists: dict[str, list[Json]] | None = None) -> 
         for name, value in speculation_of(given["speculative_config"]).items():
             set_dotted(raw, f"speculation.{name}", value)
     profiles = list(dict.fromkeys(flags.profile))
-    if flags.serve is not None:
-        profiles.append(_served_as(flags, given, raw))
+    gpu = given.get("gpu")
+    if given.get("serve") is not None:
+        profiles.append(_served_as(given, raw))
     elif flags.scenario is not None and is_model(flags.scenario):
-        profiles.append(profile_named(str(flags.scenario), flags.gpu))
-    elif flags.gpu is not None:
-        raise ValueError(f"--gpu {flags.gpu} goes with MODEL, such as `meta-llama/Llama-3.1-8B --gpu {flags.gpu}`")
+        profiles.append(profile_named(str(flags.scenario), gpu))
+    elif gpu is not None:
+        raise ValueError(f"--gpu {gpu} goes with MODEL, such as `meta-llama/Llama-3.1-8B --gpu {gpu}`")
     if given.get("method") is not None:
         profiles, given["method"] = with_drafter(profiles, given["method"])
     given["profile"] = profiles[0 if lists is not None else -1 :]
@@ -162,14 +163,13 @@ def drafts_with_a_drafter(raw: dict[str, Json]) -> dict[str, Json]:
     return raw
 
 
-def _served_as(flags: WorkloadFlags, given: dict[str, Any], raw: dict[str, Json]) -> str:
+def _served_as(given: dict[str, Any], raw: dict[str, Json]) -> str:
     """The profile of a server by the line that starts it, whose keys go into `raw` and whose drafter into `given`; with
     a note on what of the line was not read."""
     from sim.run.launch_line import launched
     from sim.run.scenario_file import set_dotted
 
-    assert flags.serve is not None
-    line = launched(flags.serve)
+    line = launched(given["serve"])
     for key, value in line.keys.items():
         set_dotted(raw, key, value)
     if given.get("method") is None:
@@ -177,9 +177,9 @@ def _served_as(flags: WorkloadFlags, given: dict[str, Any], raw: dict[str, Json]
     named = f"{line.model}, {', '.join(f'{key}={value}' for key, value in line.keys.items())}"
     left = f"; not read: {', '.join(line.unread)}" if line.unread else ""
     warnings.warn(f"--serve: simulated as {named}{left}", stacklevel=2)
-    if flags.gpu is None:
+    if given["gpu"] is None:
         raise ValueError("--serve says no GPU: want such as --gpu h200")
-    return profile_named(line.model, flags.gpu)
+    return profile_named(line.model, given["gpu"])
 
 
 def is_model(argument: Path) -> bool:

@@ -444,7 +444,9 @@ def costs_line(errors: Mapping[str, float | None]) -> str:
     """Held-out errors of whole passes."""
     stated = {kind: errors[kind] for kind in PASSES if kind in errors}
     known = [f"{kind} {'unknown' if value is None else f'{value:.1f} %'}" for kind, value in stated.items()]
-    return f"costs: held-out error {', '.join(known)}" if known else "costs: no error stated"
+    if not any(value is not None for value in stated.values()):
+        return "GPU times: no error was measured."
+    return f"GPU times: held-out error {', '.join(known)}"
 
 
 def _header(result: Varied) -> str:

@@ -34,6 +34,8 @@ class Said(NamedTuple):
     """Label and text."""
     details: Sequence[str | Table] = ()
     """On demand, as it stands."""
+    more: str = MORE
+    """Where the rest is."""
 
 
 def print_said(console: Console, said: Said, *, is_verbose: bool = False) -> None:
@@ -46,7 +48,7 @@ def print_said(console: Console, said: Said, *, is_verbose: bool = False) -> Non
             say(console, title, "")
         print_table(console, table)
     say(console, "")
-    for label, text in [*said.lines, *([] if is_verbose else [("more", MORE)])]:
+    for label, text in [*said.lines, *([] if is_verbose else [("more", said.more)])]:
         _labelled(console, label, text)
     for detail in said.details if is_verbose else ():
         if isinstance(detail, Table):

@@ -362,7 +362,8 @@ def _rented(answer: Rental, console: Console) -> Said:
     table = new_table(["replica"], titles, rows, box=None, padding=(0, 1), pad_edge=False)
     basis = [(SURE if place == 0 else "", line) for place, line in enumerate(filter(None, lines))]
     typed = [(START, answer.start), (CHECK, answer.check)]
-    return Said(answer.verdict, [("", table)], [*basis, *((label, line) for label, line in typed if line)])
+    labelled = [*basis, *((label, line) for label, line in typed if line)]
+    return Said(answer.verdict, [("", table)], labelled, more="--json FILE: everything.")
 
 
 def _deployment_cells(row: PlannedDeployment, answer: Rental, *, has_price: bool, has_energy: bool) -> list[str]:

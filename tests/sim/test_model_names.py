@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from sim.costs import profile_files
 from sim.costs.profile_files import UnknownProfile, load
 from sim.run.scenario import Scenario
 
@@ -32,8 +33,12 @@ def test_a_profile_is_found_under_the_names_of_its_parts(written: str, shipped: 
         ("mi300x/qwen3-32b", "no shipped profile is of a GPU 'mi300x'"),
     ],
 )
-def test_what_is_proposed_is_of_the_same_gpu_and_never_taken_for_it(written: str, proposed: str) -> None:
-    """Another degree of tensor parallelism is another profile; of two GPUs of a family neither is meant."""
+def test_what_is_proposed_is_of_the_same_gpu_and_never_taken_for_it(
+    written: str, proposed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where none can be made. Another degree of tensor parallelism is another profile, and of two GPUs of a family
+    neither is meant."""
+    monkeypatch.setattr(profile_files, "MAKER", "not_installed:profile")
     with pytest.raises(UnknownProfile) as error:
         load(written)
     assert proposed in str(error.value)

@@ -38,7 +38,6 @@ class PlanFlags(Struct, frozen=True, kw_only=True):
     num_speculative_tokens: Annotated[DraftTokens | None, "Longest to try."] = None
     engine: Annotated[str, "Whose kernels and overheads."] = "vllm-0.32"
     price: Price = None
-    energy: Annotated[bool, "Joules per output token, too."] = False
     gpus: Annotated[Gpus, "GPUs of a replica at most."] = 8
     tp: Annotated[Gpus | None, "Tensor parallel. [default: searched]"] = None
     ep: Annotated[Gpus | None, "Expert parallel. [default: searched]"] = None

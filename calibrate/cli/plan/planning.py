@@ -139,7 +139,6 @@ def _scenario(
         "workload": {"dataset_name": "fixed", "input_len": flags.input_len, "output_len": flags.output_len},
         "speculation": speculation,
         "goodput": {f"{name}_ms": bound for name, bound in bounds_ms.items()},
-        "energy": flags.energy,
     }
     return parse_scenario(raw), assumed
 

@@ -39,7 +39,6 @@ OUTPUTS: dict[tuple[str, str], str] = {
     ("sweep", "--out"): "sweep grid.yaml --out full",
     ("sweep", "--json"): "sweep grid.yaml --out new --json there",
     ("report", "--out"): "report s --out there",
-    ("check", "--json"): "check x.csv --json there",
     ("capacity", "--json"): f"capacity --profile {{pair}} --policy pd {SLO} --json there",
     ("tune", "--json"): "tune --profile {pair} --json there",
     ("report", "--figures"): "report s --figures figures",
@@ -171,7 +170,7 @@ def test_a_link_to_what_is_there_is_that(there: Path, capsys: pytest.CaptureFixt
 
 
 def test_what_is_written_anew_needs_consent_and_a_stream_none(there: Path) -> None:
-    line = f"check {SHIPPED_FILE} --json".split()
+    line = "compare --profile cpu/tiny --policy pd --num-prompts 2 --output-len 2 --request-rate 9 --json".split()
     assert run([*line, "new.json"]) == 0
     assert run([*line, "new.json"]) == 2
     assert run([*line, "new.json", "--overwrite"]) == 0

@@ -24,7 +24,6 @@ ARGUMENTS: dict[str, str] = {
     "own profile": "compare --profile p.json --policy pd --json p.json",
     "two outputs": "compare --profile {pair} --policy pd --out new --json new/summary.json",
     "profile": "calibrate derive --from p.json --gpu h200-sxm --out p.json",
-    "check": "check p.json --json p.json",
     "replay": "validate r --json r/summary.json",
     "cells": "validate cells x.csv --profile {pair} --json x.csv",
     "real run": "validate vllm --requests x.jsonl --profile {pair} --max-num-seqs 8 --max-num-batched-tokens 512 "

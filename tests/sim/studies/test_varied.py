@@ -130,7 +130,7 @@ TWICE = "is given as well: leave one out"
         ("prefix_cache=on,onn", (), "prefix_cache='onn': want on or off"),
         ("speculation=off,eagel3", (), "did you mean 'eagle3'?"),
         ("speculation=off,mtp", (), "has no such draft; pairs shipped: h100-sxm/llama-3.1-8b+eagle3"),
-        ("gpu=h100,b100", (), "no shipped profile is of a GPU 'b100'"),
+        ("gpu=h100,b100", (), "GPU 'b100'"),
         ("context=1k,1.0001k", (), "1.0001k: want a whole number of tokens, such as 1500 or 1.5k"),
         ("max_num_seq=4,64", (), "unknown key 'max_num_seq'; did you mean"),
         ("max_num_seqs=4,8", ("--set", "engine.max_num_seqs=16"), TWICE),
