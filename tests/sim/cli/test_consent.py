@@ -170,7 +170,8 @@ def test_a_link_to_what_is_there_is_that(there: Path, capsys: pytest.CaptureFixt
 
 
 def test_what_is_written_anew_needs_consent_and_a_stream_none(there: Path) -> None:
-    line = [*"compare --profile cpu/tiny --policy pd --num-prompts 2 --output-len 2".split(), "--request-rate", "9", "--json"]
+    few = ("--num-prompts", "2", "--output-len", "2", "--request-rate", "9")
+    line = ["compare", "--profile", "cpu/tiny", "--policy", "pd", *few, "--json"]
     assert run([*line, "new.json"]) == 0
     assert run([*line, "new.json"]) == 2
     assert run([*line, "new.json", "--overwrite"]) == 0
