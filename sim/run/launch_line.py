@@ -102,10 +102,7 @@ def _model(read: dict[str, str], unread: list[str]) -> str:
     name = _repository(read["model"])
     name += "-fp8" if read.get("weights") == "fp8" and "fp8" not in name.lower() else ""
     name += "-kv8" if read.get("kv", "").startswith("fp8") else ""
-    try:
-        tp, dp, spread = (int(read.get(degree) or 1) for degree in ("tp", "dp", "ep"))
-    except ValueError as error:
-        raise ValueError(f"--serve: a number of GPUs is no whole number ({error}); want such as -tp 2") from None
+    tp, dp, spread = (int(read.get(degree) or 1) for degree in ("tp", "dp", "ep"))
     if dp > 1 and "shares" in read:
         tp //= dp
     elif dp > 1 and "spreads" not in read:

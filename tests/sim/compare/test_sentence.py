@@ -112,8 +112,6 @@ def test_where_none_keeps_up_a_rate_is_named_that_all_can_serve() -> None:
     )
     one = verdict([served("continuous", loads["continuous"]), served("pdv")], pairs())
     assert "Try" not in one
-    much = Load(verdict=Verdict.OVERLOADED, rate_per_s=200.0, capacity_per_s=150.0, ci95=(150.0, 151.0))
-    assert "--request-rate 120. It" in verdict([served("pd", much)], [])
 
 
 def test_of_many_slower_policies_the_nearest_and_the_last_are_named() -> None:
