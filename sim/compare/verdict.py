@@ -306,7 +306,7 @@ def _not_steady(policies: Sequence[PolicySummary], steady: Sequence[PolicySummar
         text = _WHY.get(why, "no request is served")
         rates = [(row.load.rate_per_s, row.load.capacity_per_s) for row in rows]
         if why in (Verdict.OVERLOADED, Verdict.UNDECIDED) and all(None not in each for each in rates):
-            arriving, served = (sorted({digits(each[end] or 0.0) for each in rates}, key=float_of) for end in (0, 1))
+            arriving, served = (map(digits, sorted({each[end] or 0.0 for each in rates})) for end in (0, 1))
             text += f": {span(arriving)} requests/s arrive, {span(served)} are served"
         names = in_words([row.policy.removeprefix(UNSPOKEN) for row in rows])
         lines.append(f"{names} {'is' if len(rows) == 1 else 'are'} {text}." if why in _WHY else f"{names}: {text}.")
@@ -341,10 +341,6 @@ def _span(rows: Iterable[PolicySummary]) -> str:
 def digits(value: float) -> str:
     """Three digits that count; all before the point, thousands grouped."""
     return f"{value:,.0f}" if value >= 100.0 else f"{value:.3g}"
-
-
-def float_of(text: str) -> float:
-    return float(text.replace(",", ""))
 
 
 def _percent(value: float) -> str:
