@@ -313,7 +313,8 @@ def _not_steady(policies: Sequence[PolicySummary], steady: Sequence[PolicySummar
     floors = [row.load.ci95[0] for row in policies if row.load.verdict is Verdict.OVERLOADED and row.load.ci95]
     if floors and len(floors) == len(policies):
         who = {1: "It", 2: "Both"}.get(len(floors), "All")
-        lines.append(f"Try --request-rate {SERVED_SHARE * min(floors):.2g}. {who} can serve that.")
+        rate = float(f"{SERVED_SHARE * min(floors):.2g}")
+        lines.append(f"Try --request-rate {rate:g}. {who} can serve that.")
     return lines
 
 

@@ -9,7 +9,6 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import singledispatch
-from typing import NamedTuple
 
 from rich.console import Console
 from rich.table import Table
@@ -33,6 +32,7 @@ from sim.studies.tune import IDLE, ContextTuning, Tuning
 MAX_ROWS, MAX_NOTES = 3, 3
 """Rows and notes that a plan shows, more rows where more were simulated in draws; the others are in the JSON."""
 NONE = "–"
+Lines = list[tuple[str, str]]
 Answered = Stated | Comparison | Varied
 """Answers that commands print."""
 
@@ -52,23 +52,16 @@ said_of.register(Comparison, said_comparison)
 said_of.register(Varied, said_varied)
 
 
-def _basis(answer: Stated, ranges: str, details: Sequence[str], notes: Sequence[str]) -> Basis:
+def _basis(answer: Stated, ranges: str, details: Sequence[str], notes: Sequence[str]) -> tuple[Lines, list[str]]:
     """How sure an answer is, in short and on demand; `ranges` names the intervals over draws."""
     if answer.costs is None:
-        return Basis([], details)
+        return [], list(details)
     over = f"{ranges} {answer.draws} variations of GPU times and acceptance" if answer.draws else ""
     lines = [(SURE, costs_line(answer.costs.errors)), ("", over)]
     lines += [(ASSUMED, note) for note in notes[:1]]
     more = [f"{ranges} {answer.draws} {answer.covers}"] if answer.draws else []
     more += [f"costs: {answer.costs.source}", *(f"note: {note}" for note in notes), *answer.evidence]
-    return Basis([(label, text) for label, text in lines if text], [*details, *more])
-
-
-class Basis(NamedTuple):
-    """What an answer rests on."""
-
-    lines: Sequence[tuple[str, str]]
-    details: Sequence[str]
+    return [(label, text) for label, text in lines if text], [*details, *more]
 
 
 def _sentences(parts: Iterable[str]) -> str:
@@ -95,14 +88,14 @@ def _tuned(answer: Tuning, console: Console) -> Said:
     bands = lines.sglang_adaptive_config
     start = [(START, lines.start), ("", bands and f"speculative_adaptive.json: {json.dumps(bands)}")]
     notes = [*lines.notes, *(note for note in answer.notes[bool(answer.change) :] if not note.startswith(IDLE))]
-    basis = _basis(answer, "Intervals: 5 to 95 % of", details, notes)
+    basis, more = _basis(answer, "Intervals: 5 to 95 % of", details, notes)
     asked = [(ASSUMED, note) for note in answer.notes[: bool(answer.change)]]
     missing = [("", f"Not simulated: {line}") for line in answer.not_simulated]
     return Said(
         tuning_sentence(answer),
         [(f"{answer.objective} against no speculation, by draft length K", table)],
-        [*basis.lines, *asked, *missing, *((label, line) for label, line in start if line and not is_left(answer))],
-        basis.details,
+        [*basis, *asked, *missing, *((label, line) for label, line in start if line and not is_left(answer))],
+        more,
     )
 
 
@@ -238,13 +231,13 @@ def _by_context(answer: ContextTuning, console: Console) -> Said:
         table.add_row(*row)
     mean, without = _share(answer.regret), _share(answer.regret_without)
     lost = f"a table for each context loses {mean} of {answer.objective} against the best length, one for all {without}"
-    basis = _basis(answer, "Regrets: mean over", [], [])
+    basis, more = _basis(answer, "Regrets: mean over", [], [])
     table_line = f"num_speculative_tokens_per_batch_size, as vllm#48627 proposes it: {json.dumps(answer.k_table)}"
     return Said(
         _sentences([*(f"{each.prompt_tokens} tokens: {each.verdict}" for each in answer.contexts), lost]),
         [(f"{answer.objective}: draft length K by batch size and context", table)],
-        [*basis.lines, *(("", f"Not simulated: {line}") for line in answer.not_simulated), (START, table_line)],
-        basis.details,
+        [*basis, *(("", f"Not simulated: {line}") for line in answer.not_simulated), (START, table_line)],
+        more,
     )
 
 

@@ -112,6 +112,8 @@ def test_where_none_keeps_up_a_rate_is_named_that_all_can_serve() -> None:
     )
     one = verdict([served("continuous", loads["continuous"]), served("pdv")], pairs())
     assert "Try" not in one
+    fast = Load(verdict=Verdict.OVERLOADED, rate_per_s=400.0, capacity_per_s=180.0, ci95=(172.0, 188.0))
+    assert "Try --request-rate 140. It" in verdict([served("pd", fast)], [])
 
 
 def test_of_many_slower_policies_the_nearest_and_the_last_are_named() -> None:
