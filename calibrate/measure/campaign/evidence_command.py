@@ -50,7 +50,6 @@ class EvidenceFlags(Struct, frozen=True, kw_only=True):
     ] = None
     until: Annotated[Step | None, "Last step of this call: a prediction can be committed before it is tested."] = None
     only: Annotated[Step | None, "This step alone, again if it is done."] = None
-    skip_known: Annotated[bool, "Leave out what a shipped profile of this GPU has."] = False
 
 
 @command(
@@ -83,7 +82,7 @@ def evidence_command(flags: EvidenceFlags) -> None:
     elif flags.overwrite:
         rmtree(flags.out)
     name = campaign_of(flags.device, _memory_bytes(flags.device))
-    code = run_campaign(name, flags.out, until=flags.until, only=flags.only, skip_known=flags.skip_known)
+    code = run_campaign(name, flags.out, until=flags.until, only=flags.only)
     if code:
         raise SystemExit(code)
 

@@ -46,10 +46,8 @@ def report(out: Path, campaign: Campaign) -> None:
         for path in (each for each in sent if each.exists()):
             (told / path.name).write_bytes(path.read_bytes())
         smoke = json.loads((out / SMOKE_FILE).read_text())
-        held = points_file.read(points) if points.exists() else points_file.MeasuredSession(fingerprint={}, options={})
-        if held.points:
-            # A profile that was known before is there already.
-            ship_profile(profile, scratch / "sim" / "profiles")
+        held = points_file.read(points)
+        ship_profile(profile, scratch / "sim" / "profiles")
         reasons = [f"{step}: {line}" for step in STEPS for line in disturbed(out, campaign, step)]
         judged = {each.title: results[each.name] for each in campaign.loads if each.name in results}
         verdict = _disturbed(profile, reasons) if reasons else _verdict(profile, judged)

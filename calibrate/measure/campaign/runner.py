@@ -36,9 +36,7 @@ GRACE_S = 30.0
 """Seconds for a step at its limit to write what it has."""
 
 
-def run_campaign(
-    name: str, out: Path, *, until: Step | None = None, only: Step | None = None, skip_known: bool = False
-) -> int:
+def run_campaign(name: str, out: Path, *, until: Step | None = None, only: Step | None = None) -> int:
     """Run what OUT lacks. Exit code: 0 every step is done, 1 one failed (after a red smoke step none is begun, else the
     others went on), 2 OUT is of something else, 130 interrupted."""
     if out.exists() and not is_ours(out):
@@ -57,7 +55,7 @@ def run_campaign(
     print("\n".join(_found(out, name) if not left else [_next(campaign, left)]), flush=True)
     for step in dict.fromkeys((SMOKE, *left)):
         try:
-            is_over = _run(name, out, step, skip_known=skip_known)
+            is_over = _run(name, out, step)
         except KeyboardInterrupt:
             print("campaign: interrupted; the same command goes on from here", file=sys.stderr)
             return 130
@@ -112,13 +110,13 @@ def _found(out: Path, name: str) -> list[str]:
     return [*lines, f"what to send is in {out / 'send'} (docs/gpu.md)"]
 
 
-def _run(name: str, out: Path, step: str, *, skip_known: bool = False) -> bool:
+def _run(name: str, out: Path, step: str) -> bool:
     """A process of its own: what it held on the device is free when it ends, or is killed; it ends with this one. At
     its limit it is interrupted, and keeps what it has."""
     print(f"campaign: {step}", flush=True)
     limit_s = CAMPAIGNS[name].limit_s(step)
     command = [sys.executable, "-m", "calibrate.measure.campaign.steps", name, str(out), step]
-    with subprocess.Popen([*command, *["--skip-known"] * skip_known], stdin=subprocess.PIPE) as process:
+    with subprocess.Popen(command, stdin=subprocess.PIPE) as process:
         with suppress(subprocess.TimeoutExpired):
             return process.wait(limit_s) == 0
         print(f"campaign: {step} is at its limit of {limit_s:.0f} s", flush=True)

@@ -1,4 +1,4 @@
-"""One step of a campaign in one process: python -m calibrate.measure.campaign.steps CAMPAIGN OUT STEP [--skip-known]
+"""One step of a campaign in one process: python -m calibrate.measure.campaign.steps CAMPAIGN OUT STEP
 
 Every step leaves its files in OUT, whole or not at all but for the points of a measurement, which come one by one. One
 that is interrupted, as at its limit, leaves what it has. Not here: which steps there are
@@ -27,16 +27,14 @@ from calibrate.measure.campaign.plan import (
     SMOKE,
     Campaign,
     Loop,
-    MeasuredPair,
     device_of,
 )
-from sim.costs.profile import Profile
 from sim.names import install_line
 
 AGAIN_S = 0.05
 
 
-def run(device: str, out: Path, step: str, campaign: Campaign, *, skip_known: bool = False) -> None:
+def run(device: str, out: Path, step: str, campaign: Campaign) -> None:
     """Raises ValueError for what cannot be done, one line."""
     import torch
 
@@ -46,16 +44,14 @@ def run(device: str, out: Path, step: str, campaign: Campaign, *, skip_known: bo
     warnings.simplefilter("ignore", OutsideProfileWarning)
     # As measurements and replays do: a pass has one thread.
     torch.set_num_threads(1)
-    known = known_profile(device, campaign.job) if skip_known and step in (MEASURE, CORUN) else None
     if step == SMOKE:
         from calibrate.measure.campaign.smoke import smoke
 
         smoke(device, out, campaign)
     elif step == MEASURE:
-        measure(device, out, campaign, known)
+        measure(device, out, campaign)
     elif step == CORUN:
-        if known is None or known.overlap.phi is None:
-            corun(device, out, campaign)
+        corun(device, out, campaign)
     elif step == REPORT:
         from calibrate.measure.campaign.report import report
 
@@ -64,35 +60,8 @@ def run(device: str, out: Path, step: str, campaign: Campaign, *, skip_known: bo
         replay(device, out, campaign, next(load for load in campaign.loads if step == load.name))
 
 
-def known_profile(device: str, job: MeasuredPair) -> Profile | None:
-    """The shipped profile of the pair that was measured on such a GPU, where today's passes are those that it has; says
-    why there is none."""
-    import torch
-
-    from calibrate.measure.campaign.report import measured_name
-    from realrun.host.machine import device_name
-    from realrun.replay.testbed import attention_of
-    from sim.costs.datasheets import datasheet_of_device
-    from sim.costs.profile_files import load, shipped
-
-    sheet = datasheet_of_device(device_name(device))
-    name = sheet and measured_name(f"{sheet.gpu.name}/{job.name}")
-    if name not in shipped():
-        print(f"known: nothing: no shipped profile was measured on this {device_name(device)}", flush=True)
-        return None
-    profile = load(str(name))
-    try:
-        attention_of(profile, torch.device(device))
-    except ValueError as error:
-        print(f"known: nothing: {str(error).partition(':')[0]}", flush=True)
-        return None
-    print(f"known: {name}", flush=True)
-    return profile
-
-
-def measure(device: str, out: Path, campaign: Campaign, known: Profile | None = None) -> None:
-    """A pair's points and profile, or the profile that is known; then what it predicts. Goes on where an earlier
-    measurement was ended."""
+def measure(device: str, out: Path, campaign: Campaign) -> None:
+    """A pair's points and profile, then what it predicts. Goes on where an earlier measurement was ended."""
     from calibrate.measure.campaign.prediction import predict
     from calibrate.measure.session import Session, measure_pair
     from sim.costs.profile_files import encode
@@ -101,7 +70,7 @@ def measure(device: str, out: Path, campaign: Campaign, known: Profile | None = 
     job = campaign.job
     spec, points = job.spec(device), job.points_path(out)
     try:
-        profile = known or measure_pair(spec, points, job.budget_s, repeats=campaign.repeats, say=print)
+        profile = measure_pair(spec, points, job.budget_s, repeats=campaign.repeats, say=print)
     except KeyboardInterrupt:
         # The limit: replays are worth more than the rest of the points.
         profile = Session(spec, points).so_far()
@@ -161,14 +130,14 @@ def _hear_again(ignored: sys.UnraisableHookArgs) -> None:
 
 def main(args: list[str]) -> int:
     """Exit code 1 and one line if the step cannot be done."""
-    name, out, step, *more = args
+    name, out, step = args
     _end_with_parent()
     sys.unraisablehook = _hear_again
     # A shell has what it starts in the background ignore interrupts, and at its limit a step gets one.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     started_s = perf_counter()
     try:
-        run(device_of(name), Path(out), step, CAMPAIGNS[name], skip_known=bool(more))
+        run(device_of(name), Path(out), step, CAMPAIGNS[name])
     except (ValueError, RuntimeError, ImportError) as error:
         hint = f"; {install_line('gpu,analysis')}" if isinstance(error, ImportError) else ""
         print(f"campaign: {step}: {' '.join(str(error).split())}{hint}", file=sys.stderr)

@@ -42,9 +42,8 @@ from calibrate.measure.campaign.plan import (
 )
 from calibrate.measure.campaign.report import measured_name, report
 from calibrate.measure.campaign.smoke import CHECKS
-from calibrate.measure.campaign.steps import _hear_again, known_profile, run
+from calibrate.measure.campaign.steps import _hear_again, run
 from calibrate.measure.campaign.verdict import runs_of
-from realrun.model.attention import Attention
 from realrun.replay.machine_speed import PROBED_TOKENS, probe
 from sim.costs.profile import Profile
 from sim.costs.profile_files import decode, encode, load
@@ -375,33 +374,3 @@ def test_a_step_of_a_campaign_in_the_background_hears_its_limit(
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     finally:
         signal.signal(signal.SIGINT, before)
-
-
-@pytest.mark.parametrize("name", ["NVIDIA H100 80GB HBM3", "NVIDIA H200", "NVIDIA A100-SXM4-80GB", "cpu"])
-def test_a_profile_that_names_a_removed_program_is_not_known(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
-) -> None:
-    monkeypatch.setattr("realrun.host.machine.device_name", lambda device: name)
-    monkeypatch.setattr("realrun.replay.testbed.usual_attention", lambda device: Attention.FLASH)
-    assert known_profile("cpu", CAMPAIGNS["cuda"].job) is None
-    said = capsys.readouterr().out
-    assert said.count("\n") == 1
-    assert ("flash-3" in said) is ("H" in name)
-
-
-def test_a_known_profile_takes_the_place_of_the_measurement_and_predicts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("realrun.host.machine.device_name", lambda device: "NVIDIA H200")
-    monkeypatch.setattr("realrun.replay.testbed.REMOVED", ())
-    large = SMALL._replace(job=CAMPAIGNS["cuda"].job)
-    run("cpu", tmp_path, MEASURE, large, skip_known=True)
-    profile = load(large.job.profile_path(tmp_path))
-    assert profile.name == "h200-sxm/llama-3.1-8b+llama-3.2-1b-measured"
-    assert json.loads((tmp_path / PREDICTION).read_text())["profile"] == profile.name
-    run("cpu", tmp_path, CORUN, large, skip_known=True)
-    assert not large.job.points_path(tmp_path).exists()
-    (tmp_path / "smoke.json").write_text(json.dumps({"fingerprint": {}, "checks": []}))
-    report(tmp_path, large)
-    assert "Lacking: closed, open" in _page(tmp_path)
-    assert not (tmp_path / "send" / "sim").exists()
