@@ -9,98 +9,28 @@ from typing import Any
 import pytest
 
 from calibrate.catalogue.model_configs import format_names, shapes_of, source_of, with_formats
+from calibrate.catalogue.published_models import TABLE
 from sim.costs.shapes import MODELS, Formats, ModelShape, kv_bytes_per_token
 from sim.drafters.mtp import layer as mtp_layer
 from tests.properties import assert_refused
 
 COMMON = {"vocab_size": 100, "max_position_embeddings": 4096, "torch_dtype": "bfloat16"}
-GPT_OSS_120B = {
-    "model_type": "gpt_oss", "num_hidden_layers": 36, "hidden_size": 2880, "intermediate_size": 2880,
-    "num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 64, "num_local_experts": 128,
-    "num_experts_per_tok": 4, "sliding_window": 128, "vocab_size": 201088, "max_position_embeddings": 131072,
-    "layer_types": ["sliding_attention", "full_attention"] * 18,
-    "quantization_config": {"quant_method": "mxfp4"},
-}  # fmt: skip
-DEEPSEEK_V3 = {
-    "model_type": "deepseek_v3", "num_hidden_layers": 61, "hidden_size": 7168, "intermediate_size": 18432,
-    "moe_intermediate_size": 2048, "num_attention_heads": 128, "num_key_value_heads": 128, "n_routed_experts": 256,
-    "num_experts_per_tok": 8, "n_shared_experts": 1, "first_k_dense_replace": 3, "q_lora_rank": 1536,
-    "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128, "vocab_size": 129280,
-    "max_position_embeddings": 163840, "quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]},
-}  # fmt: skip
-QWEN3_30B_A3B = {
-    "model_type": "qwen3_moe", "num_hidden_layers": 48, "hidden_size": 2048, "intermediate_size": 6144,
-    "moe_intermediate_size": 768, "num_attention_heads": 32, "num_key_value_heads": 4, "head_dim": 128,
-    "num_experts": 128, "num_experts_per_tok": 8, "vocab_size": 151936, "max_position_embeddings": 40960,
-}  # fmt: skip
-MIXTRAL_8X7B = {
-    "model_type": "mixtral", "num_hidden_layers": 32, "hidden_size": 4096, "intermediate_size": 14336,
-    "num_attention_heads": 32, "num_key_value_heads": 8, "num_local_experts": 8, "num_experts_per_tok": 2,
-    "vocab_size": 32000, "max_position_embeddings": 32768, "sliding_window": None,
-}  # fmt: skip
-GEMMA_2_27B = {
-    "model_type": "gemma2", "num_hidden_layers": 46, "hidden_size": 4608, "intermediate_size": 36864,
-    "num_attention_heads": 32, "num_key_value_heads": 16, "head_dim": 128, "sliding_window": 4096,
-    "vocab_size": 256000, "max_position_embeddings": 8192,
-}  # fmt: skip
-QWEN3_NEXT = {
-    "model_type": "qwen3_next", "num_hidden_layers": 48, "hidden_size": 2048, "intermediate_size": 5120,
-    "moe_intermediate_size": 512, "shared_expert_intermediate_size": 512, "num_experts": 512,
-    "num_experts_per_tok": 10, "num_attention_heads": 16, "num_key_value_heads": 2, "head_dim": 256,
-    "full_attention_interval": 4, "linear_num_key_heads": 16, "linear_key_head_dim": 128,
-    "linear_num_value_heads": 32, "linear_value_head_dim": 128, "linear_conv_kernel_dim": 4, "vocab_size": 151936,
-}  # fmt: skip
-GLM_5_2 = {
-    "model_type": "glm_moe_dsa", "num_hidden_layers": 78, "hidden_size": 6144, "intermediate_size": 12288,
-    "num_attention_heads": 64, "num_key_value_heads": 64, "head_dim": 192, "q_lora_rank": 2048, "kv_lora_rank": 512,
-    "qk_nope_head_dim": 192, "qk_rope_head_dim": 64, "v_head_dim": 256, "n_routed_experts": 256,
-    "n_shared_experts": 1, "num_experts_per_tok": 8, "moe_intermediate_size": 2048, "first_k_dense_replace": 3,
-    "index_topk": 2048, "index_n_heads": 32, "index_head_dim": 128, "index_topk_freq": 4, "vocab_size": 154880,
-    "indexer_types": ["full"] * 2 + ["full", "shared", "shared", "shared"] * 19,
-}  # fmt: skip
-DEEPSEEK_V4_FLASH = {
-    "model_type": "deepseek_v4", "num_hidden_layers": 43, "hidden_size": 4096, "num_attention_heads": 64,
-    "num_key_value_heads": 1, "head_dim": 512, "q_lora_rank": 1024, "qk_rope_head_dim": 64, "o_groups": 8,
-    "o_lora_rank": 1024, "sliding_window": 128, "index_topk": 512, "index_n_heads": 64, "index_head_dim": 128,
-    "n_routed_experts": 256, "n_shared_experts": 1, "num_experts_per_tok": 6, "moe_intermediate_size": 2048,
-    "hc_mult": 4, "num_nextn_predict_layers": 1, "vocab_size": 129280, "expert_dtype": "fp4",
-    "compress_ratios": [0, 0, *[4, 128] * 20, 4, 0],
-    "quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]},
-}  # fmt: skip
-KIMI_K3 = {
-    "model_type": "kimi_linear", "num_hidden_layers": 93, "hidden_size": 7168, "intermediate_size": 33792,
-    "num_attention_heads": 96, "num_key_value_heads": 96, "q_lora_rank": 1536, "kv_lora_rank": 512,
-    "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128, "mla_use_output_gate": True,
-    "linear_attn_config": {
-        "kda_layers": [each for each in range(1, 93) if each % 4], "num_heads": 96, "head_dim": 128,
-        "short_conv_kernel_size": 4, "use_full_rank_gate": True,
-    },
-    "num_experts": 896, "num_experts_per_token": 16, "num_shared_experts": 2, "moe_intermediate_size": 3072,
-    "routed_expert_hidden_size": 3584, "first_k_dense_replace": 1, "moe_layer_freq": 1, "vocab_size": 163840,
-    "attn_res_block_size": 12, "num_nextn_predict_layers": 0,
-}  # fmt: skip
-MINIMAX_M3 = {
-    "model_type": "minimax_m3", "num_hidden_layers": 60, "hidden_size": 6144, "intermediate_size": 3072,
-    "dense_intermediate_size": 12288, "num_attention_heads": 64, "num_key_value_heads": 4, "head_dim": 128,
-    "num_local_experts": 128, "num_experts_per_tok": 4, "moe_intermediate_size": 3072, "n_shared_experts": 1,
-    "first_k_dense_replace": 3, "moe_layer_freq": [0] * 3 + [1] * 57, "vocab_size": 200064, "num_mtp_modules": 7,
-    "sparse_attention_config": {
-        "use_sparse_attention": True, "sparse_attention_freq": [0] * 3 + [1] * 57, "sparse_block_size": 128,
-        "sparse_index_dim": 128, "sparse_num_index_heads": 4, "sparse_topk_blocks": 16,
-    },
-}  # fmt: skip
+GPT_OSS_120B = TABLE["openai/gpt-oss-120b"].config
+DEEPSEEK_V3 = TABLE["deepseek-ai/DeepSeek-V3"].config
+QWEN3_30B_A3B = TABLE["Qwen/Qwen3-30B-A3B"].config
+MIXTRAL_8X7B = TABLE["mistralai/Mixtral-8x7B-v0.1"].config
+GEMMA_2_27B = TABLE["google/gemma-2-27b"].config
+QWEN3_NEXT = TABLE["Qwen/Qwen3-Next-80B-A3B-Instruct"].config
+GLM_5_2 = TABLE["zai-org/GLM-5.2"].config
+DEEPSEEK_V4_FLASH = TABLE["deepseek-ai/DeepSeek-V4-Flash"].config
+KIMI_K3: Any = TABLE["moonshotai/Kimi-K3"].config["text_config"]
+MINIMAX_M3 = TABLE["MiniMaxAI/MiniMax-M3"].config
 OPT_13B = {
     "model_type": "opt", "num_hidden_layers": 40, "hidden_size": 5120, "ffn_dim": 20480, "num_attention_heads": 40,
     "vocab_size": 50272, "max_position_embeddings": 2048,
 }  # fmt: skip
-SMOLLM3_3B = {
-    "model_type": "smollm3", "num_hidden_layers": 36, "hidden_size": 2048, "intermediate_size": 11008,
-    "num_attention_heads": 16, "num_key_value_heads": 4, "vocab_size": 128256,
-}  # fmt: skip
-STARCODER2_3B = {
-    "model_type": "starcoder2", "num_hidden_layers": 30, "hidden_size": 3072, "intermediate_size": 12288,
-    "num_attention_heads": 24, "num_key_value_heads": 2, "vocab_size": 49152,
-}  # fmt: skip
+SMOLLM3_3B = TABLE["HuggingFaceTB/SmolLM3-3B"].config
+STARCODER2_3B = TABLE["bigcode/starcoder2-3b"].config
 STARCODER = {
     "model_type": "gpt_bigcode", "n_layer": 40, "n_embd": 6144, "n_inner": 24576, "n_head": 48, "multi_query": True,
     "vocab_size": 49152,
@@ -268,7 +198,7 @@ def test_formats_as_checkpoints_have_them(tmp_path: Path) -> None:
         (QWEN3_NEXT, {"layer_types": ["full_attention"] * 48}, "layers=0 must be at least 1"),
         (QWEN3_NEXT, {"layer_types": ["linear_attention"] * 48}, "linear.layers=48 must be below layers=48"),
         (QWEN3_NEXT, {"layer_types": ["linear_attention"] * 2}, "layer_types names 2 layers, num_hidden_layers=48"),
-        (GPT_OSS_120B, {"num_experts_per_tok": None}, "mixture-of-experts"),
+        (GPT_OSS_120B, {"num_experts_per_tok": None, "experts_per_token": None}, "mixture-of-experts"),
         (QWEN3_30B_A3B, {"decoder_sparse_step": 2}, "layers with and without experts in turn"),
         (QWEN3_30B_A3B, {"moe_intermediate_size": None}, "without moe_intermediate_size"),
         (MIXTRAL_8X7B, {"quantization_config": {"quant_method": "aqlm"}}, "quant_method='aqlm'"),
