@@ -17,9 +17,7 @@ RUNTIME, BLAS, DRIVER = "libcudart.so", "libcublas", "libcuda.so.1"
 SOURCES = {RUNTIME: "runtime.cpp", BLAS: "blas.cpp"}
 UNVERSIONED = ("cusparseLt", "nccl", "cuFile", "nvshmem", "cudnn", "cupti", "curand", "cu")
 """Beginnings of the names of functions that ask for no version, the most telling first."""
-OWN = ("fake_launch", "fake_stats", "fake_kernels", "fake_slower")
-LOADED_LATER = {RUNTIME: ("__cudaInitModule", "cudaLaunchKernelExC"), f"{BLAS}.so": ("cublasHgemm",)}
-"""Asked for by kernels that are loaded after torch."""
+OWN = ("fake_launch", "fake_stats", "fake_slower")
 
 
 def wanted(libraries: Iterable[Path]) -> tuple[dict[str, set[tuple[str, str]]], set[str]]:
@@ -51,9 +49,6 @@ def build(torch_folder: Path, headers: Path, out: Path) -> list[str]:
     versioned, others = wanted(sorted((torch_folder / "lib").glob("*.so")))
     runtime = next(name for name in versioned if name.startswith(RUNTIME))
     drivers = {each for each in others if re.match("cu(?!File)[A-Z]", each)}
-    for start, functions in LOADED_LATER.items():
-        name = next(name for name in versioned if name.startswith(start))
-        versioned[name] |= {(each, name) for each in functions}
     for name in sorted(versioned, key=lambda name: name != runtime):
         source = next((SOURCES[start] for start in SOURCES if name.startswith(start)), None)
         objects, defined = [], set()

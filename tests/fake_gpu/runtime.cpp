@@ -1,11 +1,10 @@
-// A CUDA runtime without a GPU: libcudart.so.13 as far as torch and FlashAttention-3 call it.
+// A CUDA runtime without a GPU: libcudart.so.13 as far as torch calls it.
 //
 // Memory is mapped lazily up to a limit. A kernel computes nothing: it takes its time on its stream's own timeline, from
 // the end of what came before there. Streams do not slow each other. Capturing a stream collects its kernels as a
 // graph, and whatever CUDA forbids meanwhile counts as a violation and spoils the graph. Functions that are not here are stubs that return 0 (tests/fake_gpu/build.py).
 //
-// FAKE_CC (80, 89, 90, 120), FAKE_NAME, FAKE_SMS, FAKE_MIB, FAKE_SLOWER choose the GPU; FAKE_STATS names a file that gets a line of
-// counts when the process ends; FAKE_KERNELS names one that gets a line per kind of kernel.
+// FAKE_CC (80, 89, 90, 120), FAKE_NAME, FAKE_SMS, FAKE_MIB, FAKE_SLOWER choose the GPU.
 #include <cuda_runtime_api.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -101,11 +100,9 @@ std::set<Stream*> streams;
 std::vector<Capture*> captures;
 unsigned long long num_captures = 0;
 std::unordered_map<const void*, std::string> kernels;
-std::map<std::string, long> launched;
 std::map<char*, size_t> on_device, pinned;
-size_t used = 0, peak = 0;
-long num_mallocs = 0, num_frees = 0, num_graphs = 0, num_nodes = 0, num_launches = 0, num_replays = 0;
-long num_violations = 0, num_full_queues = 0, num_unknown = 0;
+size_t used = 0;
+long num_graphs = 0, num_nodes = 0, num_launches = 0, num_violations = 0, num_full_queues = 0;
 thread_local cudaError_t last_error = cudaSuccess;
 thread_local int thread_mode = cudaStreamCaptureModeGlobal;
 
@@ -182,13 +179,12 @@ cudaError_t copy(void* to, const void* from, size_t size, cudaStream_t raw, bool
 extern "C" {
 
 // Of blas.cpp as well: one kernel of so many seconds.
-int fake_launch(void* raw, double seconds, const char* name) {
+int fake_launch(void* raw, double seconds) {
   double room_at = 0;
   {
     Lock lock(mutex_);
     Stream* stream = stream_of((cudaStream_t)raw);
     num_launches++;
-    launched[name]++;
     if (stream->capture) {
       stream->capture->graph->nodes++;
       stream->capture->graph->seconds += seconds;
@@ -211,9 +207,8 @@ int fake_launch(void* raw, double seconds, const char* name) {
 
 static cudaError_t launch(const void* function, dim3 grid, dim3 block, void** arguments, cudaStream_t stream) {
   auto found = kernels.find(function);
-  if (found == kernels.end()) num_unknown++;
   const std::string name = found == kernels.end() ? "?" : found->second;
-  return result((cudaError_t)fake_launch(stream, kernel_s(name, grid, block, arguments), name.c_str()));
+  return result((cudaError_t)fake_launch(stream, kernel_s(name, grid, block, arguments)));
 }
 
 static thread_local struct Configuration {
@@ -404,8 +399,6 @@ cudaError_t cudaMalloc(void** out, size_t size) {
   char* start = (char*)((uintptr_t(map) + kPage - 1) & ~uintptr_t(kPage - 1));
   on_device[start] = size;
   used += size;
-  peak = std::max(peak, used);
-  num_mallocs++;
   *out = start;
   return cudaSuccess;
 }
@@ -418,7 +411,6 @@ cudaError_t cudaFree(void* pointer) {
   used -= block->second;
   munmap(pointer, block->second);
   on_device.erase(block);
-  num_frees++;
   return cudaSuccess;
 }
 cudaError_t cudaMallocAsync(void** out, size_t size, cudaStream_t) { return cudaMalloc(out, size); }
@@ -476,7 +468,7 @@ cudaError_t cudaMemcpy(void* to, const void* from, size_t size, cudaMemcpyKind) 
 }
 cudaError_t cudaMemsetAsync(void* to, int value, size_t size, cudaStream_t stream) {
   if (size < (1 << 20) && !stream_of(stream)->capture) memset(to, value, size);
-  return (cudaError_t)fake_launch(stream, 1.5e-6, "memset");
+  return (cudaError_t)fake_launch(stream, 1.5e-6);
 }
 cudaError_t cudaMemset(void* to, int value, size_t size) { return cudaMemsetAsync(to, value, size, nullptr); }
 cudaError_t cudaGetSymbolAddress(void** out, const void*) {
@@ -649,11 +641,7 @@ cudaError_t cudaGraphInstantiate(cudaGraphExec_t* out, cudaGraph_t graph, unsign
 }
 cudaError_t cudaGraphLaunch(cudaGraphExec_t raw, cudaStream_t stream) {
   Graph* graph = (Graph*)raw;
-  {
-    Lock lock(mutex_);
-    num_replays++;
-  }
-  return (cudaError_t)fake_launch(stream, graph->seconds + kGraphNodeS * graph->nodes, "graph");
+  return (cudaError_t)fake_launch(stream, graph->seconds + kGraphNodeS * graph->nodes);
 }
 cudaError_t cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t*, size_t* out) {
   *out = ((Graph*)graph)->nodes;
@@ -709,30 +697,9 @@ const char* fake_stats() {
   static char text[512];
   Lock lock(mutex_);
   snprintf(
-      text, sizeof text,
-      "{\"used\":%zu,\"peak\":%zu,\"mallocs\":%ld,\"frees\":%ld,\"graphs\":%ld,\"nodes\":%ld,\"launches\":%ld,"
-      "\"replays\":%ld,\"violations\":%ld,\"full_queues\":%ld,\"unknown\":%ld,\"streams\":%zu}",
-      used, peak, num_mallocs, num_frees, num_graphs, num_nodes, num_launches, num_replays, num_violations,
-      num_full_queues, num_unknown, streams.size());
+      text, sizeof text, "{\"graphs\":%ld,\"nodes\":%ld,\"launches\":%ld,\"violations\":%ld,\"full_queues\":%ld}",
+      num_graphs, num_nodes, num_launches, num_violations, num_full_queues);
   return text;
 }
 
-// How often each kernel was launched since the last call, "name<tab>times" by line.
-const char* fake_kernels() {
-  static std::string text;
-  Lock lock(mutex_);
-  text.clear();
-  for (auto& [name, times] : launched) text += name + "\t" + std::to_string(times) + "\n";
-  launched.clear();
-  return text.c_str();
-}
-
 }  // extern "C"
-
-__attribute__((destructor)) static void tell() {
-  if (const char* path = getenv("FAKE_STATS"))
-    if (FILE* file = fopen(path, "a")) {
-      fprintf(file, "%s\n", fake_stats());
-      fclose(file);
-    }
-}

@@ -20,8 +20,6 @@ from typing import Any
 
 COUNTS = "FAKE_COUNTS"
 """Names the file that gets a JSON line per process."""
-DEBUG = "FAKE_DEBUG" in os.environ
-"""Tell which passes go to the driver for memory."""
 planned: list[int] = []
 """Bytes that ledgers came to; the last one is what was gone by."""
 
@@ -37,10 +35,7 @@ def issuer(module: ModuleType) -> None:
     issue = module.Issuer.issue
 
     def issued(self: Any, shape: Any, rows: Sequence[Sequence[int]]) -> Any:
-        before = self.runs_on.num_allocations() if DEBUG else 0
         pending = issue(self, shape, rows)
-        if DEBUG and self.runs_on.num_allocations() > before:
-            print(f"[fake gpu] {self.name} allocated for {shape}", file=sys.stderr, flush=True)
         pending.made_up = results(shape, rows)
         return pending
 
@@ -68,13 +63,13 @@ def smoke(module: ModuleType) -> None:
 
 
 def plan(module: ModuleType) -> None:
-    """Every step, in a few minutes, or with FAKE_WHOLE within the limits of a GPU."""
-    for name, campaign in () if "FAKE_WHOLE" in os.environ else module.CAMPAIGNS.items():
+    """Every step, in a few minutes."""
+    for name, campaign in module.CAMPAIGNS.items():
         module.CAMPAIGNS[name] = campaign._replace(
-            job=campaign.job._replace(budget_s=float(os.environ.get("FAKE_BUDGET_S", "40"))),
+            job=campaign.job._replace(budget_s=40.0),
             loads=tuple(load._replace(num_prompts=16, replications=1) for load in campaign.loads),
             repeats=1,
-            corun_s=float(os.environ.get("FAKE_CORUN_S", "40")),
+            corun_s=40.0,
             patience=10.0,
         )
 
