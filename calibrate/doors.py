@@ -57,7 +57,7 @@ def validate_url(url: str, /, scenario: str | Path | None = None, **flags: Any) 
     >>> import lanesim
     >>> lanesim.validate_url("localhost", request_rate=4)
     Traceback (most recent call last):
-    ValueError: 'localhost': want the address of a server, such as http://localhost:8000, or a file of --measured
+    ValueError: 'localhost': want the address of a server, such as http://localhost:8000
     """
     from calibrate.cli.validate_server import ServerFlags, served
 

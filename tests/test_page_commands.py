@@ -43,7 +43,6 @@ LEFT_OUT = {
     r"python -m validation (claims|notebooks)": "jobs of the nightly run themselves",
     r"python -m calibrate\.(corun|campaign) .*--device cuda|.*--device cuda|\.venv-gpu/": "a GPU",
     r"lanesim (validate http|tune --metrics http)": SERVER,
-    r"lanesim validate mine\.measured\.json": SERVER,
     r"lanesim calibrate production": FILES,
     r"lanesim (replay --policy shortest-first|validate results/replay # how)": "a package that the reader installs",
     r"python -m validation (silicon|drafted|evidence|partition|pearl)": DATA,

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Protocol
+from typing import TYPE_CHECKING, Annotated, Any
 
 import click
 from click.core import ParameterSource
@@ -19,6 +19,8 @@ from sim.cli.options import Overrides
 if TYPE_CHECKING:
     from calibrate.served.fit import Production
     from calibrate.served.load import ServedLoad
+    from calibrate.served.reports import ServerLooks
+    from sim.costs.profile import Profile
     from sim.files.json_values import Json
 
 EXAMPLE = (
@@ -27,14 +29,31 @@ EXAMPLE = (
 )
 
 
-class ProductionFlags(Struct, frozen=True, kw_only=True):
+MAX_SPREAD_PCT = 15.0
+"""Rounds that differ by more are said to be noisy: a median of them is no better than that."""
+
+
+class FitFlags(Struct, frozen=True, kw_only=True):
+    """Flags that say what is fitted and where it goes."""
+
+    profile: Annotated[str, "Profile of the GPU and models: a name or a path."]
+    engine: Annotated[str | None, "Engine to start from [as in compare]."] = None
+    set: Overrides = ()
+    out: Annotated[Path | None, "Profile to write, with the server's constants as its own."] = None
+    json: JsonFile = None
+    overwrite: Overwrite = False
+
+
+class ProductionFlags(FitFlags, frozen=True, kw_only=True):
     """Flags of `lanesim calibrate production`."""
 
     metrics_before: Annotated[Path | None, "A saved look at /metrics."] = None
     metrics_after: Annotated[Path | None, "Another, later one of the same server."] = None
     duration_s: Annotated[Seconds | None, "Seconds between the looks; where the server counts no steps."] = None
     bench_json: Annotated[
-        tuple[Path, ...], "Result of `vllm bench serve --save-result`, GuideLLM, AIPerf, inference-perf; several times."
+        tuple[Path, ...],
+        "Result of `vllm bench serve --save-result`, GuideLLM, AIPerf or inference-perf, or what `validate URL` "
+        "measured; several times.",
     ] = ()
     log: Annotated[
         Path | None, "The server's log; with --set workload.input_len=N and workload.output_len=N, the mean tokens."
@@ -44,12 +63,6 @@ class ProductionFlags(Struct, frozen=True, kw_only=True):
         Path | None, "A JSON line per request, of vLLM, SGLang or AIPerf: acceptance, and by how much requests differ."
     ] = None
     num_speculative_tokens: Annotated[DraftTokens | None, "Where the source has no rates."] = None
-    profile: Annotated[str, "Profile of the GPU and models: a name or a path."]
-    engine: Annotated[str | None, "Engine to start from [as in compare]."] = None
-    set: Overrides = ()
-    out: Annotated[Path | None, "Profile to write, with the server's constants as its own."] = None
-    json: JsonFile = None
-    overwrite: Overwrite = False
 
 
 @command("production", ProductionFlags, example=EXAMPLE)
@@ -59,6 +72,8 @@ def production_command(flags: ProductionFlags) -> None:
     the times of its steps (--steps FILE): a cost model of this server, with its error on blocks of time left out. Or
     counts of its requests (--requests FILE): acceptance, with by how much requests differ and its 90 % interval."""
     from calibrate.served.fit import fit_served
+    from calibrate.served.readers import LOOKS, told_by
+    from calibrate.served.reports import read_looks
     from sim.cli.console import progress
     from sim.costs.profile_files import load
 
@@ -81,10 +96,23 @@ def production_command(flags: ProductionFlags) -> None:
         return
     raw = set_up(flags.engine, flags.set)
     served = read_served(flags, raw.get("workload", {}))
-    profile, setup = load(flags.profile), cells_of(raw)
+    profile = load(flags.profile)
+    for path in flags.bench_json:
+        if told_by(path)[1] >= LOOKS:
+            profile = priced(profile, raw, read_looks(path))
     with progress() as on_step:
-        production = fit_served(profile, served, setup, on_step)
-    finish(production, flags)
+        production = fit_served(profile, served, cells_of(raw), on_step)
+    finish(production, flags, served)
+
+
+def priced(profile: Profile, raw: dict[str, Any], looks: ServerLooks) -> Profile:
+    """`profile` with the price of prompts that a server showed when it served them one by one. `raw` has what is known
+    of its engine."""
+    from calibrate.server.looks import with_price_of
+    from calibrate.server.side import as_counted
+
+    scenario, _ = as_counted({"policy": "continuous", **raw, "profile": profile.name}, looks.rounds)
+    return with_price_of(scenario, profile, looks.lone)
 
 
 def _sources(flags: ProductionFlags) -> dict[str, object]:
@@ -186,19 +214,8 @@ def read_served(flags: ProductionFlags, workload: dict[str, Any]) -> list[Served
     return served
 
 
-class FitOutput(Protocol):
-    """Flags that say what is fitted and where it goes."""
-
-    @property
-    def profile(self) -> str: ...
-    @property
-    def out(self) -> Path | None: ...
-    @property
-    def json(self) -> str | None: ...
-
-
-def finish(production: Production, flags: FitOutput, lines: Sequence[str] = ()) -> None:
-    """Write and print what came of a fit, `lines` below it, and the command to go on with."""
+def finish(production: Production, flags: FitFlags, served: Sequence[ServedLoad]) -> None:
+    """Write and print what came of a fit to `served`, and the command to go on with."""
     from sim.cli.console import write_json
 
     if flags.out is not None:
@@ -206,11 +223,24 @@ def finish(production: Production, flags: FitOutput, lines: Sequence[str] = ()) 
     ending = advice(production, flags.profile, flags.out)
     if write_json(flags.json, plain(production) | {"next": ending}):
         show(production)
-        for line in lines:
+        for line in _noise(production, served):
             print(line)
         if flags.out is not None:
             print_saved(production.profile, flags.out)
         print(ending)
+
+
+def _noise(production: Production, served: Sequence[ServedLoad]) -> Iterator[str]:
+    """By how much rounds of a load differ, and requests that failed."""
+    seen = [level.served for level in production.levels]
+    for each in seen:
+        if spreads := ", ".join(f"{name} ±{spread:.0f} %" for name, spread in each.spreads_pct.items()):
+            yield f"{each.source}, over its rounds: {spreads}"
+    requests = [request for each in served for request in each.requests]
+    if failed := [request.failed for request in requests if request.failed]:
+        yield f"{len(failed)} of {len(requests)} requests failed: {failed[0]}"
+    if any(spread > MAX_SPREAD_PCT for each in seen for spread in each.spreads_pct.values()):
+        yield "rounds of one load differ: let nothing else use the server and this machine, or add --rounds"
 
 
 def advice(production: Production, profile_name: str, out: Path | None) -> str:

@@ -100,6 +100,5 @@ validate_command = FlagsCommand(
 
     URL: the scenario's own requests, at their own times, predicted before they are sent. Only that address is called.
 
-    URL --fit-only: closed loops of streamed requests at several levels; one level is held back and predicted. A file of
-    levels that were measured is fitted again.""",
+    URL --fit-only: closed loops of streamed requests at several levels; one level is held back and predicted.""",
 )

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from msgspec import Meta, Struct
 
-from calibrate.cli.probe import key_of, levels_of, new_words
+from calibrate.cli.probe import KeyName, Patience, Served, key_of, levels_of, new_words
 from sim.cli.console import progress
 from sim.cli.flags import ARGUMENT, Overwrite, command
 from sim.cli.options import CompareScenario, NumPrompts, Overrides, RequestRate, gather, inputs_of
@@ -48,16 +48,14 @@ class ServerFlags(Struct, frozen=True, kw_only=True):
     input_len: Annotated[int | None, "Prompt tokens."] = None
     output_len: Annotated[int | None, "Output tokens."] = None
     set: Overrides = ()
-    model: Annotated[str | None, "Model, as the server names it. [its only one]"] = None
+    model: Served = None
+    timeout_s: Patience = 300.0
+    api_key_env: KeyName = None
     levels: Annotated[str, "Closed loops that the profile is fitted to first, requests at once; none: it was."] = (
         "1,2,4,8,16"
     )
     rounds: Annotated[int, Meta(ge=1, le=1000), "Over the levels, by turns."] = 3
     max_requests: Annotated[int, Meta(ge=1, le=MAX_REQUESTS), "Most requests that may be sent."] = 1000
-    timeout_s: Annotated[
-        float, Meta(gt=0.0, le=86_400.0), "Longest that one answer may take, to its last byte, and a start."
-    ] = 300.0
-    api_key_env: Annotated[str | None, Meta(title="NAME"), "Environment variable that holds the server's key."] = None
     predict_only: Annotated[bool, "Look and predict; send nothing of the scenario."] = False
     pair: Annotated[
         str | None, Meta(title="URL"), "A server that differs from it in speculation alone, which it has not."

@@ -43,6 +43,7 @@ def _bench(path: Path, draft_tokens: int | None) -> list[ServedLoad]:
     return read_bench(path, num_speculative_tokens=draft_tokens)
 
 
+LOOKS = frozenset({"url", "lone", "rounds"})
 READERS = [
     Reader(".log", frozenset({CONSOLE}), "result of a benchmark", _bench),
     Reader(".csv", frozenset({"concurrency"}), "closed-loop cells", lambda path, _: read_cells(path, {}).cells),
@@ -50,7 +51,7 @@ READERS = [
         *(".jsonl", frozenset({"request_id", "queued_ts"}), "requests of a vLLM run"),
         lambda path, _: [read_requests(path)],
     ),
-    Reader(".json", frozenset({"url", "lone", "rounds"}), "loads of a server", lambda path, _: read_looks(path).rounds),
+    Reader(".json", LOOKS, "loads of a server", lambda path, _: read_looks(path).rounds),
     *(
         Reader(ending, frozenset(signs), "result of a benchmark", _bench)
         for ending in (".jsonl", ".json", "list")

@@ -126,9 +126,7 @@ def base_of(url: str) -> str:
     except ValueError:
         is_address = False
     if not is_address:
-        raise ValueError(
-            f"{url!r}: want the address of a server, such as http://localhost:8000, or a file of --measured"
-        )
+        raise ValueError(f"{url!r}: want the address of a server, such as http://localhost:8000")
     if "@" in parts.netloc:
         raise ValueError(f"the address of {parts.hostname!r} holds a user or a password; want --api-key-env")
     path = parts.path.rstrip("/")

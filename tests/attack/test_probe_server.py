@@ -126,7 +126,7 @@ def bounded() -> Iterator[None]:
 
 def probe(url: str, folder: Path, *flags: str, timeout_s: float = 10.0) -> int:
     with bounded():
-        return run(["probe", url, *FLAGS, f"{timeout_s:g}", "--measured", str(folder / "m.json"), *flags])
+        return run(["probe", url, *FLAGS, f"{timeout_s:g}", "--out", str(folder / "m.json"), *flags])
 
 
 @pytest.fixture(autouse=True)
@@ -182,7 +182,7 @@ def test_a_server_that_is_merely_odd_is_measured_and_judged(name: str, tmp_path:
     with hostile(path, way) as server:
         assert probe(server.url, tmp_path) == 0
         assert judged(server.url, tmp_path) == 0
-    loads = read_looks(tmp_path / "m.json").rounds
+    loads = read_looks(tmp_path / "m.measured.json").rounds
     assert [load.output_len for load in loads] == [8.0, 8.0]
     errors = json.loads((tmp_path / "run.json").read_text())["errors"]
     assert errors["predicted"]["e2el"]["mean"]["real"] > 0.0
@@ -218,7 +218,7 @@ def test_a_few_failed_requests_are_reported(tmp_path: Path, capsys: pytest.Captu
     with hostile(COMPLETIONS, whole("slow down", "429 Busy"), sound=sound, broken=2) as server:
         assert probe(server.url, tmp_path) == 0
     assert "2 of 24 requests failed: answers 429" in capsys.readouterr().out
-    loads = read_looks(tmp_path / "m.json").rounds
+    loads = read_looks(tmp_path / "m.measured.json").rounds
     assert [(load.num_requests, len(load.requests)) for load in loads] == [(10, 12), (12, 12)]
 
 
@@ -309,7 +309,7 @@ def test_a_signal_ends_a_probe_that_waits(tmp_path: Path) -> None:
     ]
     for number, (path, way, sound, sign) in enumerate(ways):
         command = [sys.executable, "-m", "sim.cli.entry", "probe", "URL", *FLAGS, "60"]
-        command += ["--measured", str(tmp_path / f"{number}.json")]
+        command += ["--out", str(tmp_path / f"{number}.json")]
         with hostile(path, way, sound=sound) as server:
             command[command.index("URL")] = server.url
             with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={**os.environ}) as process:

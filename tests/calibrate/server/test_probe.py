@@ -19,6 +19,7 @@ import pytest
 from click.testing import CliRunner
 
 from calibrate.cli.probe import probe_command
+from calibrate.cli.production import production_command
 from calibrate.served.as_sent import closed_loop
 from calibrate.served.line import LONE_REQUESTS
 from calibrate.served.load import ServedRequest
@@ -213,10 +214,10 @@ def test_a_usage_of_fewer_tokens_than_the_stream_has_pieces_is_refused() -> None
 
 
 def test_a_probe_warms_up_goes_by_turns_and_predicts_the_largest_load(tmp_path: Path) -> None:
-    with serving() as server:
+    with serving(words_are_tokens=True) as server:
         flags = ["--levels", "1,2,3", "--rounds", "2"]
         flags += ["--input-len", "8", "--output-len", "4", "--profile", "cpu/tiny", "--json", str(tmp_path / "r.json")]
-        flags += ["--measured", str(tmp_path / "m.json")]
+        flags += ["--out", str(tmp_path / "m.json")]
         done = CliRunner().invoke(probe_command, [server.url, *flags])
     assert done.exit_code == 0, done.output
     looked, warm_up, alone, counted = 2, 2 * 3, LONE_REQUESTS, 2 * 3 * 12
@@ -229,6 +230,9 @@ def test_a_probe_warms_up_goes_by_turns_and_predicts_the_largest_load(tmp_path: 
     metrics = {"ttft_ms", "tpot_ms", "output_throughput"}
     assert held["concurrency"] == 3
     assert set(held["measured"]) == set(held["errors_pct"]) == set(held["spreads_pct"]) == metrics
+    again = ["--bench-json", str(tmp_path / "m.measured.json"), "--profile", "cpu/tiny", "--json", "-"]
+    fitted_again = CliRunner().invoke(production_command, again)
+    assert json.loads(fitted_again.stdout) | {"next": ""} == result | {"next": ""}
 
 
 SHORT = ["--levels", "1,2,3", "--input-len", "8", "--output-len", "4"]
@@ -255,7 +259,7 @@ def test_what_was_measured_is_kept_where_the_fit_fails_and_can_be_fitted_again(
     assert "1 of 1 rounds are in 'mine.measured.json'" in message
     again = command_that_fits(message)
     told = ["--profile", "cpu/tiny", "--out", "mine.json"]
-    assert again == ["validate", "mine.measured.json", "--fit-only", *told]
+    assert again == ["calibrate", "production", "--bench-json", "mine.measured.json", *told]
     kept = tmp_path / "mine.measured.json"
     assert [each.concurrency for each in read_looks(kept).rounds] == [1.0, 2.0, 3.0]
     kept.write_text(kept.read_text().replace("5000000", "70"))

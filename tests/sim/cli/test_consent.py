@@ -51,7 +51,6 @@ OUTPUTS: dict[tuple[str, str], str] = {
     ("calibrate production", "--out"): "calibrate production --bench-json x.jsonl --profile {pair} --out there.json",
     ("calibrate production", "--json"): "calibrate production --bench-json x.jsonl --profile {pair} --json there",
     ("plan", "--json"): f"plan llama-3.1-8b --gpu h200-sxm --input-len 8 --output-len 8 {SLO} --json there",
-    ("validate", "--measured"): "validate http://localhost:1 --fit-only --profile {pair} --measured there",
     ("replay", "--out"): "replay --profile cpu/tiny --policy pd --device cpu --out full",
     ("validate", "--json"): "validate r --json there",
     ("validate", "--out"): "validate cells x.csv --profile {pair} --out figures",
@@ -72,7 +71,6 @@ SHIPPED_FILE = str(SHIPPED / "cpu" / "tiny.json")
 SHIPPED_OUTPUTS = {
     "a profile": f"calibrate derive --from {{pair}} --gpu h200-sxm --overwrite --out {SHIPPED_FILE}",
     "by another name": "calibrate derive --from {pair} --gpu h200-sxm --overwrite --out link.json",
-    "measured levels": f"validate http://h:1 --fit-only --profile cpu/tiny --overwrite --measured {SHIPPED_FILE}",
     "a result": f"capacity --profile {{pair}} --policy pd {SLO} --overwrite --json {SHIPPED_FILE}",
     "an engine": "compare --profile {pair} --policy pd --overwrite --json "
     + str(SHIPPED.parent / "engines/ideal.json"),
@@ -208,6 +206,6 @@ def test_a_program_that_judges_asks_for_consent_too(
 
 
 def test_probes_levels_are_not_a_shipped_profile_by_its_name(there: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    shutil.copy(SHIPPED_FILE, there / "mine.json")
-    line = "validate http://localhost:1 --fit-only --profile mine.json --overwrite --measured ./mine.json"
+    shutil.copy(SHIPPED_FILE, there / "mine.measured.json")
+    line = "validate http://localhost:1 --fit-only --profile mine.measured.json --overwrite --out ./mine.json"
     assert "is read, too" in refusal(line, there, capsys)

@@ -38,8 +38,6 @@ ARGUMENTS: dict[str, str] = {
     "result of a fit": "calibrate production --profile {pair} --bench-json x.jsonl --json new.json --out new.json",
     "log": "calibrate production --profile {pair} --log x.jsonl --set workload.input_len=8 --json x.jsonl",
     "profile of a server": "validate http://localhost:1 --fit-only --profile p.json --json p.json",
-    "levels of a server": "validate http://localhost:1 --fit-only --profile p.json --measured p.json",
-    "levels to fit again": "validate x.jsonl --fit-only --profile p.json --json x.jsonl",
 }
 
 
