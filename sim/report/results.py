@@ -11,10 +11,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from shutil import rmtree
-from typing import TYPE_CHECKING, Any
+from typing import Annotated, Any
 
 import msgspec
 
+from sim.bounds import LARGEST
 from sim.compare.side_by_side import PAIRED_METRICS, RESULT_SCHEMA, Comparison
 from sim.files.arrow_tables import Columns, join_parquet, read_parquet, writing_parquet
 from sim.files.json_values import Json, convert, read_json
@@ -25,9 +26,6 @@ from sim.metrics.records import RunRecord, WorkRecord, request_parts
 from sim.metrics.summary import DETAILS
 from sim.report.perfetto import recorded_runs, trace_json
 from sim.run.scenario import Scenario, to_plain
-
-if TYPE_CHECKING:
-    from pyarrow import ChunkedArray
 
 SUMMARY = "summary.json"
 TRACE = "trace.json"
@@ -136,66 +134,41 @@ def write_parquet(path: Path, columns: Columns) -> None:
         write(columns)
 
 
-TEXT, COUNT, COUNTS, TIME, MOMENT, FLAG = "text", "count", "list of counts", "time", "time or null", "true or false"
-COLUMNS: dict[str, dict[str, str]] = {
-    REQUESTS: dict.fromkeys(("policy", "id"), TEXT)
-    | dict.fromkeys(("seed", "index", "prompt_tokens", "output_tokens", "emitted_tokens"), COUNT)
-    | dict.fromkeys(("num_rounds", "drafted_tokens", "accepted_tokens"), COUNT)
-    | dict.fromkeys(("scheduled_s", "first_token_s", "last_token_s"), MOMENT)
-    | {"arrival_s": TIME, "is_censored": FLAG},
-    WORKS: dict.fromkeys(("policy", "kind", "model", "stream", "device"), TEXT)
-    | dict.fromkeys(("seed", "rows", "row_tokens", "context_tokens", "chunk_tokens", "draft_tokens"), COUNT)
-    | dict.fromkeys(("submitted_s", "issue_start_s", "issued_s", "start_s", "end_s", "ready_s"), TIME)
-    | {"is_cancelled": FLAG, "requests": COUNTS},
+Count = Annotated[int, msgspec.Meta(ge=0)]
+Time = Annotated[float, msgspec.Meta(ge=-LARGEST, le=LARGEST)]
+COLUMNS: dict[str, dict[str, Any]] = {
+    REQUESTS: dict.fromkeys(("policy", "id"), list[str])
+    | dict.fromkeys(("seed", "index", "prompt_tokens", "output_tokens", "emitted_tokens"), list[Count])
+    | dict.fromkeys(("num_rounds", "drafted_tokens", "accepted_tokens"), list[Count])
+    | dict.fromkeys(("scheduled_s", "first_token_s", "last_token_s"), list[Time | None])
+    | {"arrival_s": list[Time], "is_censored": list[bool]},
+    WORKS: dict.fromkeys(("policy", "kind", "model", "stream", "device"), list[str])
+    | dict.fromkeys(("seed", "rows", "row_tokens", "context_tokens", "chunk_tokens", "draft_tokens"), list[Count])
+    | dict.fromkeys(("submitted_s", "issue_start_s", "issued_s", "start_s", "end_s", "ready_s"), list[Time])
+    | {"is_cancelled": list[bool], "requests": list[list[Count]]},
 }
-"""Kinds of values in columns; a file may have more."""
-REAL_COLUMNS = {"eligible_s": TIME, "reacted_s": MOMENT, "padded_tokens": COUNT, "emitted": COUNTS, "accepted": COUNTS}
+"""Values of columns; a file may have more."""
+REAL_COLUMNS = {"eligible_s": list[Time], "reacted_s": list[Time | None], "padded_tokens": list[Count]}
+REAL_COLUMNS |= dict.fromkeys(("emitted", "accepted"), list[list[Count]])
 """Those of works that a replay adds."""
 
 
-def read_columns(path: Path, more: Mapping[str, str] = {}) -> dict[str, list[Any]]:
+def read_columns(path: Path, more: Mapping[str, Any] = {}) -> dict[str, list[Any]]:
     """The columns of requests.parquet or work.parquet of a results directory, checked; `more` are needed, too.
 
-    Raises ValueError naming file and column.
+    Raises ValueError naming file, column and row.
     """
     where = f"results {str(path)!r}"
     if not path.exists():
         raise ValueError(f"{where} do not exist: want a results directory that `lanesim compare --out` wrote")
-    table = read_parquet(path, "results")
+    columns: dict[str, list[Any]] = read_parquet(path, "results").to_pydict()
     for name, kind in {**COLUMNS[path.name], **more}.items():
-        if name not in table.column_names:
+        if name not in columns:
             raise ValueError(f"{where}: no column {name!r}")
-        _check_column(table[name], kind, f"{where}: column {name!r}")
-    columns: dict[str, list[Any]] = table.to_pydict()
+        columns[name] = convert(columns[name], kind, f"{where}: column {name!r}")
+        if kind == list[str] and any(map(CONTROL.search, set(columns[name]))):
+            raise ValueError(f"{where}: column {name!r} holds a control character")
     return columns
-
-
-def _check_column(column: ChunkedArray, kind: str, where: str) -> None:
-    """Raise ValueError unless the Arrow column holds only values of this kind."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    held, types = column.type, pa.types
-    is_list = types.is_list(held) or types.is_large_list(held)
-    values = pc.list_flatten(column) if kind == COUNTS and is_list else column
-    is_right = {
-        COUNTS: is_list and (types.is_integer(values.type) or len(values) == 0),
-        TEXT: types.is_string(held) or types.is_large_string(held),
-        FLAG: types.is_boolean(held),
-        COUNT: types.is_integer(held),
-        TIME: types.is_floating(held),
-        MOMENT: types.is_floating(held) or types.is_null(held),
-    }
-    if not is_right[kind]:
-        raise ValueError(f"{where} must hold {kind}, got {held}")
-    if kind != MOMENT and (column.null_count or values.null_count):
-        raise ValueError(f"{where} lacks values: every row needs one")
-    if len(values) and kind in (COUNT, COUNTS) and pc.min(values).as_py() < 0:
-        raise ValueError(f"{where} holds {pc.min(values).as_py()}: counts start at 0")
-    if kind in (TIME, MOMENT) and types.is_floating(held) and pc.all(pc.is_finite(values)).as_py() not in (True, None):
-        raise ValueError(f"{where} holds a value that is not finite")
-    if kind == TEXT and any(CONTROL.search(text) for text in pc.unique(values).to_pylist()):
-        raise ValueError(f"{where} holds a control character")
 
 
 def read_summary(directory: Path) -> Comparison:
