@@ -18,7 +18,7 @@ import msgspec
 from sim.bounds import LARGEST
 from sim.compare.side_by_side import PAIRED_METRICS, RESULT_SCHEMA, Comparison
 from sim.files.arrow_tables import Columns, join_parquet, read_parquet, writing_parquet
-from sim.files.json_values import Json, convert, read_json
+from sim.files.json_values import Json, convert, read_json, value_at
 from sim.files.read import CONTROL, Unreadable
 from sim.files.write import new_folder
 from sim.files.yaml_values import yaml_text
@@ -48,8 +48,7 @@ OWN_FILES = (SUMMARY, *RESULT_FILES)
 
 def place_of(out: Path, *, is_partial: bool) -> Path:
     """Folder of results: `out`, or beside it where they are partial and those that are there are complete."""
-    held = _held(out)
-    if is_partial and (out / SUMMARY).exists() and not (held.replay and held.replay.partial):
+    if is_partial and (out / SUMMARY).exists() and _mark(out, "replay.partial") is not True:
         return out.with_name(f"{out.name}.partial")
     return out
 
@@ -59,22 +58,12 @@ def others_of(directory: Path) -> list[Path]:
     return [directory / name for name in OWN_FILES if name != TRACE and not name.endswith(".png")]
 
 
-class _Replay(msgspec.Struct):
-    partial: bool = False
-
-
-class _Held(msgspec.Struct):
-    """Marks of a summary; none where it cannot be read."""
-
-    scenario_hash: str | None = None
-    replay: _Replay | None = None
-
-
-def _held(directory: Path) -> _Held:
+def _mark(directory: Path, key: str) -> Json:
+    """The value at a dotted key of a summary; None where it cannot be read."""
     try:
-        return convert(read_json(directory / SUMMARY, "summary"), _Held, "summary")
+        return value_at(read_json(directory / SUMMARY, "summary"), key)
     except ValueError:
-        return _Held()
+        return None
 
 
 @contextmanager
@@ -91,7 +80,7 @@ def writing(out: Path) -> Iterator[Path]:
 def _stays(name: str, out: Path, scratch: Path) -> bool:
     if name not in OWN_FILES:
         return True
-    return name.endswith(".png") and _held(out).scenario_hash == _held(scratch).scenario_hash is not None
+    return name.endswith(".png") and _mark(out, "scenario_hash") == _mark(scratch, "scenario_hash") is not None
 
 
 @contextmanager
@@ -117,12 +106,9 @@ def write_results(
                     write(columns)
     with_works = [record for record in records if record.works]
     if with_works:
-        columns = {"policy": [], "seed": []}
-        for record in with_works:
-            columns["policy"] += [record.policy] * len(record.works)
-            columns["seed"] += [record.seed] * len(record.works)
-        for name in WorkRecord.__struct_fields__:
-            columns[name] = [getattr(work, name) for record in with_works for work in record.works]
+        works = [(record, work) for record in with_works for work in record.works]
+        columns = {name: [getattr(record, name) for record, _ in works] for name in ("policy", "seed")}
+        columns |= {name: [getattr(work, name) for _, work in works] for name in WorkRecord.__struct_fields__}
         write_parquet(directory / WORKS, columns)
         (directory / TRACE).write_text(trace_json(recorded_runs(with_works)))
     (directory / SUMMARY).write_text(to_json(result))
@@ -198,7 +184,7 @@ def read_summary_file(path: Path) -> Comparison:
 
 def is_replay(directory: Path) -> bool:
     """The results were measured."""
-    return _held(directory).replay is not None
+    return _mark(directory, "replay") is not None
 
 
 def to_json(result: Mapping[str, Json]) -> str:
