@@ -180,7 +180,8 @@ def imported(
         on_done("importing tables", 0, len(missing))
         read = partial(_import, tables, source, gpu, target, draft, wanted)
         with started(min(len(missing), default_workers()), is_apart=True) as pool:
-            for num, (index, profile) in enumerate(pool.run(read, missing), start=1):
+            for num, (place, profile) in enumerate(pool.run(read, missing), start=1):
+                index = missing[place]
                 on_done("importing tables", num, len(missing))
                 if isinstance(profile, str):
                     failed[index] = NotImported(wanted[index], profile)

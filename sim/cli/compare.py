@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from msgspec import Meta
 
-from sim.cli.console import claim, progress, say_core, say_runs, say_trace, write_json
+from sim.cli.console import claim, progress, say_runs, say_trace, show
 from sim.cli.flags import Draws, JsonFile, Overwrite, Verbose, Workers, command
 from sim.cli.options import SHARED, CompareScenario, drafts_with_a_drafter, gather, inputs_of, parse_goodput
 
@@ -98,16 +98,7 @@ def compare_command(flags: CompareFlags) -> None:
     say_trace(scenario.workload, is_quiet=flags.json == "-")
     say_runs(len(scenario.policy) * (scenario.replications + (flags.draws or 0)))
     result = _compared(scenario, profile, flags)
-    if write_json(flags.json, result.plain):
-        from rich.console import Console
-
-        from sim.report.say import print_answer
-
-        if flags.verbose:
-            say_core()
-        if flags.out is not None:
-            print(f"results in {flags.out}")
-        print_answer(Console(), result, is_verbose=flags.verbose)
+    show(flags.json, result, is_verbose=flags.verbose, out=flags.out)
 
 
 def _varied_keys(flags: CompareFlags, lists: Collection[str]) -> dict[str, list[Json]]:
@@ -137,14 +128,7 @@ def _compare_values(raw: dict[str, Json], grid: dict[str, list[Json]], flags: Co
     claim(files={"--json": flags.json}, inputs=[each for one in scenarios for each in inputs_of(flags.scenario, one)])
     say_trace(scenarios[0].workload, is_quiet=flags.json == "-")
     result = varied(variants, lambda settings: _run(settings, flags))
-    if write_json(flags.json, result.plain):
-        from rich.console import Console
-
-        from sim.report.say import print_answer
-
-        if flags.verbose:
-            say_core()
-        print_answer(Console(), result, is_verbose=flags.verbose)
+    show(flags.json, result, is_verbose=flags.verbose)
 
 
 def _check(flags: CompareFlags, *, is_grid: bool) -> None:

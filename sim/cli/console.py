@@ -7,17 +7,22 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ParamSpec
+
+import click
+
+from sim.files.lock import destinations
 
 if TYPE_CHECKING:
     from sim.files.json_values import Json
-    from sim.studies.answer import Stated
+    from sim.report.say import Answered
     from sim.workload.generate import Workload
 
+P = ParamSpec("P")
 OnStep = Callable[[str, int, int], None]
 """(what is being done, how many of it are done, how many there are)."""
 
@@ -115,34 +120,19 @@ def notes(tell: Callable[[str], None]) -> Iterator[None]:
                     tell(f"note: {text}")
 
 
-def claim(
-    *,
-    files: Mapping[str, str | Path | None] = {},
-    folders: Mapping[str, Path | None] = {},
-    added_to: Mapping[str, Path | None] = {},
-    adds: Mapping[str, Iterable[Path]] = {},
-    inputs: Iterable[str | Path | None] = (),
-    own_names: Collection[str] = (),
-) -> None:
-    """Check, compare with `inputs` and lock what the running command will write to, until it ends.
+def _until_it_ends(hold: Callable[P, AbstractContextManager[None]]) -> Callable[P, None]:
+    """`hold` for as long as the running command takes, with the consent of its --overwrite."""
 
-    As sim.files.lock.destinations has it, with the consent of the command's --overwrite. Raises ValueError.
-    """
-    import click
+    def claim(*args: P.args, **wanted: P.kwargs) -> None:
+        context = click.get_current_context()
+        wanted["overwrite"] = context.meta.get(CONSENT, False)
+        context.with_resource(hold(*args, **wanted))
 
-    from sim.files.lock import destinations
+    return claim
 
-    context = click.get_current_context()
-    held = destinations(
-        files=files,
-        folders=folders,
-        added_to=added_to,
-        adds=adds,
-        inputs=inputs,
-        own_names=own_names,
-        overwrite=context.meta.get(CONSENT, False),
-    )
-    context.with_resource(held)
+
+claim = _until_it_ends(destinations)
+"""Check, compare with its inputs and lock what the running command will write to. Raises ValueError."""
 
 
 def say_runs(count: int) -> None:
@@ -178,23 +168,19 @@ def write_text(path: str, text: str) -> None:
         write.write_text(Path(path), text)
 
 
-def show(path: str | None, answer: Stated, *, is_verbose: bool = False) -> None:
-    """The answer as JSON where a path was named, and in words unless that is stdout."""
+def show(path: str | None, answer: Answered, *, is_verbose: bool = False, out: Path | None = None) -> None:
+    """The answer as JSON where a path was named, and in words unless that is stdout; its folder `out` first."""
     if write_json(path, answer.plain):
         from rich.console import Console
 
         from sim.report.say import print_answer
+        from sim.run.compiled import said
 
         if is_verbose:
-            say_core()
+            print(said())
+        if out is not None:
+            print(f"results in {out}")
         print_answer(Console(), answer, is_verbose=is_verbose)
-
-
-def say_core() -> None:
-    """The first line of --verbose."""
-    from sim.run.compiled import said
-
-    print(said())
 
 
 def write_json(path: str | None, result: Mapping[str, Json]) -> bool:

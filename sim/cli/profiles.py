@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated
 
 from msgspec import Meta, Struct
@@ -72,6 +72,7 @@ def _show(name: str, *, is_json: bool) -> None:
     import msgspec
 
     from sim.costs.profile_files import load
+    from sim.files.yaml_values import yaml_text
 
     profile = load(name)
     plain = msgspec.to_builtins(profile)
@@ -86,27 +87,16 @@ def _show(name: str, *, is_json: bool) -> None:
     for kind, error in profile.errors.items():
         figures = f"mean {error.mean_error_pct} %, max {error.max_error_pct} %, {error.points} points"
         print(f"  {kind}: {figures if error.points else 'none'} ({error.held_out})")
-    for block in ("gpu", "target", "draft", "kernels", "host", "overlap"):
-        print(f"{block}:")
-        _print_block(plain[block], "  ")
+    blocks = {block: plain[block] for block in ("gpu", "target", "draft", "kernels", "host", "overlap")}
+    print(yaml_text(_shortened(blocks)), end="")
 
 
-def _print_block(block: Json, indent: str) -> None:
-    if not isinstance(block, dict):
-        print(f"{indent}{block}")
-        return
-    for key, value in block.items():
-        if isinstance(value, dict) and value:
-            print(f"{indent}{key}:")
-            _print_block(value, indent + "  ")
-        elif isinstance(value, list | tuple):
-            print(f"{indent}{key}: {_shortened(value)}")
-        else:
-            print(f"{indent}{key}: {'none' if value == {} else value}")
-
-
-def _shortened(values: Sequence[Json]) -> str:
-    """A list as one line."""
+def _shortened(values: Json) -> Json:
+    """The same with lists as one line each."""
+    if isinstance(values, Mapping):
+        return {key: _shortened(value) for key, value in values.items()}
+    if not isinstance(values, list | tuple):
+        return values
     if values and isinstance(values[0], list | tuple):
         return f"{len(values)} x {len(values[0])} values; --json has them"
     if len(values) > LONGEST_LIST:

@@ -119,25 +119,18 @@ def run_points(points: Sequence[Point], runner: Runner, stage: str = "simulating
 
 
 def on_points(
-    function: Callable[[Point], Result], points: Sequence[Point], runner: Runner, stage: str = "simulating"
+    function: Callable[[Task], Result], tasks: Sequence[Task], runner: Runner, stage: str = "simulating"
 ) -> list[Result]:
-    """Results of `function` for each of `points` [points]; in this process where the runner's workers are left open and
-    the points are not worth starting others.
+    """Results of `function` for each of `tasks` [tasks], points or groups of them; in this process where the runner's
+    workers are left open and the points are not worth starting others. Points of a group that differ in their workload
+    alone share the numbers of their costs.
 
     An exception of a run is raised here, and the runs that have not begun are dropped then, as they are on an
     interrupt. Raises WorkerDied.
     """
-    return on_groups(function, points, runner, stage)
-
-
-def on_groups(
-    function: Callable[[Task], Result], groups: Sequence[Task], runner: Runner, stage: str = "simulating"
-) -> list[Result]:
-    """The same of points, or of groups of points that differ in their workload alone: these share the numbers of their
-    costs where one process runs them."""
-    points = [point for group in groups for point in ([group] if isinstance(group, Point) else group)]
+    points = [point for task in tasks for point in ([task] if isinstance(task, Point) else task)]
     num_sent = sum(num_requests(point.resolved.scenario.workload) for point in points)
     if runner.workers is None and num_sent < WORTH_A_POOL:
         runner = replace(runner, workers=1)
     uses = {name for point in points for name in point.resolved.plugins}
-    return runner.run(function, groups, stage, uses)
+    return runner.run(function, tasks, stage, uses)

@@ -154,41 +154,40 @@ class Pool:
     num_threads: int = 0
     """Processes and threads that were there before it."""
 
-    def run(self, function: Callable[[Task], Result], tasks: Iterable[Task]) -> Iterator[tuple[Task, Result]]:
-        """(task, what `function` gave) as each is done, in whatever order that is.
+    def run(self, function: Callable[[Task], Result], tasks: Iterable[Task]) -> Iterator[tuple[int, Result]]:
+        """(place of a task, what `function` gave) as each is done, in whatever order that is.
 
         `function` is a module's, or a partial of one. An exception of a task is raised here, its warnings are given
         here, and what it extrapolated is passed on here. Raises WorkerDied.
         """
         if self.executor is None:
-            for task in tasks:
-                yield task, function(task)
+            yield from enumerate(map(function, tasks))
             return
         from concurrent.futures import FIRST_COMPLETED, wait
         from concurrent.futures.process import BrokenProcessPool
 
-        waiting = iter(tasks)
-        under_way: dict[Future[Heard[Result]], Task] = {}
+        waiting = enumerate(tasks)
+        under_way: dict[Future[Heard[Result]], tuple[int, Task]] = {}
         while True:
-            for task in islice(waiting, max(0, AHEAD * self.workers - len(under_way))):
+            for place, task in islice(waiting, max(0, AHEAD * self.workers - len(under_way))):
                 try:
                     with _without_main() if self.is_fresh else nullcontext():
-                        under_way[self.executor.submit(_listen, function, task)] = task
+                        under_way[self.executor.submit(_listen, function, task)] = place, task
                 except BrokenProcessPool:
-                    raise WorkerDied([*under_way.values(), task]) from None
+                    raise WorkerDied([*(one for _, one in under_way.values()), task]) from None
             if not under_way:
                 return
             for future in wait(under_way, return_when=FIRST_COMPLETED).done:
                 try:
                     heard = future.result()
                 except BrokenProcessPool:
-                    raise WorkerDied(list(under_way.values())) from None
+                    raise WorkerDied([one for _, one in under_way.values()]) from None
                 for category, text in heard.warnings:
                     warnings.warn(text, category, stacklevel=2)
                 pass_on(heard.extrapolation)
                 compiled.told.update(heard.told)
                 compiled.told_ns.update(heard.told_ns)
-                yield under_way.pop(future), heard.result
+                yield under_way.pop(future)[0], heard.result
 
     def end(self, *, is_failed: bool) -> None:
         import multiprocessing
@@ -221,14 +220,10 @@ class Runner:
         count = max(1, min(len(tasks), default_workers() if self.workers is None else self.workers))
         done: dict[int, Result] = {}
         with started(count, uses=uses) as pool:
-            for (index, _), result in pool.run(partial(_numbered, function), enumerate(tasks)):
-                done[index] = result
+            for place, result in pool.run(function, tasks):
+                done[place] = result
                 self.on_done(stage, len(done), len(tasks))
-        return [done[index] for index in range(len(tasks))]
-
-
-def _numbered(function: Callable[[Task], Result], task: tuple[int, Task]) -> Result:
-    return function(task[1])
+        return [done[place] for place in range(len(tasks))]
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import ceil, inf, sqrt
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
 
 from sim.compare.capacity import Saturation, load_after
-from sim.compare.point_runs import Point, run_points
+from sim.compare.point_runs import Point, PointRun, run_points
 from sim.compare.pool import Runner
 from sim.draws import child_seed
 from sim.metrics.records import RunRecord
@@ -73,14 +74,14 @@ def choose_run_length(
             num_cooldowns=workload.num_cooldowns,
             is_auto=workload.num_prompts != fixed,
         )
-    judged = _judged(policies, saturations, MIN_AUTO_PROMPTS, workers)
-    num_prompts = _longest(scenario, judged)
+    pilots = _pilots(policies, saturations, MIN_AUTO_PROMPTS, workers)
+    num_prompts = max([pilot.num_prompts for pilot in pilots], default=MIN_AUTO_PROMPTS)
     if num_prompts > MIN_AUTO_PROMPTS:
         # A pilot that was itself too short saw a queue still filling.
-        judged = _judged(policies, saturations, num_prompts, workers)
-        num_prompts = max(num_prompts, _longest(scenario, judged))
-    num_warmups = workload.num_warmups or max([_warmup(scenario, record) for record in judged], default=0)
-    num_cooldowns = workload.num_cooldowns or max([_num_ending(scenario, record) for record in judged], default=0)
+        pilots = _pilots(policies, saturations, num_prompts, workers)
+        num_prompts = max([num_prompts, *(pilot.num_prompts for pilot in pilots)])
+    num_warmups = workload.num_warmups or max([pilot.num_warmups for pilot in pilots], default=0)
+    num_cooldowns = workload.num_cooldowns or max([pilot.num_cooldowns for pilot in pilots], default=0)
     is_closed = workload.max_concurrency is not None
     most = int((1.0 / (1.0 + MEASURED_PER_LEFT_OUT) if is_closed else MAX_WARMUP_SHARE) * num_prompts)
     num_warmups = min(num_warmups, most)
@@ -141,30 +142,36 @@ def _filling(scenario: Scenario) -> int:
     return ceil(mean + 10.0 * sqrt(max(1.0, mean / min(1.0, workload.burstiness)))) + 10
 
 
-def _judged(
+class _Pilot(NamedTuple):
+    """What the pilot run of a policy asks for."""
+
+    num_prompts: int
+    num_warmups: int
+    num_cooldowns: int
+
+
+def _pilots(
     policies: Sequence[Resolved], saturations: Sequence[Saturation], num_prompts: int, workers: int | None
-) -> list[RunRecord]:
-    """Pilot runs of the policies that keep up with their load."""
+) -> list[_Pilot]:
+    """Those of the policies that keep up with their load."""
     workload = policies[0].scenario.workload.sized(num_prompts)
     seed = child_seed(policies[0].scenario.seed, PILOT_KEY)
     points = [Point(resolved=one.changed(workload=workload), seed=seed, keeps_record=True) for one in policies]
-    judged = []
-    for one, saturation, run in zip(policies, saturations, run_points(points, Runner(workers)), strict=True):
-        assert run.record is not None
-        if load_after(one, saturation, [run]).is_steady:
-            judged.append(run.record)
-    return judged
+    runs = zip(policies, saturations, run_points(points, Runner(workers)), strict=True)
+    return [_asked(one.scenario, run) for one, saturation, run in runs if load_after(one, saturation, [run]).is_steady]
 
 
-def _longest(scenario: Scenario, judged: Sequence[RunRecord]) -> int:
-    return max([_needed(scenario, record) for record in judged], default=MIN_AUTO_PROMPTS)
-
-
-def _needed(scenario: Scenario, record: RunRecord) -> int:
-    e2els = _e2els_s(record)
-    if not len(e2els):
-        return _needed_for(scenario, 0.0)
-    return _needed_for(scenario, float(e2els.mean()), _filled_by(scenario, record), _num_ending(scenario, record))
+def _asked(scenario: Scenario, run: PointRun) -> _Pilot:
+    """Of a closed loop those at the end are the requests that it lets in while LASTING of the ones before them end. At
+    the beginning MSER-5 on the latencies in order of arrival tells how many, but at least those of the filling."""
+    assert run.record is not None
+    e2els_s, in_flight = latencies_s(finished_of(run.record.requests))["e2el"], scenario.workload.max_concurrency
+    if not len(e2els_s):
+        return _Pilot(_needed_for(scenario, 0.0), 0, 0)
+    mean_s, num_filling = float(e2els_s.mean()), _filled_by(scenario, run.record, e2els_s)
+    num_ending = 0 if in_flight is None else ceil(in_flight * float(np.quantile(e2els_s, LASTING)) / mean_s)
+    num_prompts = _needed_for(scenario, mean_s, num_filling, num_ending)
+    return _Pilot(num_prompts, max(mser_5(e2els_s), num_filling), num_ending)
 
 
 def _needed_for(scenario: Scenario, mean_e2el_s: float, num_filling: int = 0, num_ending: int = 0) -> int:
@@ -183,27 +190,10 @@ def _needed_for(scenario: Scenario, mean_e2el_s: float, num_filling: int = 0, nu
     return max(MIN_AUTO_PROMPTS, ceil(wanted / ROUND_TO) * ROUND_TO)
 
 
-def _num_ending(scenario: Scenario, record: RunRecord) -> int:
-    """Requests that a closed loop lets in while LASTING of those before them end."""
-    e2els_s, in_flight = _e2els_s(record), scenario.workload.max_concurrency
-    if in_flight is None or not len(e2els_s):
-        return 0
-    return ceil(in_flight * float(np.quantile(e2els_s, LASTING)) / float(e2els_s.mean()))
-
-
-def _warmup(scenario: Scenario, record: RunRecord) -> int:
-    """Requests to leave out: by MSER-5 on the latencies in order of arrival, but at least those of the filling."""
-    e2els_s = _e2els_s(record)
-    return max(mser_5(e2els_s), _filled_by(scenario, record)) if len(e2els_s) else 0
-
-
-def _filled_by(scenario: Scenario, record: RunRecord) -> int:
+def _filled_by(scenario: Scenario, record: RunRecord, e2els_s: Floats) -> int:
     """Requests that arrive while a run fills. Until then fewer are in flight than later, and as many tokens are
     missing: tokens/s of 1,000 requests at 60 % load were 2.0 % low after 20 of them, 0.4 % after 60.
     """
-    e2els_s = _e2els_s(record)
-    if not len(e2els_s):
-        return 0
     filling_s = FILLINGS * float(np.quantile(e2els_s, FILLING))
     if record.cache_block_tokens is not None:
         filling_s = max(filling_s, _session_s(scenario, float(e2els_s.mean())))
@@ -217,7 +207,3 @@ def _session_s(scenario: Scenario, e2el_s: float) -> float:
     workload = scenario.workload
     gap_s = workload.sharing.turn_gap_s if workload.request_rate < inf else e2el_s
     return (workload.sharing.num_turns - 1) * gap_s
-
-
-def _e2els_s(record: RunRecord) -> Floats:
-    return latencies_s(finished_of(record.requests))["e2el"]

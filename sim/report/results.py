@@ -11,13 +11,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from shutil import rmtree
-from typing import TYPE_CHECKING, Any
+from typing import Annotated, Any
 
 import msgspec
 
+from sim.bounds import LARGEST
 from sim.compare.side_by_side import PAIRED_METRICS, RESULT_SCHEMA, Comparison
 from sim.files.arrow_tables import Columns, join_parquet, read_parquet, writing_parquet
-from sim.files.json_values import Json, convert, read_json
+from sim.files.json_values import Json, convert, read_json, value_at
 from sim.files.read import CONTROL, Unreadable
 from sim.files.write import new_folder
 from sim.files.yaml_values import yaml_text
@@ -25,9 +26,6 @@ from sim.metrics.records import RunRecord, WorkRecord, request_parts
 from sim.metrics.summary import DETAILS
 from sim.report.perfetto import recorded_runs, trace_json
 from sim.run.scenario import Scenario, to_plain
-
-if TYPE_CHECKING:
-    from pyarrow import ChunkedArray
 
 SUMMARY = "summary.json"
 TRACE = "trace.json"
@@ -50,8 +48,7 @@ OWN_FILES = (SUMMARY, *RESULT_FILES)
 
 def place_of(out: Path, *, is_partial: bool) -> Path:
     """Folder of results: `out`, or beside it where they are partial and those that are there are complete."""
-    held = _held(out)
-    if is_partial and (out / SUMMARY).exists() and not (held.replay and held.replay.partial):
+    if is_partial and (out / SUMMARY).exists() and _mark(out, "replay.partial") is not True:
         return out.with_name(f"{out.name}.partial")
     return out
 
@@ -61,22 +58,12 @@ def others_of(directory: Path) -> list[Path]:
     return [directory / name for name in OWN_FILES if name != TRACE and not name.endswith(".png")]
 
 
-class _Replay(msgspec.Struct):
-    partial: bool = False
-
-
-class _Held(msgspec.Struct):
-    """Marks of a summary; none where it cannot be read."""
-
-    scenario_hash: str | None = None
-    replay: _Replay | None = None
-
-
-def _held(directory: Path) -> _Held:
+def _mark(directory: Path, key: str) -> Json:
+    """The value at a dotted key of a summary; None where it cannot be read."""
     try:
-        return convert(read_json(directory / SUMMARY, "summary"), _Held, "summary")
+        return value_at(read_json(directory / SUMMARY, "summary"), key)
     except ValueError:
-        return _Held()
+        return None
 
 
 @contextmanager
@@ -93,7 +80,7 @@ def writing(out: Path) -> Iterator[Path]:
 def _stays(name: str, out: Path, scratch: Path) -> bool:
     if name not in OWN_FILES:
         return True
-    return name.endswith(".png") and _held(out).scenario_hash == _held(scratch).scenario_hash is not None
+    return name.endswith(".png") and _mark(out, "scenario_hash") == _mark(scratch, "scenario_hash") is not None
 
 
 @contextmanager
@@ -119,12 +106,9 @@ def write_results(
                     write(columns)
     with_works = [record for record in records if record.works]
     if with_works:
-        columns = {"policy": [], "seed": []}
-        for record in with_works:
-            columns["policy"] += [record.policy] * len(record.works)
-            columns["seed"] += [record.seed] * len(record.works)
-        for name in WorkRecord.__struct_fields__:
-            columns[name] = [getattr(work, name) for record in with_works for work in record.works]
+        works = [(record, work) for record in with_works for work in record.works]
+        columns = {name: [getattr(record, name) for record, _ in works] for name in ("policy", "seed")}
+        columns |= {name: [getattr(work, name) for _, work in works] for name in WorkRecord.__struct_fields__}
         write_parquet(directory / WORKS, columns)
         (directory / TRACE).write_text(trace_json(recorded_runs(with_works)))
     (directory / SUMMARY).write_text(to_json(result))
@@ -136,66 +120,41 @@ def write_parquet(path: Path, columns: Columns) -> None:
         write(columns)
 
 
-TEXT, COUNT, COUNTS, TIME, MOMENT, FLAG = "text", "count", "list of counts", "time", "time or null", "true or false"
-COLUMNS: dict[str, dict[str, str]] = {
-    REQUESTS: dict.fromkeys(("policy", "id"), TEXT)
-    | dict.fromkeys(("seed", "index", "prompt_tokens", "output_tokens", "emitted_tokens"), COUNT)
-    | dict.fromkeys(("num_rounds", "drafted_tokens", "accepted_tokens"), COUNT)
-    | dict.fromkeys(("scheduled_s", "first_token_s", "last_token_s"), MOMENT)
-    | {"arrival_s": TIME, "is_censored": FLAG},
-    WORKS: dict.fromkeys(("policy", "kind", "model", "stream", "device"), TEXT)
-    | dict.fromkeys(("seed", "rows", "row_tokens", "context_tokens", "chunk_tokens", "draft_tokens"), COUNT)
-    | dict.fromkeys(("submitted_s", "issue_start_s", "issued_s", "start_s", "end_s", "ready_s"), TIME)
-    | {"is_cancelled": FLAG, "requests": COUNTS},
+Count = Annotated[int, msgspec.Meta(ge=0)]
+Time = Annotated[float, msgspec.Meta(ge=-LARGEST, le=LARGEST)]
+COLUMNS: dict[str, dict[str, Any]] = {
+    REQUESTS: dict.fromkeys(("policy", "id"), list[str])
+    | dict.fromkeys(("seed", "index", "prompt_tokens", "output_tokens", "emitted_tokens"), list[Count])
+    | dict.fromkeys(("num_rounds", "drafted_tokens", "accepted_tokens"), list[Count])
+    | dict.fromkeys(("scheduled_s", "first_token_s", "last_token_s"), list[Time | None])
+    | {"arrival_s": list[Time], "is_censored": list[bool]},
+    WORKS: dict.fromkeys(("policy", "kind", "model", "stream", "device"), list[str])
+    | dict.fromkeys(("seed", "rows", "row_tokens", "context_tokens", "chunk_tokens", "draft_tokens"), list[Count])
+    | dict.fromkeys(("submitted_s", "issue_start_s", "issued_s", "start_s", "end_s", "ready_s"), list[Time])
+    | {"is_cancelled": list[bool], "requests": list[list[Count]]},
 }
-"""Kinds of values in columns; a file may have more."""
-REAL_COLUMNS = {"eligible_s": TIME, "reacted_s": MOMENT, "padded_tokens": COUNT, "emitted": COUNTS, "accepted": COUNTS}
+"""Values of columns; a file may have more."""
+REAL_COLUMNS = {"eligible_s": list[Time], "reacted_s": list[Time | None], "padded_tokens": list[Count]}
+REAL_COLUMNS |= dict.fromkeys(("emitted", "accepted"), list[list[Count]])
 """Those of works that a replay adds."""
 
 
-def read_columns(path: Path, more: Mapping[str, str] = {}) -> dict[str, list[Any]]:
+def read_columns(path: Path, more: Mapping[str, Any] = {}) -> dict[str, list[Any]]:
     """The columns of requests.parquet or work.parquet of a results directory, checked; `more` are needed, too.
 
-    Raises ValueError naming file and column.
+    Raises ValueError naming file, column and row.
     """
     where = f"results {str(path)!r}"
     if not path.exists():
         raise ValueError(f"{where} do not exist: want a results directory that `lanesim compare --out` wrote")
-    table = read_parquet(path, "results")
+    columns: dict[str, list[Any]] = read_parquet(path, "results").to_pydict()
     for name, kind in {**COLUMNS[path.name], **more}.items():
-        if name not in table.column_names:
+        if name not in columns:
             raise ValueError(f"{where}: no column {name!r}")
-        _check_column(table[name], kind, f"{where}: column {name!r}")
-    columns: dict[str, list[Any]] = table.to_pydict()
+        columns[name] = convert(columns[name], kind, f"{where}: column {name!r}")
+        if kind == list[str] and any(map(CONTROL.search, set(columns[name]))):
+            raise ValueError(f"{where}: column {name!r} holds a control character")
     return columns
-
-
-def _check_column(column: ChunkedArray, kind: str, where: str) -> None:
-    """Raise ValueError unless the Arrow column holds only values of this kind."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    held, types = column.type, pa.types
-    is_list = types.is_list(held) or types.is_large_list(held)
-    values = pc.list_flatten(column) if kind == COUNTS and is_list else column
-    is_right = {
-        COUNTS: is_list and (types.is_integer(values.type) or len(values) == 0),
-        TEXT: types.is_string(held) or types.is_large_string(held),
-        FLAG: types.is_boolean(held),
-        COUNT: types.is_integer(held),
-        TIME: types.is_floating(held),
-        MOMENT: types.is_floating(held) or types.is_null(held),
-    }
-    if not is_right[kind]:
-        raise ValueError(f"{where} must hold {kind}, got {held}")
-    if kind != MOMENT and (column.null_count or values.null_count):
-        raise ValueError(f"{where} lacks values: every row needs one")
-    if len(values) and kind in (COUNT, COUNTS) and pc.min(values).as_py() < 0:
-        raise ValueError(f"{where} holds {pc.min(values).as_py()}: counts start at 0")
-    if kind in (TIME, MOMENT) and types.is_floating(held) and pc.all(pc.is_finite(values)).as_py() not in (True, None):
-        raise ValueError(f"{where} holds a value that is not finite")
-    if kind == TEXT and any(CONTROL.search(text) for text in pc.unique(values).to_pylist()):
-        raise ValueError(f"{where} holds a control character")
 
 
 def read_summary(directory: Path) -> Comparison:
@@ -225,7 +184,7 @@ def read_summary_file(path: Path) -> Comparison:
 
 def is_replay(directory: Path) -> bool:
     """The results were measured."""
-    return _held(directory).replay is not None
+    return _mark(directory, "replay") is not None
 
 
 def to_json(result: Mapping[str, Json]) -> str:

@@ -43,7 +43,6 @@ from sim.workload.sessions import Sharing
 
 SCENARIO_SCHEMA = 1
 MAX_SEED = 2**63 - 1
-FORMER_REGIME = "shared"
 RENAMED_DATASET = "sharegpt-like", "sharegpt-long"
 """Old name and new one."""
 COUNT = 1_000_000
@@ -351,12 +350,6 @@ def parse_scenario(raw: Mapping[str, Json], profile: Profile | None = None) -> S
             raise ValueError(f"{key}: none given (--{key} NAME, or `{key}:` in the scenario file)")
     if profile is None and isinstance(raw["profile"], str):
         raw["profile"] = spelling(raw["profile"])
-    devices = raw.get("devices")
-    if isinstance(devices, Mapping) and devices.get("overlap") == FORMER_REGIME:
-        raise ValueError(
-            f"devices.overlap={FORMER_REGIME!r} is no more: processes divide a GPU's time, streams do not; want "
-            "leftover (or serial, processes, or roofs)"
-        )
     workload = raw.setdefault("workload", {})
     if isinstance(workload, dict):
         workload = raw["workload"] = dict(workload)

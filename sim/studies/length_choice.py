@@ -82,7 +82,10 @@ def shared_table(grids: Sequence[LengthGrid]) -> Table:
     loads = sorted({load for grid in grids for load in grid.concurrencies})
     lengths = grids[0].lengths
     reaches = np.array([[load <= grid.concurrencies[-1] for load in loads] for grid in grids])
-    losses = np.stack([[_at_loads(row, grid, loads) for row in _of_lengths(grid)] for grid in grids])
+    # Straight on the logarithm of the load.
+    losses = np.stack(
+        [[np.interp(np.log(loads), np.log(grid.concurrencies), row) for row in _of_lengths(grid)] for grid in grids]
+    )
     mean: Floats = np.where(reaches[:, None, :], losses, 0.0).sum(axis=0) / reaches.sum(axis=0)
     path = cheapest_path(mean, CHANGE_LOSS)
     starts, chosen = [loads[0]], [path[0]]
@@ -100,12 +103,6 @@ def _of_lengths(grid: LengthGrid) -> Floats:
     """[lengths, concurrencies] regrets."""
     of_lengths: Floats = regrets(grid)[[grid.settings.index(k) for k in grid.lengths]]
     return of_lengths
-
-
-def _at_loads(values: Floats, grid: LengthGrid, loads: Sequence[int]) -> Floats:
-    """[loads] from [concurrencies], straight on the logarithm of the load."""
-    at_loads: Floats = np.interp(np.log(loads), np.log(grid.concurrencies), values)
-    return at_loads
 
 
 def _between(low: float, high: float, above: float, below: float) -> float:
@@ -172,23 +169,12 @@ def best_single(grid: LengthGrid, at: int | None = None) -> int:
 def plausible_lengths(grid: LengthGrid, table: Table) -> dict[int, tuple[int, ...]]:
     """Lengths that are best in at least PLAUSIBLE_SHARE of the draws, and the table's, by the start of each of its
     rows."""
-    chances = [chances_best(grid, i) for i in range(len(grid.concurrencies))]
-    return {
-        start: tuple(
-            sorted(
-                {
-                    k,
-                    *(
-                        length
-                        for concurrency, at in zip(grid.concurrencies, chances, strict=True)
-                        for length, share in at.items()
-                        if start <= concurrency <= end and share >= PLAUSIBLE_SHARE
-                    ),
-                }
-            )
-        )
-        for start, end, k in table
-    }
+    plausible = {}
+    for start, end, k in table:
+        chances = [chances_best(grid, i) for i, load in enumerate(grid.concurrencies) if start <= load <= end]
+        often = {length for at in chances for length, share in at.items() if share >= PLAUSIBLE_SHARE}
+        plausible[start] = tuple(sorted({k, *often}))
+    return plausible
 
 
 def chances_best(grid: LengthGrid, i: int) -> dict[int, float]:
@@ -218,10 +204,7 @@ def break_even(grid: LengthGrid) -> tuple[float | None, tuple[float | None, floa
         return crossings[min(max(int(rank), 1), len(crossings)) - 1]
 
     # Draws with gains at other loads than the mean may all cross on one side of it.
-    ends = (
-        min(middle, at(LOW_PERCENT / 100.0 * ranks)),
-        max(middle, at(ceil(HIGH_PERCENT / 100.0 * ranks))),
-    )
+    ends = min(middle, at(LOW_PERCENT / 100.0 * ranks)), max(middle, at(ceil(HIGH_PERCENT / 100.0 * ranks)))
     low, high = (None if end == inf else end for end in ends)
     return None if middle == inf else middle, (low, high)
 

@@ -17,7 +17,7 @@ from math import inf, sqrt
 import msgspec
 import numpy as np
 
-from sim.compare.point_runs import Point, on_groups, run_point
+from sim.compare.point_runs import Point, on_points, run_point
 from sim.compare.pool import OnDone, Runner, lasting
 from sim.compare.side_by_side import cost_source
 from sim.costs.profile import Profile
@@ -447,7 +447,7 @@ def _values(draws: Sequence[Resolved], concurrencies: Sequence[int], settings: S
     ]
     seeded = [(one, seed) for of_setting in drafting for one, seed in zip(of_setting, seeds_of(draws), strict=True)]
     loops = [[Point(resolved=looped(one, load), seed=seed) for load in concurrencies] for one, seed in seeded]
-    values = np.array(on_groups(objective_values, loops, runner, f"simulating K up to {most}"))
+    values = np.array(on_points(objective_values, loops, runner, f"simulating K up to {most}"))
     return values.reshape(len(settings), len(draws), len(concurrencies)).transpose(2, 0, 1)
 
 

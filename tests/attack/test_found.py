@@ -135,10 +135,10 @@ def shrunk(content: bytes) -> bytes:
     return json.dumps(raw).encode()
 
 
-NOT_FINITE = "column 'start_s' holds a value that is not finite"
+IS_NONE = "column 'start_s': [0]: expected `float`"
 SPOILT: dict[str, tuple[str, Callable[[bytes], bytes], str]] = {
-    "null": ("work.parquet", column("start_s", lambda values: [None, *values[1:]]), "column 'start_s' lacks values"),
-    "NaN": ("work.parquet", column("start_s", lambda values: [float("nan"), *values[1:]]), NOT_FINITE),
+    "null": ("work.parquet", column("start_s", lambda values: [None, *values[1:]]), IS_NONE),
+    "NaN": ("work.parquet", column("start_s", lambda values: [float("nan"), *values[1:]]), IS_NONE),
     "a dropped column": ("work.parquet", column("kind", lambda values: None), "no column 'kind'"),
     "lists of unlike length": ("work.parquet", column("emitted", lambda rows: [[], *rows[1:]]), "'emitted'"),
     "a profile without room": ("profile.json", shrunk, "the weights leave no room for KV"),

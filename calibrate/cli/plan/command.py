@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from calibrate.cli.plan.flags import PlanFlags
-from sim.cli.console import claim, progress, write_json
+from sim.cli.console import claim, progress, show
 from sim.cli.flags import command
 from sim.cli.options import parse_goodput
 
@@ -29,9 +29,4 @@ def plan_command(flags: PlanFlags) -> None:
 
     with progress() as on_step:
         result = planned(flags, bounds_ms, on_step)
-    if write_json(flags.json, result.plain):
-        from rich.console import Console
-
-        from sim.report.say import print_answer
-
-        print_answer(Console(), result)
+    show(flags.json, result)
