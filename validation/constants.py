@@ -293,7 +293,8 @@ def fit(old: Mapping[str, float], logs: Callable[[dict[str, float]], list[float]
 
 
 def refits(data: Path) -> Iterator[Refit]:
-    """Of constants that have a fit, those of one source together; then of what is pooled over them."""
+    """Of constants that have a fit, those of one source together beside all that were fitted before; then of what is
+    pooled over them."""
     judges, of, every = Judges(data, is_fitted=True), values(), read_specs().constants
     together = grouped((each for each in every if each.fitted_on), lambda each: (*each.fitted_on, *each.given_by))
     for (source, *_), constants in together.items():
@@ -303,7 +304,7 @@ def refits(data: Path) -> Iterator[Refit]:
             tried: Mapping[str, float], source: str = source, group: Sequence[Constant] = constants
         ) -> list[float]:
             known: Known = {}
-            with changed({key: tried[key[1]] for each in group for key in each.held()}):
+            with changed(of | {key: tried[key[1]] for each in group for key in each.held()}):
                 lists = [judges.errors(source, each.fitted_on[source], each, known) for each in group]
             # Constants that the same cells see count these once.
             return [log1p(error / 100.0) for cells in dict.fromkeys(map(tuple, lists)) for *_, error in cells]

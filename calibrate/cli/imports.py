@@ -59,7 +59,7 @@ def import_command(flags: ImportFlags) -> None:
             f"--engine {flags.engine!r}: there are kernel tables of {', '.join(TABLE_ENGINES)}; a -VERSION may follow"
         )
     try:
-        from calibrate.importers.aiconfigurator.deployment import Deployment, import_deployment, in_kernel_format
+        from calibrate.importers.aiconfigurator.deployment import Deployment, import_deployment
         from calibrate.importers.plan_candidates import pair_named
 
         target, draft, _ = pair_named(flags.target, flags.draft, weights=flags.weights, kv=flags.kv_dtype)
@@ -69,8 +69,8 @@ def import_command(flags: ImportFlags) -> None:
         profile = import_deployment(
             path,
             flags.gpu,
-            in_kernel_format(target, flags.gpu),
-            None if draft is None else in_kernel_format(draft, flags.gpu),
+            target,
+            draft,
             Deployment(flags.tp, flags.ep, flags.dp, name, version or None),
             source=revision,
         )

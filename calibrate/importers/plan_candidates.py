@@ -30,7 +30,6 @@ from calibrate.importers.aiconfigurator.deployment import (
     Deployment,
     gpus_of,
     import_deployment,
-    in_kernel_format,
     profile_name,
 )
 from sim.compare.pool import default_workers, started
@@ -205,9 +204,7 @@ def _import(
     """The profile, or why there is none; made in a worker."""
     try:
         origin = kernels_of(tables, gpu)
-        drafts = None if draft is None else in_kernel_format(draft, origin)
-        target = in_kernel_format(target, origin)
-        profile = import_deployment(tables, origin, target, drafts, wanted[index], source=source)
+        profile = import_deployment(tables, origin, target, draft, wanted[index], source=source)
         return profile if origin == gpu else derive(profile, gpu)
     except ValueError as error:
         return str(error)

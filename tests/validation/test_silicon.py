@@ -342,17 +342,16 @@ def test_a_users_two_commands_get_what_a_row_is_judged_by(tmp_path: Path) -> Non
     label's. Of two runs of one loop one waits for admission; the peer's error stands beside."""
     pytest.importorskip("aiconfigurator_core")
     generated = {**AUTO, "isl": "512", "osl": "16", "batch_size": "2"}
-    nccl = {"backend": "trtllm", "backend_version": "1.0.0rc3", "model_path": "meta-llama/Llama-3.1-8B-Instruct"}
-    read = cell(**nccl, **generated, system="h100_sxm", gemm_quant_mode="")
-    assert "--nccl" in import_words(read)
+    tuned = {"backend": "trtllm", "backend_version": "1.1.0", "model_path": "meta-llama/Llama-3.1-8B-Instruct"}
+    read = cell(**tuned, **generated, system="h100_sxm", gemm_quant_mode="")
     out = tmp_path / "profile.json"
-    import_command([*import_words(read), "--out", str(out)], standalone_mode=False)
+    import_command(["aiconfigurator", *import_words(read), "--out", str(out)], standalone_mode=False)
     scenario = parse_scenario(raw_scenario(read, str(out)))
     assert (scenario.engine.max_num_seqs, scenario.workload.max_concurrency) == (None, 2)
     (served,) = compare(resolve_all(scenario, load(str(out)))).policies
     simulated = predicted(read)
     assert simulated == {name: served.mean[f"mean_{name}"] for name in ("tpot_ms", "ttft_ms")}
-    late = cell(**nccl, **{**generated, "batch_size": "4"}, system="h100_sxm", gemm_quant_mode="", id="late",
+    late = cell(**tuned, **{**generated, "batch_size": "4"}, system="h100_sxm", gemm_quant_mode="", id="late",
                 silicon_ttft_ms="501", silicon_tpot_ms="50")  # fmt: skip
     peer = {"a": {"aic_tpot_ms": "11", "aic_ttft_ms": "80"}}
     first, second = judge([read, late], peer)

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Sequence
 from statistics import median
 
+import msgspec
+
 from calibrate.served.load import FITTED, JUDGED, ServedLoad
 from sim.costs.memory import kv_capacity_tokens
 from sim.costs.profile import Profile
@@ -102,7 +104,7 @@ def drafting(cells: Sequence[ServedLoad]) -> set[str]:
         if len(same) > 1
     }
     names = {name for name, ratio in ratios.items() if ratio > TWIN_RATIO}
-    for campaign in (_campaign, lambda cell: (*_campaign(cell), cell.ep is not None)):
+    for campaign in (_campaign, lambda cell: (*_campaign(cell), cell.ep is not None), _release):
         for runs in grouped(with_mtp, campaign).values():
             known = [ratios[cell.id] for cell in runs if cell.id in ratios]
             if known and median(known) > CAMPAIGN_RATIO:
@@ -135,10 +137,15 @@ def _campaign(cell: ServedLoad) -> tuple[Hashable, ...]:
     return architecture(cell), *server, cell.dp > 1, cell.day
 
 
+def _release(cell: ServedLoad) -> tuple[Hashable, ...]:
+    """One day's runs of a model with one version of an engine, on any GPU."""
+    return architecture(cell), cell.engine, cell.engine_version, cell.day
+
+
 def first_runs(cells: Iterable[ServedLoad]) -> dict[str, str]:
-    """The first cell of the same run, by the name of each: one with its labels and figures."""
+    """The first cell of the same run, by the name of each: one with its labels and figures, the model's name apart."""
     first: dict[str, str] = {}
-    for same in grouped(cells, SET_UP).values():
+    for same in grouped(cells, lambda cell: SET_UP(msgspec.structs.replace(cell, target=architecture(cell)))).values():
         runs: list[ServedLoad] = []
         for cell in same:
             run = next((other for other in runs if _is_same_run(cell, other)), cell)

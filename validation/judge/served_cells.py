@@ -167,8 +167,7 @@ def import_words(cell: ServedLoad) -> list[str]:
         "--gpu": cell.gpu, "--target": path, "--tp": cell.tp, "--ep": cell.ep, "--dp": cell.dp,
         "--engine": engine_name(cell), "--weights": weights, "--kv-dtype": cell.kv,
     }  # fmt: skip
-    words = [str(word) for flag, value in given.items() if value is not None for word in (flag, value)]
-    return [*words, "--nccl"] if deployment_of(cell).has_nccl_alone else words
+    return [str(word) for flag, value in given.items() if value is not None for word in (flag, value)]
 
 
 def profile_of(cell: ServedLoad, drafter: str | None = None) -> tuple[Profile, ModelShape]:

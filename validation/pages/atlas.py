@@ -18,7 +18,7 @@ import msgspec
 
 from calibrate.catalogue.model_configs import source_of, with_formats
 from calibrate.catalogue.published_tables import cache_folder, published_tables
-from calibrate.importers.aiconfigurator.deployment import Deployment, in_kernel_format
+from calibrate.importers.aiconfigurator.deployment import Deployment
 from calibrate.importers.plan_candidates import imported
 from sim.acceptance.forms import parse_quoted
 from sim.costs.profile import Profile
@@ -95,8 +95,8 @@ def profile_of(pair: AtlasPair) -> Profile:
         return load(pair.profile or "")
     tables, source = published_tables()
     shape = source_of(pair.like or pair.target, plain=False).shape
-    target, own = (in_kernel_format(each, pair.gpu) for each in (with_formats(shape, pair.weights, None), shape))
-    deployment, head = Deployment(pair.tp, pair.ep, 1, pair.engine.partition("-")[0]), HEADS[pair.method](own)
+    target, head = with_formats(shape, pair.weights, None), HEADS[pair.method](shape)
+    deployment = Deployment(pair.tp, pair.ep, 1, pair.engine.partition("-")[0])
     made, failed = imported(tables, source, pair.gpu, target, head, [deployment], cache_folder("profiles"))
     if failed:
         raise ValueError(failed[0].why)

@@ -131,6 +131,7 @@ def import_deployment(
     device = DEVICES[gpu]
     files = KernelFiles(path, gpu, {deployment.engine: deployment.version})
     lookups = Lookups(files, deployment.engine, has_nccl_alone=deployment.has_nccl_alone)
+    target, draft = in_kernel_format(target, gpu), draft and in_kernel_format(draft, gpu)
     shapes = [shape for shape in (target, draft) if shape is not None]
     for shape in shapes:
         check_splits(shape, deployment)

@@ -145,6 +145,8 @@ class Lookups:
         self.files, self.gpu, self.engine, self.has_nccl_alone = files, files.gpu, engine, has_nccl_alone
         self.fuses_quantising = engine == "trtllm"
         """The all-reduce before a norm brings activations to the next GEMM's format (TensorRT-LLM)."""
+        self.has_trtllm_kernels = self.gpu.name.startswith(("b200", "b300", "gb"))
+        """Other engines run TensorRT-LLM's kernels there, through FlashInfer."""
         self.fuses_norms = self.fuses_quantising and not has_nccl_alone
         """The residual is added and normed in the all-reduce's kernel (TensorRT-LLM, but for NCCL's)."""
         self.notes: list[str] = []
@@ -216,7 +218,15 @@ class Lookups:
         return np.asarray(curve.at(at) * self._sustained_experts(at))
 
     def _expert_curve(self, layout: tuple[int, ...], weights: str) -> TimedCurve | None:
-        wanted = dict(zip((*LAYOUT, *SPLIT), layout, strict=True), moe_dtype=FORMATS[weights].experts)
+        """None where no table has the layout. An engine that tunes runs its own kernels alone on Hopper: a cut that its
+        table lacks takes what experts spread over as many devices do, which read as many bytes there."""
+        wanted: dict[str, object] = dict(zip((*LAYOUT, *SPLIT), layout, strict=True))
+        wanted |= {"moe_dtype": FORMATS[weights].experts}
+        if self.engine in TUNES_EXPERTS and not self.has_trtllm_kernels:
+            spread = wanted | dict(zip(SPLIT, (1, layout[-2] * layout[-1]), strict=True))
+            if self._is_timed(spread) and not self._is_timed(wanted):
+                self.note(f"{weights} experts cut {layout[-2]}: as if spread")
+                wanted = spread
 
         def of(engine: str) -> TimedCurve:
             for frame in self.files.versions(engine, "moe_perf", **wanted):
@@ -240,6 +250,12 @@ class Lookups:
         tokens = tokens[tokens <= min(curve.counts[-1] for curve in curves)]
         return TimedCurve(tokens, np.min([curve.at(tokens) for curve in curves], axis=0))
 
+    def _is_timed(self, wanted: dict[str, object]) -> bool:
+        """Whether a table of this engine has such experts."""
+        with suppress(NotMeasured):
+            return bool(len(self.files.rows(self.engine, "moe_perf", **wanted)))
+        return False
+
     def _scaled_experts_s(
         self, shape: ModelShape, experts: Experts, weights: str, split: tuple[int, int], at: Array
     ) -> Array:
@@ -258,6 +274,12 @@ class Lookups:
 
         lacking = f"no experts with weights in {weights} in the tables of {self.gpu.name!r}"
         nearest, curve = self._first(of, f"{weights} experts like these", lacking)
+        if weights == "mxfp4" and nearest[: len(LAYOUT)] != wanted[: len(LAYOUT)]:
+            shown = f"{width} x {experts.intermediate}, top {experts.per_token} of {experts.num}"
+            raise NotMeasured(
+                f"mxfp4 experts of {shown} were never measured on {self.gpu.name!r}: another shape's would be up to 3 "
+                "times off. Try another --weights or --gpu"
+            )
         hidden, wide, per_token, num, cut, spread = nearest
         like = Experts(num=num, per_token=per_token, intermediate=wide)
         self.note(
@@ -417,8 +439,7 @@ class Lookups:
 
         engines = None if self.has_nccl_alone else self._first(of, f"all-reduces of {devices}")
         curves = [engines, self._nccl("all_reduce", devices)]
-        if self.engine == "vllm" and self.gpu.name.startswith(("b200", "b300", "gb")):
-            # vLLM runs TensorRT-LLM's there, through FlashInfer.
+        if self.engine == "vllm" and self.has_trtllm_kernels:
             with suppress(ValueError):
                 curves.append(of("trtllm"))
         at_size = [curve.at(message_bytes) for curve in curves if curve is not None]

@@ -426,6 +426,35 @@ def test_an_engine_that_tunes_its_experts_makes_up_for_sustained_clocks(
     assert seconds == pytest.approx(1e-3 * expert_ms(2048) * times)
 
 
+def moe_table(root: Path, engine: str, name: str, **changes: Any) -> None:
+    """The synthetic experts as `engine` would have timed them in format `name`, with columns changed."""
+    import pandas as pd
+
+    frame = pd.read_parquet(root / "a100_sxm" / "moe__vllm__0.14.0__moe_perf.parquet")
+    frame.assign(moe_dtype=name, **changes).to_parquet(root / "a100_sxm" / f"moe__{engine}__1.0__moe_perf.parquet")
+
+
+def test_experts_that_tensorrt_llm_never_timed_cut_take_what_as_many_spread_ones_do(tmp_path: Path) -> None:
+    """Another engine's cut ones, a hundred times as fast, are other kernels."""
+    moe_table(sparse_tables(tmp_path), "trtllm", "bfloat16")
+    moe_table(tmp_path, "sglang", "bfloat16", moe_tp_size=2, moe_ep_size=1, latency=0.001)
+    assert SPARSE.experts is not None
+    at = np.array([16.0])
+    tuned, other = (Lookups(KernelFiles(tmp_path, "a100-sxm"), engine) for engine in ("trtllm", "sglang"))
+    assert float(tuned.experts_s(SPARSE, SPARSE.experts, "bf16", (2, 1), at)[0]) == pytest.approx(0.041e-3)
+    assert float(other.experts_s(SPARSE, SPARSE.experts, "bf16", (2, 1), at)[0]) == pytest.approx(0.001e-3)
+
+
+def test_mxfp4_experts_of_a_shape_that_was_never_timed_are_refused(tmp_path: Path) -> None:
+    moe_table(sparse_tables(tmp_path), "sglang", "w4a16_mxfp4")
+    lookups = Lookups(KernelFiles(tmp_path, "a100-sxm"))
+    assert SPARSE.experts is not None
+    wider = msgspec.structs.replace(SPARSE.experts, intermediate=4096)
+    assert float(lookups.experts_s(SPARSE, SPARSE.experts, "mxfp4", (4, 1), np.array([16.0]))[0]) > 0.0
+    with pytest.raises(ValueError, match="2 of 8 were never measured on 'a100-sxm'"):
+        lookups.experts_s(SPARSE, wider, "mxfp4", (1, 1), np.array([16.0]))
+
+
 @pytest.mark.parametrize(
     ("shape", "deployment", "message"),
     [
