@@ -102,9 +102,9 @@ class Hooks:
 
     def lengths(self, load: StepLoad, lengths: Sequence[int]) -> Sequence[int]:
         """Draft lengths of the rows and prompts of `load`, `lengths` at most. An unfinished prompt has no draft."""
-        drafting = {request.index for request in (*load.rows, *load.completed)}
-        if self.draft_length is None or not drafting:
+        if self.draft_length is None:
             return lengths
+        drafting = {request.index for request in (*load.rows, *load.completed)}
         step = self._step(load.num_rows, load.row_tokens, load.chunks)
         return [
             self._share("draft_length", self.draft_length, request, most, step) if request.index in drafting else 0

@@ -9,11 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 import lanesim
 from sim.costs.engine_costs import TokenRatio
+from sim.drafters.registry import DRAFTERS
 from sim.interface.work import Kind
 from sim.policies.options import EngineLimits
 from tests.properties import assert_refused, examples
@@ -39,6 +40,14 @@ ENGINES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("rules", ENGINES.values(), ids=ENGINES)
 @examples(0.5)
+@example(
+    rows=[(0.0, 5, 9), (0.5, 1, 3)],
+    draft_tokens=3,
+    spare_blocks=8,
+    budget=12,
+    is_async=False,
+    method=DRAFTERS["draft_model"],
+)
 @given(
     rows=asked,
     draft_tokens=st.integers(0, 3),
@@ -79,41 +88,65 @@ def test_the_hook_decides_who_is_admitted_next(rules: dict[str, Any]) -> None:
     assert sorted(range(4), key=lambda index: run.serving.requests[index].scheduled_s) == [0, 2, 3, 1]
 
 
+def test_the_hook_sees_no_request_that_the_engine_has_not_seen() -> None:
+    """Two seats, and a look at arrivals after a step with prompts or three steps without. Request 3 comes at 26 s."""
+    newest = hooked(admit=lambda waiting: waiting[-1])
+    sent = [(0.0, 9), (1.0, 2), (1.0, 5), (26.0, 2)]
+    requests = [request(index, arrival_s=at, prompt=4, output=output) for index, (at, output) in enumerate(sent)]
+    run = SimRun(newest, requests, draft_tokens=0, limits=EngineLimits(max_num_seqs=2, receive_interval=3))
+    assert [one.scheduled_s for one in run.serving.requests] == [0.0, 30.0, 5.0, 40.0]
+
+
 def test_nobody_is_admitted_while_the_hook_names_nobody() -> None:
-    """It waits for two requests. The first decodes alone with 1 token each 5 s otherwise."""
     pairs = hooked(admit=lambda waiting: waiting[0] if len(waiting) > 1 or waiting[0].waited_s == 0.0 else None)
-    run = SimRun(pairs, [request(0, prompt=4, output=1), request(1, arrival_s=7.0, prompt=4, output=1)], draft_tokens=0)
+    requests = [request(index, arrival_s=at, prompt=4, output=1) for index, at in enumerate((0.0, 1.0, 7.0))]
+    run = SimRun(pairs, requests, draft_tokens=0, limits=EngineLimits(max_num_seqs=1))
     assert steps(run) == [(0.0, 0, 0, ((4, 0),)), (7.0, 0, 0, ((4, 0),))]
+    assert not run.serving.is_all_finished
 
 
 def test_the_hook_splits_the_budget_of_a_step() -> None:
-    """At most 3 tokens of prompts beside rows, and none in a step that has so many."""
-    gentle = hooked(
-        split=lambda request, tokens, step: max(0, min(tokens, 3 - step.prompt_tokens)) if step.num_rows else tokens
-    )
-    requests = [
-        request(0, prompt=4, output=4),
-        request(1, arrival_s=1.0, prompt=5, output=1),
-        request(2, arrival_s=1.0, prompt=1, output=1),
-    ]
-    run = SimRun(gentle, requests, draft_tokens=0, limits=EngineLimits(max_num_batched_tokens=8))
+    """At most 3 tokens of prompts beside rows, and nobody is admitted in a step that has so many."""
+    seen = []
+
+    def gentle(request: Any, tokens: int, step: Any) -> int:
+        seen.append((request.index, tokens))
+        return max(0, min(tokens, 3 - step.prompt_tokens)) if step.num_rows else tokens
+
+    sent = [(0.0, 4, 4), (1.0, 5, 1), (1.0, 1, 1)]
+    requests = [request(index, arrival_s=at, prompt=prompt, output=out) for index, (at, prompt, out) in enumerate(sent)]
+    run = SimRun(hooked(split=gentle), requests, draft_tokens=0, limits=EngineLimits(max_num_batched_tokens=8))
     assert steps(run) == [
         (0.0, 0, 0, ((4, 0),)),
         (5.0, 1, 1, ((3, 0),)),
         (10.0, 1, 1, ((2, 3), (1, 0))),
         (15.0, 1, 1, ()),
     ]
+    assert seen == [(0, 4), (0, 1), (1, 5), (2, 1), (0, 1), (1, 2), (2, 1), (0, 1)]
 
 
-def test_a_draft_is_as_long_as_the_hook_says_and_a_pass_as_long_as_the_longest() -> None:
-    """Request 1 drafts nothing. Nothing is accepted."""
+def test_the_hook_splits_prompts_where_they_go_apart() -> None:
+    threes = hooked(split=lambda request, tokens, step: min(tokens, 3))
+    limits = EngineLimits(max_num_batched_tokens=4, mixes_prompts=False, token_ratio=RATIO)
+    run = SimRun(threes, [request(0, prompt=8, output=1)], draft_tokens=0, limits=limits)
+    assert [chunks for _, _, _, chunks in steps(run)] == [((3, 0),), ((3, 3),), ((2, 6),)]
+
+
+def test_a_draft_is_as_long_as_the_hook_says_and_a_pass_as_long_as_the_longest_draft() -> None:
+    """Request 0 drafts nothing, and the prompt of request 1 drafts nothing before its end. Nothing is accepted."""
     short = hooked(draft_length=lambda request, tokens, step: tokens if request.prompt_tokens < 6 else 0)
-    run = SimRun(
-        short, [request(0, prompt=4, output=2), request(1, prompt=8, output=3)], draws=NeverAccept(), draft_tokens=3
-    )
-    assert [(rows, tokens) for _, rows, tokens, _ in steps(run)] == [(0, 0), (2, 5), (1, 1)]
+    requests = [request(0, prompt=8, output=3), request(1, arrival_s=1.0, prompt=5, output=2)]
+    limits = EngineLimits(max_num_batched_tokens=4)
+    run = SimRun(short, requests, draws=NeverAccept(), draft_tokens=3, limits=limits)
+    assert [shape[1:] for shape in steps(run)] == [
+        (0, 0, ((4, 0),)),
+        (0, 0, ((4, 4),)),
+        (1, 1, ((3, 0),)),
+        (1, 1, ((2, 3),)),
+        (1, 4, ()),
+    ]
     drafts = [ticket.work.draft_tokens for ticket in run.tickets if ticket.work.kind is Kind.DRAFT]
-    assert drafts == [3, 3, 0]
+    assert drafts == [0, 0, 0, 3, 3]
 
 
 BAD: dict[str, tuple[str, Any]] = {
