@@ -28,6 +28,7 @@ from sim.interface.request import Request
 from sim.interface.request_queue import RequestQueue
 from sim.interface.work import Chunk, Kind, Model, Work
 from sim.policies import rounds
+from sim.policies.continuous.loop import continuous
 from sim.policies.options import EngineLimits
 from sim.policies.registry import Policy, PolicyOptions, policy_names, register
 from sim.report.notebook import (
@@ -74,6 +75,7 @@ __all__ = [
     "capacity",
     "changed",
     "compare",
+    "continuous",
     "lengths_by_k",
     "load",
     "load_profile",

@@ -135,7 +135,8 @@ class PairExecutor:
         first = [chunk for chunk in chunks if chunk.slot.index in drafting]
         rest = [chunk for chunk in chunks if chunk.slot.index not in drafting]
         submitted = [self.kernels.prefill(first, issuer, model=Model.DRAFT)] if first else []
-        return [*submitted, self.kernels.draft(rows, work.draft_tokens, issuer, chunks=rest)]
+        # The kernels draft at least one token. A draft of none is for its KV, and its token is never verified.
+        return [*submitted, self.kernels.draft(rows, max(1, work.draft_tokens), issuer, chunks=rest)]
 
     def _chunks(self, job: SubmittedWork) -> list[PromptChunk]:
         work = job.work

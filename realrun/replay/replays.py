@@ -81,7 +81,7 @@ def rehearse(experiment: Experiment, executor: PairExecutor) -> None:
     kernels = executor.kernels
     seen = {issuer: tuple(issuer.warmed) for issuer in executor.issuers}
     if kernels.options.cuda_graphs:
-        is_fixed = experiment.scenario.speculation.controller == "fixed"
+        is_fixed = experiment.scenario.speculation.controller == "fixed" and experiment.resolved.policy.is_built_in
         drafts = experiment.resolved.lengths
         lengths = [drafts.given] if is_fixed else list(range(1, drafts.max + 1))
         shapes = decoding_shapes(kernels.options, lengths, has_draft=drafts.max > 0)

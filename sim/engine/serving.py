@@ -245,16 +245,20 @@ class Serving:
     # -- blocks taken as tokens come
 
     def seat_now(
-        self, max_tokens: int, lookahead: int = 0, first: FirstChunk = ANY_CHUNK
+        self,
+        max_tokens: int,
+        lookahead: int = 0,
+        first: FirstChunk = ANY_CHUNK,
+        request: Request | None = None,
     ) -> tuple[Request, Chunk] | None:
-        """The oldest waiting request and its first chunk of at most `max_tokens`, if all its tokens fit, and
-        `lookahead` behind the chunk.
+        """The oldest waiting request, or the given one, and its first chunk of at most `max_tokens`, if all its tokens
+        fit, and `lookahead` behind the chunk.
 
-        First come, first served: none overtakes. What is still intact of its prefix is not computed again.
+        No other request goes first. What is still intact of its prefix is not computed again.
         """
         if not self.inbox:
             return None
-        request = self.inbox[0]
+        request = request or self.inbox[0]
         chunk = self.paged.seat(request, max_tokens, lookahead, first)
         if chunk is None:
             return None

@@ -90,11 +90,6 @@ def lengths_of(speculation: Speculation, draft_tokens: int, *, is_real: bool) ->
         raise ValueError(
             f"speculation.controller={VERIFYING} is simulated only: a replay verifies all that was drafted"
         )
-    if is_real and controller.draft_tokens_min == 0 < controller.draft_tokens_max:
-        raise ValueError(
-            f"speculation.controller={speculation.controller} may choose not to draft, which a replay cannot: its "
-            "kernels draft at least one token; simulate it, or let its lengths begin at 1"
-        )
     return DraftLengths(
         given=draft_tokens,
         min=controller.draft_tokens_min,

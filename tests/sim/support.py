@@ -23,6 +23,7 @@ from sim.interface.request import Request
 from sim.interface.request_queue import RequestQueue
 from sim.interface.work import Kind, Result, Work
 from sim.policies import rounds
+from sim.policies.continuous.loop import continuous
 from sim.policies.disaggregated import LINK
 from sim.policies.options import EngineLimits, rows_per_work
 from sim.policies.registry import POLICIES, Policy, PolicyOptions, find_policy, register
@@ -83,6 +84,16 @@ def early_tokens() -> str:
 
 
 EARLY = "early-tokens"
+HOOKED = register(
+    continuous(
+        name="hooked",
+        admit=lambda waiting: min(waiting, key=lambda request: (request.prompt_tokens, request.index)),
+        split=lambda request, tokens, step: tokens if step.num_rows % 2 else -(-tokens // 2),
+        draft_length=lambda request, tokens, step: (request.index + request.emitted_tokens) % (tokens + 1),
+    )
+).name
+"""`continuous` with hooks that all change something."""
+EVERY = [*POLICIES, HOOKED]
 Log = list[tuple[float, str, str, str, tuple[int, ...]]]
 WorkLog = list[tuple[float, float, str, str, tuple[int, ...]]]
 

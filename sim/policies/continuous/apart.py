@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from sim.engine.serving import Serving
 from sim.interface.request import Request
 from sim.interface.work import Chunk
+from sim.policies.continuous.hooks import Hooks
 from sim.policies.continuous.plan import Step
 from sim.policies.options import EngineLimits
 
@@ -28,9 +29,9 @@ SPARE_TOKENS = 2
 class Apart:
     """The planner of one replica. `running` of a plan holds rows, and one unfinished prompt at most."""
 
-    def __init__(self, serving: Serving, limits: EngineLimits) -> None:
+    def __init__(self, serving: Serving, limits: EngineLimits, hooks: Hooks | None = None) -> None:
         assert limits.token_ratio is not None, "an engine with this admission"
-        self._serving, self._limits, self._rules = serving, limits, limits.token_ratio
+        self._serving, self._limits, self._rules, self._hooks = serving, limits, limits.token_ratio, hooks
         self._ratio = self._rules.initial
         self._batch: list[Request] = []
         """Rows of the last step of rows, finished ones as well, and those of prompts that have ended since."""
@@ -102,7 +103,7 @@ class Apart:
     # -- prompts
 
     def _plan_prompts(self, running: list[Request]) -> Step:
-        serving, pool, limits = self._serving, self._serving.radix, self._limits
+        serving, pool, limits, hooks = self._serving, self._serving.radix, self._limits, self._hooks
         step = Step([], [], [], ())
         chunks: list[Chunk] = []
         is_cut = bool(running) and _missing(running[-1]) > 0
@@ -121,6 +122,8 @@ class Apart:
             in_last_block = pool.spare_tokens(request, held)
             room = max(in_last_block, in_last_block + int(self._free_tokens - kept))
             tokens = min(_missing(request), longest, budget, room)
+            if tokens and hooks is not None:
+                tokens = hooks.tokens(request, tokens, step.row_tokens, chunks)
             if tokens and pool.grow(request, held + tokens):
                 step.prompts.append(request)
                 chunks.append(Chunk(tokens, held))
@@ -130,18 +133,25 @@ class Apart:
                 self._has_chunk = True
                 return step
         while serving.intake.has_queued and not self._is_full:
-            request = serving.inbox[0]
+            chosen = serving.inbox[0] if hooks is None else hooks.next()
+            if chosen is None:
+                break
             if len(step.prompts) >= seats:
                 self._is_full = True
                 break
-            found_tokens, num_free_found = pool.prefix(request)
-            tokens = request.prompt_tokens + request.emitted_tokens - found_tokens
-            if tokens + self._lacking(request) >= self._free_tokens - num_free_found * pool.block_size - kept:
+            found_tokens, num_free_found = pool.prefix(chosen)
+            tokens = chosen.prompt_tokens + chosen.emitted_tokens - found_tokens
+            if tokens + self._lacking(chosen) >= self._free_tokens - num_free_found * pool.block_size - kept:
                 self._is_full = True
                 break
             if budget <= 0 or self._has_chunk:
                 break
-            seated = serving.seat_now(min(budget, longest))
+            most = min(budget, longest)
+            if hooks is not None:
+                most = hooks.first_tokens(chosen, most, step.row_tokens, chunks)
+                if not most:
+                    break
+            seated = serving.seat_now(most, request=chosen)
             if seated is None:
                 self._is_full = True
                 break

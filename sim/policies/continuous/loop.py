@@ -22,7 +22,9 @@ from sim.interface.host import Stream, Ticket
 from sim.interface.request import Request
 from sim.interface.wait import Task
 from sim.interface.work import Work
+from sim.plugins import PluginError, shown
 from sim.policies.continuous.apart import Apart
+from sim.policies.continuous.hooks import Admit, Hooks, Share
 from sim.policies.continuous.plan import (
     Step,
     begin_step,
@@ -40,6 +42,54 @@ def coroutines(serving: Serving, _: object, limits: EngineLimits) -> list[Task]:
     if limits.scheduler is not None:
         return [installed_engine(limits.scheduler).serve(serving, limits, stream)]
     return [by_rows(serving, limits, stream)]
+
+
+def continuous(
+    *,
+    name: str,
+    admit: Admit | None = None,
+    split: Share | None = None,
+    draft_length: Share | None = None,
+    summary: str = "continuous with hooks",
+    source: str = "hooks",
+) -> Policy:
+    """The policy `continuous` with choices of your own. `lanesim.register` makes it known by its name.
+
+    - `admit(waiting)` gives the request of `waiting` that is admitted next, or None to admit no other one in this step.
+    - `split(request, tokens, step)` gives the tokens of `request` in a step. A request with 0 tokens waits for the
+      next step, and nobody is admitted behind a waiting one.
+    - `draft_length(request, tokens, step)` gives the length of its next draft.
+
+    `tokens` is what `continuous` would choose, and the most that a hook may give. Engines that do not mix prompts with
+    rows (SGLang) split only the tokens of prompts.
+
+    >>> import lanesim
+    >>> def shortest(waiting):
+    ...     return min(waiting, key=lambda request: (request.prompt_tokens, request.index))
+    >>> mine = lanesim.register(lanesim.continuous(name="shortest", admit=shortest))
+    >>> lanesim.simulate(profile="cpu/tiny", policy="shortest", num_prompts=5, request_rate=10).metrics["completed"]
+    5
+    """
+    for hook, function in {"admit": admit, "split": split, "draft_length": draft_length}.items():
+        if not (function is None or callable(function)):
+            raise PluginError(f"policy {shown(name)}: {hook}={shown(function)} must be a function")
+
+    def build(serving: Serving, _: object, limits: EngineLimits) -> list[Task]:
+        if limits.scheduler is not None:
+            raise PluginError(
+                f"policy {name!r} has hooks, and {limits.scheduler!r} plans its own steps: want continuous"
+            )
+        hooks = Hooks(
+            policy=name,
+            serving=serving,
+            budget_tokens=limits.max_num_scheduled_tokens,
+            admit=admit,
+            split=split,
+            draft_length=draft_length,
+        )
+        return [by_rows(serving, limits, serving.host.stream("gpu"), hooks)]
+
+    return Policy(name=name, summary=summary, source=source, build=build, is_continuous=True, takes=())
 
 
 def _submit(
@@ -84,7 +134,7 @@ class Flight(NamedTuple):
     lookup: Work | None = None
 
 
-async def by_rows(serving: Serving, limits: EngineLimits, stream: Stream) -> None:
+async def by_rows(serving: Serving, limits: EngineLimits, stream: Stream, hooks: Hooks | None = None) -> None:
     """Serve for ever."""
     running: list[Request] = []
     """Seated requests, oldest first."""
@@ -92,8 +142,8 @@ async def by_rows(serving: Serving, limits: EngineLimits, stream: Stream) -> Non
     after_rows = False
     """The step before carried rows alone."""
     host, group = serving.host, serving.intake.group
-    apart = Apart(serving, limits) if limits.retracts else None
-    plan = partial(plan_step, serving, limits=limits) if apart is None else apart.plan
+    apart = Apart(serving, limits, hooks) if limits.retracts else None
+    plan = partial(plan_step, serving, limits=limits, hooks=hooks) if apart is None else apart.plan
     planned: Step | None = None
     planned_at_s = 0.0
     while True:
@@ -110,7 +160,7 @@ async def by_rows(serving: Serving, limits: EngineLimits, stream: Stream) -> Non
             if step.is_empty:
                 continue
             group_tokens = 0 if group is None else await group.begin(step.tokens)
-            flight = start_step(serving, step, stream, limits, host.now_s - planned_at_s, group_tokens)
+            flight = start_step(serving, step, stream, limits, host.now_s - planned_at_s, group_tokens, hooks)
         after_rows = not flight.step.prompts
         if limits.async_scheduling:
             planned = plan(running, drafting=flight.lengths, after_rows=after_rows)
@@ -132,13 +182,22 @@ async def by_rows(serving: Serving, limits: EngineLimits, stream: Stream) -> Non
 
 
 def start_step(
-    serving: Serving, step: Step, stream: Stream, limits: EngineLimits, ahead_s: float, group_tokens: int = 0
+    serving: Serving,
+    step: Step,
+    stream: Stream,
+    limits: EngineLimits,
+    ahead_s: float,
+    group_tokens: int = 0,
+    hooks: Hooks | None = None,
 ) -> Flight:
     """The works of `step`, planned `ahead_s` before now, among `group_tokens` of all ranks, are submitted; the draft is
-    as long as the longest that the controller chooses."""
+    as long as the longest that the controller, or a hook, chooses."""
     requests = (*step.rows, *step.prompts)
     lengths = serving.controller.lengths_for(requests)
-    load, longest = load_of(step), max(lengths)
+    load = load_of(step)
+    if hooks is not None:
+        lengths = hooks.lengths(load, lengths)
+    longest = max(lengths)
     target, last = _submit(serving, load, stream, limits, longest, ahead_s, group_tokens)
     by_index = dict(zip([request.index for request in requests], lengths, strict=True))
     return Flight(step, target, last, by_index, serving.host.now_s, _lookup(load, longest, limits))

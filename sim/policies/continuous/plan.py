@@ -22,6 +22,7 @@ from sim.engine.paged import FirstChunk
 from sim.engine.serving import Serving
 from sim.interface.request import Request
 from sim.interface.work import Chunk
+from sim.policies.continuous.hooks import Hooks
 from sim.policies.options import EngineLimits
 from sim.policies.works import StepLoad
 
@@ -58,6 +59,7 @@ def plan_step(
     limits: EngineLimits,
     drafting: Mapping[int, int] | None,
     *,
+    hooks: Hooks | None = None,
     after_rows: bool = False,
 ) -> Step:
     """Fill one step's budget: `running` requests first, oldest first, then waiting ones, which join `running`.
@@ -68,13 +70,13 @@ def plan_step(
     serving.intake.take_in(after_rows=after_rows, num_rows=len(running))
     if limits.mixes_prompts:
         num_running = len(running)
-        step = _fill(serving, running, limits, drafting)
+        step = _fill(serving, running, limits, drafting, hooks)
         if step.is_empty and len(running) < num_running and drafting is None:
             # The lowest priority gave way, was the first to be planned, and ended the step: the others come now.
-            return plan_step(serving, running, limits, drafting, after_rows=after_rows)
+            return plan_step(serving, running, limits, drafting, hooks=hooks, after_rows=after_rows)
         return step
-    prompts = _fill(serving, running, limits, drafting, has_rows=False)
-    return prompts if prompts.prompts else _fill(serving, running, limits, drafting, has_prompts=False)
+    prompts = _fill(serving, running, limits, drafting, hooks, has_rows=False)
+    return prompts if prompts.prompts else _fill(serving, running, limits, drafting, hooks, has_prompts=False)
 
 
 def _fill(
@@ -82,6 +84,7 @@ def _fill(
     running: list[Request],
     limits: EngineLimits,
     drafting: Mapping[int, int] | None,
+    hooks: Hooks | None,
     *,
     has_rows: bool = True,
     has_prompts: bool = True,
@@ -122,6 +125,10 @@ def _fill(
                 tokens = max_model_len - held - 1
                 if tokens <= 0:
                     continue
+        if hooks is not None:
+            tokens = hooks.tokens(request, tokens, step.row_tokens, chunks)
+            if not tokens:
+                continue
         while not grow(request, held + tokens, lookahead):
             has_preempted = True
             if limits.preempts_by_priority and serving.intake.has_priorities:
@@ -148,12 +155,17 @@ def _fill(
     num_seats = limits.max_num_seqs if can_seat else 0
     first = FirstChunk(0 if step.prompts else limits.padded_tokens, bool(step.rows), is_deferred)
     while budget > slots and len(running) < num_seats and serving.intake.has_queued:
-        oldest = serving.inbox[0]
-        if limits.holds_back(oldest.prompt_tokens + oldest.emitted_tokens, budget - slots):
+        chosen = serving.inbox[0] if hooks is None else hooks.next()
+        if chosen is None or limits.holds_back(chosen.prompt_tokens + chosen.emitted_tokens, budget - slots):
             break
-        if limits.no_evict and not serving.paged.fits_beside(running, oldest):
+        if limits.no_evict and not serving.paged.fits_beside(running, chosen):
             break
-        seated = serving.seat_now(min(budget - slots, longest), lookahead if limits.seats_lookahead else 0, first)
+        most = min(budget - slots, longest)
+        if hooks is not None:
+            most = hooks.first_tokens(chosen, most, step.row_tokens, chunks)
+            if not most:
+                break
+        seated = serving.seat_now(most, lookahead if limits.seats_lookahead else 0, first, chosen)
         if seated is None:
             break
         request, chunk = seated

@@ -16,10 +16,10 @@ from realrun.host.ticket import GpuTicket
 from sim.engine.serving import Serving
 from sim.interface.request import Request
 from sim.policies.options import Batching, EngineLimits, KvMode
-from sim.policies.registry import POLICIES, PolicyOptions, find_policy
+from sim.policies.registry import PolicyOptions, find_policy
 from tests.realrun.virtual import ConstantExecutor, VirtualClock
 from tests.sim.hosts.test_contract import CHUNKED, PLANNED, UNCONTENDED, VARIANTS, ahead, outcome, requests
-from tests.sim.support import SECONDS, Log, PeriodicDraws, SimRun, log_order, serve
+from tests.sim.support import EVERY, SECONDS, Log, PeriodicDraws, SimRun, log_order, serve
 
 
 def log_of(tickets: Sequence[GpuTicket]) -> Log:
@@ -54,7 +54,7 @@ def run_on_threads(
 @pytest.mark.parametrize("poll_s", [0.0, 0.75])
 @pytest.mark.parametrize("kv", list(KvMode))
 @pytest.mark.parametrize("batching", list(Batching))
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", EVERY)
 def test_a_policy_leaves_the_same_log_on_gpuhost_and_simhost(
     policy: str, batching: Batching, kv: KvMode, poll_s: float
 ) -> None:
@@ -67,7 +67,7 @@ def test_every_variant_of_a_policy_leaves_the_same_log_on_gpuhost(policy: str, c
     check_threads(policy, PolicyOptions(poll_s=0.75, **changes), CHUNKED)
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", EVERY)
 def test_a_policy_plans_ahead_by_the_same_seconds_on_gpuhost(policy: str) -> None:
     check_threads(policy, PolicyOptions(poll_s=0.75, workers=3), PLANNED)
 

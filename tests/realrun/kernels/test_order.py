@@ -30,7 +30,7 @@ from sim.policies.registry import PolicyOptions, find_policy
 from tests.realrun.late_device import Accesses, LateDevice, Race
 from tests.realrun.late_host import LateHost
 from tests.realrun.support import greedy_text, tied_pair, tiny_model, tiny_options
-from tests.sim.support import EARLY, ON_ONE_GPU, early_tokens, request, serve
+from tests.sim.support import EARLY, HOOKED, ON_ONE_GPU, early_tokens, request, serve
 
 NUM_REQUESTS = 4
 SLOTS = 5
@@ -132,7 +132,7 @@ def timed(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", [0])
-@pytest.mark.parametrize("policy", [*ON_ONE_GPU, EARLY])
+@pytest.mark.parametrize("policy", [*ON_ONE_GPU, EARLY, HOOKED])
 def test_passes_of_a_policy_are_ordered_where_they_meet(policy: str, seed: int) -> None:
     run(policy, seed)
 

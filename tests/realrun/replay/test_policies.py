@@ -12,11 +12,13 @@ from realrun.host.gpuhost import GpuHost
 from realrun.host.ticket import GpuTicket
 from realrun.kernels.pair_kernels import PairKernels
 from realrun.replay.pair_executor import PairExecutor
+from sim.engine.draft_length import ByBatch, Controller
 from sim.interface.request import Request
+from sim.interface.work import Kind
 from sim.policies.options import Batching, EngineLimits, KvMode
-from sim.policies.registry import POLICIES, PolicyOptions, find_policy
+from sim.policies.registry import PolicyOptions, find_policy
 from tests.realrun.support import StandsForAll, greedy_text, tied_pair, tiny_model, tiny_options
-from tests.sim.support import PeriodicDraws, request, serve
+from tests.sim.support import EVERY, PeriodicDraws, request, serve
 
 NUM_REQUESTS = 5
 
@@ -31,10 +33,15 @@ def executor() -> tuple[PairExecutor, object]:
 
 
 def run(
-    policy: str, executor: PairExecutor, options: PolicyOptions, draws: PeriodicDraws | None, limits: EngineLimits
+    policy: str,
+    executor: PairExecutor,
+    options: PolicyOptions,
+    draws: PeriodicDraws | None,
+    limits: EngineLimits,
+    controller: Controller | None = None,
 ) -> list[GpuTicket]:
     with GpuHost(executor, draws) as host:
-        serving = serve(host, policy, requests(), draft_tokens=3, limits=limits)
+        serving = serve(host, policy, requests(), draft_tokens=3, limits=limits, controller=controller)
         for task in [*find_policy(policy).build(serving, options, limits), serving.arrivals()]:
             host.spawn(task)
         host.run_until()
@@ -45,7 +52,7 @@ def run(
 
 @pytest.mark.parametrize("kv", [KvMode.ROLLBACK, KvMode.REFORWARD])
 @pytest.mark.parametrize("batching", list(Batching))
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", EVERY)
 def test_every_policy_emits_the_targets_greedy_text(policy: str, batching: Batching, kv: KvMode) -> None:
     if find_policy(policy).is_continuous and (kv is KvMode.REFORWARD or batching is Batching.PER_REQUEST):
         pytest.skip("continuous batching keeps its KV and batches")
@@ -58,6 +65,19 @@ def test_every_policy_emits_the_targets_greedy_text(policy: str, batching: Batch
         assert pair.outputs[each.index][: each.output_tokens] == greedy_text(
             target, pair.prompt(each), each.output_tokens
         )
+
+
+@pytest.mark.parametrize("kv", [KvMode.ROLLBACK, KvMode.REFORWARD])
+@pytest.mark.parametrize("policy", ["pd", "pdv", "continuous"])
+def test_rounds_without_a_draft_among_others_leave_the_targets_greedy_text(policy: str, kv: KvMode) -> None:
+    pair, target = executor()
+    alone = ByBatch(((1, 1, 3), (2, 9, 0)), 3)
+    works = run(policy, pair, PolicyOptions(kv=kv, poll_s=0.0005), None, EngineLimits(), alone)
+    drafts = {ticket.work.draft_tokens for ticket in works if ticket.work.kind is Kind.DRAFT and ticket.work.rows}
+    assert drafts == {0, 3}
+    for each in requests():
+        wanted = greedy_text(target, pair.prompt(each), each.output_tokens)
+        assert pair.outputs[each.index][: each.output_tokens] == wanted
 
 
 @pytest.mark.parametrize("policy", ["pd", "continuous"])

@@ -11,9 +11,9 @@ from sim.costs.cost import Demands
 from sim.interface.work import Work
 from sim.policies.disaggregated import DevicePools
 from sim.policies.options import BatchBy, Batching, EngineLimits, KvMode
-from sim.policies.registry import POLICIES, PolicyOptions
+from sim.policies.registry import PolicyOptions
 from tests.sim.constant_costs import ConstantCosts
-from tests.sim.support import SECONDS, PeriodicDraws, SimRun, log_order, request, run_on_script
+from tests.sim.support import EVERY, SECONDS, PeriodicDraws, SimRun, log_order, request, run_on_script
 
 UNCONTENDED = ConstantCosts(device_s=SECONDS, demand=Demands(0.0, 0.0))
 """Works that ask nothing of the device never slow each other, as on ScriptHost."""
@@ -44,7 +44,7 @@ def assert_same(policy: str, options: PolicyOptions, limits: EngineLimits | None
 @pytest.mark.parametrize("poll_s", [0.0, 0.75])
 @pytest.mark.parametrize("kv", list(KvMode))
 @pytest.mark.parametrize("batching", list(Batching))
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", EVERY)
 def test_a_policy_leaves_the_same_log_on_simhost_and_scripthost(
     policy: str, batching: Batching, kv: KvMode, poll_s: float
 ) -> None:
@@ -80,7 +80,7 @@ def ahead(works: Iterable[Work]) -> list:
 
 
 @pytest.mark.parametrize("poll_s", [0.0, 0.75])
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", EVERY)
 def test_a_policy_plans_ahead_by_the_same_seconds_on_both(policy: str, poll_s: float) -> None:
     simulated, works = assert_same(policy, PolicyOptions(poll_s=poll_s, workers=3), PLANNED)
     assert ahead(works) == ahead(ticket.work for ticket in simulated.tickets)

@@ -18,7 +18,7 @@ from sim.policies.options import Batching, EngineLimits, KvMode
 from sim.policies.registry import POLICIES, PolicyOptions
 from tests.properties import examples
 from tests.sim.constant_costs import ConstantCosts
-from tests.sim.support import PeriodicDraws, SimRun
+from tests.sim.support import EVERY, PeriodicDraws, SimRun
 
 arrival_s = st.floats(0.0, 40.0).map(lambda value: round(value, 2))
 asked = st.lists(st.tuples(arrival_s, st.integers(1, 60), st.integers(1, 25)), min_size=1, max_size=9)
@@ -86,7 +86,7 @@ options = st.builds(
 )
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", EVERY)
 @given(rows=asked, options=options, draft_tokens=st.integers(1, 5), kv_blocks=st.integers(12, 40))
 def test_every_request_gets_its_tokens_in_causal_order(
     policy: str, rows: list, options: PolicyOptions, draft_tokens: int, kv_blocks: int
@@ -165,7 +165,7 @@ def test_nobody_gives_way_where_whole_answers_are_reserved_however_short_memory_
     assert run.serving.paged.num_held == 0
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", EVERY)
 @examples(0.5)
 @given(rows=asked, max_concurrency=st.integers(1, 3))
 def test_a_closed_loop_never_has_more_in_flight_than_its_limit(policy: str, rows: list, max_concurrency: int) -> None:
