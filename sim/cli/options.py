@@ -219,14 +219,16 @@ def with_drafter(profiles: list[str], draft: str) -> tuple[list[str], str]:
 
 def assume_acceptance(raw: dict[str, Json], method: str) -> None:
     """Acceptance and length of drafts of a method that is named without them, with a note."""
-    from sim.acceptance.assumed import ASSUMED, SHORT_K
+    from sim.acceptance.pairs import ANY, SHORT_K, origin_of
+    from sim.costs.profile_files import load
+    from sim.drafters.registry import SPELLINGS, pair_of
 
     speculation = raw["speculation"]
-    if isinstance(speculation, dict) and method in ASSUMED and "acceptance" not in speculation:
-        assumed = ASSUMED[method]
-        speculation["acceptance"] = assumed.acceptance
-        speculation.setdefault("num_speculative_tokens", SHORT_K)
-        text = f"acceptance of {method} assumed: {assumed.acceptance} ({assumed.source}); yours: --acceptance"
+    if isinstance(speculation, dict) and method in SPELLINGS and raw.get("profile") and "acceptance" not in speculation:
+        speculation["acceptance"] = ANY
+        k = speculation.setdefault("num_speculative_tokens", SHORT_K)
+        origin = origin_of(ANY, *pair_of(load(str(raw["profile"])), SPELLINGS[method]), k)
+        text = f"acceptance of {method} assumed: {origin}; yours: --acceptance code, chat, maths, other or FORM"
         warnings.warn(text, stacklevel=2)
 
 

@@ -161,9 +161,13 @@ def _against(comparison: Comparison, row: PolicySummary) -> str:
         return ""
     if pair.order is Order.SAME:
         return pair.order.value
-    pct = 100.0 * pair.difference / base
-    shown = "0" if abs(pct) < 0.05 else f"{pct:+.{1 if abs(pct) < 9.95 else 0}f}"
-    return f"{shown} %" + " (unsure)" * (pair.order not in STATED)
+    means = [mean for each in row.by_prompts.values() if (mean := each[METRIC]) is not None]
+    differences = [mean - base for mean in means] if means and not first.by_prompts else [pair.difference]
+    return f"{span(_pct(100.0 * each / base) for each in differences)} %" + " (unsure)" * (pair.order not in STATED)
+
+
+def _pct(value: float) -> str:
+    return "0" if abs(value) < 0.05 else f"{value:+.{1 if abs(value) < 9.95 else 0}f}"
 
 
 # -- how sure
@@ -292,7 +296,7 @@ def notes(result: Comparison) -> list[str]:
     if lengths:
         shown = span(f"{length:.2f}" for length in sorted(lengths))
         lines.append(f"acceptance length (tokens per verify): {shown}")
-    lines += _overlap_lines(result) + _partition_lines(result)
+    lines += _overlap_lines(result) + _partition_lines(result) + _prompts_lines(result)
     lines += _power_lines(result) + _load_lines(result) + _tail_lines(result)
     if result.length.num_cooldowns:
         lines.append("output: tokens that come before the last arrival that is measured")
@@ -336,6 +340,17 @@ def _overlap_lines(result: Comparison) -> list[str]:
         ]
         lines.append(f"{NAMES[metric]} at phi {phi.low:g} / {phi.value:g} / {phi.high:g}: {', '.join(spans)}")
     return lines
+
+
+def _prompts_lines(result: Comparison) -> list[str]:
+    """Acceptance length and latency with the prompts of least and of most acceptance."""
+    return [
+        f"{row.policy} with {prompts}: "
+        + ("does not keep up" if mean is None else f"{number(length)} tokens a verify, latency {duration(mean)}")
+        for row in result.policies
+        for prompts, means in row.by_prompts.items()
+        for mean, length in [(means[METRIC], means["spec_decode_acceptance_length"])]
+    ]
 
 
 def _partition_lines(result: Comparison) -> list[str]:

@@ -15,12 +15,12 @@ from itertools import product
 from math import inf, prod
 from typing import Any
 
-from sim.acceptance.assumed import SHORT_K, assumed_of
+from sim.acceptance.pairs import ANY, KINDS, SHORT_K, origin_of
 from sim.costs.datasheets import gpu_name
 from sim.costs.profile import Profile
 from sim.costs.profile_files import load, shipped, spelling
 from sim.drafters.drafter import Drafter
-from sim.drafters.registry import HEADS, SPELLINGS
+from sim.drafters.registry import HEADS, SPELLINGS, pair_of
 from sim.files.json_values import Json
 from sim.files.yaml_values import parse_yaml
 from sim.model_names import ProfileKey
@@ -144,13 +144,13 @@ class Variants:
             raw["profile"] = self._profile_with(raw, method=paired)
         given = raw["speculation"]
         assert isinstance(given, dict)
-        if not acceptance and "acceptance" not in given:
-            assumed = assumed_of(method.name)
-            acceptance = assumed.acceptance
-            self.notes[f"Acceptance of {name}: {acceptance} ({assumed.source}). Yours: {name}@FORM."] = None
         if acceptance:
             given["acceptance"] = acceptance
-        given.setdefault("num_speculative_tokens", SHORT_K)
+        k = given.setdefault("num_speculative_tokens", SHORT_K)
+        if (text := given.setdefault("acceptance", ANY)) in (*KINDS, ANY):
+            origin = origin_of(text, *pair_of(self._profile_of(raw), method), k)
+            yours = f" Yours: {name}@code, chat, maths, other or FORM." * (text == ANY)
+            self.notes[f"Acceptance of {name}: {origin}.{yours}"] = None
 
     def _profile_with(self, raw: Raw, *, gpu: str | None = None, method: Drafter | None = None) -> str:
         """The profile of the same models on another GPU, or of the same target with a drafter of that method."""
