@@ -20,7 +20,6 @@ import msgspec
 from sim.acceptance.models import Acceptance
 from sim.acceptance.quoted import Chances, MeasuredLength, MeasuredLengths, Quoted
 from sim.acceptance.spread import AssumedSpread
-from sim.files.json_values import Json
 from sim.model_names import model_key
 from sim.names import in_words
 
@@ -136,9 +135,8 @@ def quoted_of(text: str, target: str, params: int, method: str) -> Quoted:
     return AssumedSpread(MeasuredLengths(tuple((k, _mean(curve[k] for curve in curves)) for k in shared)))
 
 
-def origin_of(text: str, target: str, params: int, method: str, k: Json = None) -> str:
-    """Where that acceptance is from, with its lengths at draft length `k`: a sentence without its subject and point."""
-    k = k if isinstance(k, int) and k > 0 else SHORT_K
+def origin_of(text: str, target: str, params: int, method: str, k: int) -> str:
+    """Where that acceptance is from, with its lengths at draft length `k`."""
     known = measured_of(target, params, method)
     kinds = known if text == ANY else {text: known[text]}
     least, most = AnyPrompts(tuple(kinds.values())).ends(k)
@@ -150,7 +148,8 @@ def origin_of(text: str, target: str, params: int, method: str, k: Json = None) 
         if _key(one.pair) != (model_key(target), method):
             lent.setdefault(f"{one.pair.target} with {one.pair.method}", []).append(kind)
     borrowed = [f"{in_words(kinds)} borrowed from {whose}" for whose, kinds in lent.items()]
-    return "; ".join([origin, *borrowed])
+    yours = ["yours: --acceptance code, chat, maths, other or a number"] * (text == ANY)
+    return "; ".join([origin, *borrowed, *yours])
 
 
 def longest_of(method: str) -> int:

@@ -280,6 +280,7 @@ def compare(
         paired=paired,
         verdict=verdict(summaries, paired, drafting(policies)),
         notes=[
+            *dict.fromkeys(note for one in policies for note in one.assumed),
             *_rank_notes(policies[0]),
             *_transients(policies, length, summaries),
             *_acceptance_notes(policies[0]),

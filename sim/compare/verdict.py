@@ -233,6 +233,11 @@ class _Lines:
         drafting = next((row for row in (self._best, *self._others) if row.by_prompts), None)
         if drafting is not None and (times := self._times(drafting)) and not any(times in line for line in lines):
             lines.append(f"{self._name(drafting)} is {times}.")
+        lines += [
+            f"{self._name(row)} does not keep up with prompts like {in_words(late)}."
+            for row in (self._best, *self._others)
+            if (late := [prompts for prompts, means in row.by_prompts.items() if means[METRIC] is None])
+        ]
         if hanging := [row for row in self._others if self._pair(row, self._best).order in HANGS_ON]:
             names = in_words([self._name(self._best), *map(self._name, hanging)])
             lines.append(f"The order of {names} depends on {self._why([(row, self._best) for row in hanging])}.")
@@ -249,10 +254,14 @@ class _Lines:
             parts = [] if ttft is None else [f"{duration(ttft)} to the first token"]
             parts += [] if tpot is None else [f"then {duration(tpot)} a token"]
             who = "A request" if self._is_alone else f"{self._name(best)}: a request"
-            return f"{who} takes {_span([best])} on average" + f": {', '.join(parts)}" * bool(parts) + "."
+            return (
+                f"{who} takes {_span([best])} on average{', depending on prompts' * bool(best.by_prompts)}"
+                + f": {', '.join(parts)}" * bool(parts)
+                + "."
+            )
         text = f"{self._name(best)} is fastest: latency {_span([best])}"
         if reference is None or reference is best:
-            return f"{text}."
+            return f"{text}{', depending on prompts' * bool(best.by_prompts)}."
         if times := self._times(best):
             return f"{self._name(best)} is fastest: {times} (latency {_span([best])})."
         lower_pct = 100.0 * (1.0 - _mean(best) / _mean(reference))

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from sim.acceptance.pairs import ANY, KINDS
 from sim.compare.side_by_side import MIN_FOR_P99, Comparison
 from sim.compare.verdict import METRIC, STATED, Order, Paired, PolicySummary, Standing, common_key, flips_at
 from sim.devices.contention import Regime
@@ -66,7 +67,7 @@ def said_comparison(result: Comparison, console: Console) -> Said:
     lines += [*((LIMITS, line) for line in _caps_lines(result)[1]), *_power(result)]
     notes = [note for note in result.notes if not note.startswith(ONLY_IF)]
     answer = "\n".join([*(line for line in result.evidence if line.startswith(REPLAYED)), result.verdict])
-    lines += [("note", note) for note in notes[:MAX_NOTES]]
+    lines += [(ASSUMED if note.startswith("acceptance of") else "note", note) for note in notes[:MAX_NOTES]]
     return Said(answer, [("", _settings([("", result)]))], lines, _details(result, console))
 
 
@@ -162,8 +163,12 @@ def _against(comparison: Comparison, row: PolicySummary) -> str:
     if pair.order is Order.SAME:
         return pair.order.value
     means = [mean for each in row.by_prompts.values() if (mean := each[METRIC]) is not None]
-    differences = [mean - base for mean in means] if means and not first.by_prompts else [pair.difference]
-    return f"{span(_pct(100.0 * each / base) for each in differences)} %" + " (unsure)" * (pair.order not in STATED)
+    differences = (
+        [mean - base for mean in means] if means and not first.mean["spec_decode_num_drafts"] else [pair.difference]
+    )
+    return f"{span(_pct(100.0 * each / base) for each in sorted(differences))} %" + " (unsure)" * (
+        pair.order not in STATED
+    )
 
 
 def _pct(value: float) -> str:
@@ -204,7 +209,8 @@ def _scenario_line(result: Comparison) -> str:
     engine = result.runs[0].get("engine")
     drafts = "no speculation"
     if any(row.mean["spec_decode_num_drafts"] for row in result.policies):
-        drafts = f"k={speculation['num_speculative_tokens']}, {speculation['acceptance']}"
+        kind = f"{speculation['acceptance']}{' prompts' * (speculation['acceptance'] in (*KINDS, ANY))}"
+        drafts = f"k={speculation['num_speculative_tokens']}, {kind}"
     return (
         f"{result.profile.name}, {f'engine {engine}, ' if engine else ''}{load}, {workload['dataset_name']} lengths, "
         f"{drafts}, {scenario['replications']} replication{'s' * (scenario['replications'] > 1)} from seed "

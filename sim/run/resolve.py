@@ -16,7 +16,7 @@ import msgspec
 
 from sim.acceptance.forms import parse_quoted
 from sim.acceptance.models import Acceptance
-from sim.acceptance.pairs import ANY, KINDS, quoted_of
+from sim.acceptance.pairs import ANY, KINDS, origin_of, quoted_of
 from sim.acceptance.quoted import Quoted
 from sim.costs.cost import Link
 from sim.costs.engine_costs import EngineCosts
@@ -125,6 +125,15 @@ class _Unpriced:
     def plugins(self) -> tuple[str, str]:
         """Names of the policy and of the form of acceptance, which somebody may have registered."""
         return self.policy.name, self.scenario.speculation.acceptance_name
+
+    @property
+    def assumed(self) -> list[str]:
+        """A note on where acceptance is from that is one of some kind of prompts; none on numbers."""
+        speculation = self.scenario.speculation
+        if not self.lengths.given or speculation.acceptance not in (*KINDS, ANY):
+            return []
+        pair = pair_of(self.profile, speculation.drafter)
+        return [f"acceptance of {pair[-1]}: {origin_of(speculation.acceptance, *pair, self.lengths.given)}"]
 
     def new_pool(self) -> KvPool:
         """The KV memory of one replica, empty."""

@@ -15,12 +15,12 @@ from itertools import product
 from math import inf, prod
 from typing import Any
 
-from sim.acceptance.pairs import ANY, KINDS, SHORT_K, origin_of
+from sim.acceptance.pairs import ANY, KINDS, SHORT_K
 from sim.costs.datasheets import gpu_name
 from sim.costs.profile import Profile
 from sim.costs.profile_files import load, shipped, spelling
 from sim.drafters.drafter import Drafter
-from sim.drafters.registry import HEADS, SPELLINGS, pair_of
+from sim.drafters.registry import HEADS, SPELLINGS
 from sim.files.json_values import Json
 from sim.files.yaml_values import parse_yaml
 from sim.model_names import ProfileKey
@@ -81,7 +81,7 @@ class Variants:
         self.notes: dict[str, None] = {}
         speculation = raw.get("speculation")
         given = speculation.get("acceptance") if isinstance(speculation, Mapping) else None
-        if len(sharing) > 1 and given is not None:
+        if len(sharing) > 1 and given not in (None, *KINDS, ANY):
             self.notes[f"acceptance {given} of {in_words(sharing)} alike; each its own: {sharing[0]}@FORM"] = None
         drafting = [each for each in methods if not SPELLINGS[each.partition("@")[0]].looks_up]
         self._paired = next(iter(drafting or methods), None)
@@ -146,11 +146,8 @@ class Variants:
         assert isinstance(given, dict)
         if acceptance:
             given["acceptance"] = acceptance
-        k = given.setdefault("num_speculative_tokens", SHORT_K)
-        if (text := given.setdefault("acceptance", ANY)) in (*KINDS, ANY):
-            origin = origin_of(text, *pair_of(self._profile_of(raw), method), k)
-            yours = f" Yours: {name}@code, chat, maths, other or FORM." * (text == ANY)
-            self.notes[f"Acceptance of {name}: {origin}.{yours}"] = None
+        given.setdefault("num_speculative_tokens", SHORT_K)
+        given.setdefault("acceptance", ANY)
 
     def _profile_with(self, raw: Raw, *, gpu: str | None = None, method: Drafter | None = None) -> str:
         """The profile of the same models on another GPU, or of the same target with a drafter of that method."""
