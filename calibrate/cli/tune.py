@@ -16,7 +16,7 @@ from msgspec import Meta, structs
 
 from sim.cli.console import OnStep, claim, progress, say_runs, say_trace, show
 from sim.cli.flags import Draws, JsonFile, Overwrite, Seconds, Verbose, command
-from sim.cli.options import ServedFlags, assume_acceptance, gather, inputs_of, listed
+from sim.cli.options import ServedFlags, gather, inputs_of, listed, with_assumptions
 from sim.files.json_values import value_at
 
 if TYPE_CHECKING:
@@ -86,10 +86,9 @@ def tune_command(flags: TuneFlags) -> None:
             take(served, raw, lengths)
             if flags.method is not None:  # Acceptance is assumed where the server counts none.
                 set_dotted(raw, "speculation.method", flags.method)
-                assume_acceptance(raw, flags.method)
         if lengths:
             set_dotted(raw, "speculation.num_speculative_tokens", max(lengths))
-        scenario = parse_scenario(raw)
+        scenario = parse_scenario(with_assumptions(raw))
         claim(files={"--json": flags.json}, inputs=[*inputs_of(flags.scenario, scenario), flags.metrics])
         say_trace(scenario.workload, is_quiet=flags.json == "-")
         contexts = listed("--contexts", flags.contexts, _tokens, "token counts with commas, such as 1k,8k,32k")

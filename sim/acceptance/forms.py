@@ -20,6 +20,7 @@ from sim.acceptance.models import (
     PerPositionAcceptance,
     check_rate,
 )
+from sim.acceptance.pairs import ANY, KINDS
 from sim.acceptance.quoted import (
     LengthInUse,
     MeasuredLength,
@@ -114,7 +115,7 @@ def _form_of(name: str) -> AcceptanceForm:
         return _registered[name]
     entries = installed(GROUP)
     if name not in entries:
-        raise ValueError(unknown("acceptance model", name, [*FORMS, *_registered, *entries]))
+        raise ValueError(unknown("acceptance model", name, [*KINDS, ANY, *FORMS, *_registered, *entries]))
     return loaded(f"acceptance {name!r}", entries[name], AcceptanceForm)
 
 
@@ -144,6 +145,8 @@ def parse_quoted(text: str) -> Quoted:
     name, rest = name.strip().lower(), rest.strip()
     if not colon and (guess := _bare_number(name)) is not None:
         raise ValueError(f"acceptance {text!r}: a number of what? write {guess}")
+    if name in (*KINDS, ANY):
+        raise ValueError(f"acceptance {text!r} is known of a profile's own drafter alone; write {FORMS['length']}")
     registered = None if name in FORMS else _form_of(name)
     form = FORMS[name] if registered is None else registered.form
     if not colon or not rest:

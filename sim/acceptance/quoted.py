@@ -229,6 +229,34 @@ class MeasuredLength:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class MeasuredLengths(_AtEveryLength):
+    """Acceptance lengths measured with drafts of several lengths, shortest first: on a straight line between two, and
+    beyond them as the nearest one is carried.
+
+    >>> curve = MeasuredLengths(((3, 2.9), (7, 3.9)))
+    >>> [round(curve.model(k).expected_length(k), 2) for k in (3, 5, 7)]
+    [2.9, 3.4, 3.9]
+    """
+
+    lengths: tuple[tuple[int, float], ...]
+    drift: float = 0.0
+
+    def _near(self, k: int) -> MeasuredLength:
+        ks, lengths = zip(*self.lengths, strict=True)
+        at = min(max(k, ks[0]), ks[-1])
+        return MeasuredLength(float(np.interp(at, ks, lengths)), at, self.drift)
+
+    def model(self, k: int) -> Acceptance:
+        return self._near(k).model(k)
+
+    def draw(self, rng: Chances) -> MeasuredLengths:
+        return replace(self, drift=split_normal(rng.random(), DRIFT_FALLING, DRIFT_RISING))
+
+    def notes(self, ks: Iterable[int]) -> tuple[str, ...]:
+        return tuple(note for k in sorted(set(ks)) for note in self._near(k).notes([k]))
+
+
 def _drift_error(quoted: MeasuredLength | MeasuredRates, k: int) -> float:
     """Root mean square of the relative differences of the length at `k` with and without the drift that draws have."""
     here = quoted.model(k).expected_length(k)

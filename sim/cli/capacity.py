@@ -6,7 +6,7 @@ from typing import Annotated
 
 from sim.cli.console import claim, progress, say_runs, say_trace, show
 from sim.cli.flags import Draws, JsonFile, Overwrite, Price, Rate, Share, Verbose, command
-from sim.cli.options import MaxNumSeqs, ServedFlags, drafts_with_a_drafter, gather, inputs_of
+from sim.cli.options import MaxNumSeqs, ServedFlags, gather, inputs_of, with_assumptions
 
 EXAMPLE = (
     "lanesim capacity --profile h100-sxm/llama-3.1-8b --policy autoregressive \\\n"
@@ -43,7 +43,7 @@ def capacity_command(flags: CapacityFlags) -> None:
     from sim.studies.attainment import highest_load
 
     price = usd_per_gpu_h(flags.price)
-    scenario = parse_scenario(drafts_with_a_drafter(gather(flags)))
+    scenario = parse_scenario(with_assumptions(gather(flags)))
     claim(files={"--json": flags.json}, inputs=inputs_of(flags.scenario, scenario))
     say_trace(scenario.workload, is_quiet=flags.json == "-")
     say_runs(len(scenario.policy) * (flags.draws or 0))

@@ -10,7 +10,7 @@ from msgspec import Meta
 
 from sim.cli.console import claim, progress, say_runs, say_trace, show
 from sim.cli.flags import Draws, JsonFile, Overwrite, Verbose, Workers, command
-from sim.cli.options import SHARED, CompareScenario, drafts_with_a_drafter, gather, inputs_of, parse_goodput
+from sim.cli.options import SHARED, CompareScenario, gather, inputs_of, parse_goodput, with_assumptions
 
 if TYPE_CHECKING:
     from sim.compare.side_by_side import Comparison
@@ -74,7 +74,7 @@ def compare_command(flags: CompareFlags) -> None:
     grid: dict[str, list[Json]] = {}
     raw = gather(flags, grid)
     if not any(text.startswith("speculation") for text in flags.vary):
-        drafts_with_a_drafter(raw)
+        with_assumptions(raw)
     grid |= _varied_keys(flags, grid)
     if grid and "policy" in grid:
         raw["policy"] = grid["policy"]

@@ -149,17 +149,23 @@ def gather(flags: WorkloadFlags, lists: dict[str, list[Json]] | None = None) -> 
         set_dotted(raw, f"goodput.{name}_ms", bound_ms)
     for text in flags.set:
         set_dotted(raw, *parse_override(text))
-    if given.get("method") is not None:
-        assume_acceptance(raw, given["method"])
     return raw
 
 
-def drafts_with_a_drafter(raw: dict[str, Json]) -> dict[str, Json]:
-    """The scenario without speculation where its profile has no draft, and nothing is said about speculation."""
+def with_assumptions(raw: dict[str, Json]) -> dict[str, Json]:
+    """The scenario without speculation where its profile has no draft, and with any kind of prompts where it drafts, if
+    nothing is said about them."""
+    from sim.acceptance.pairs import ANY, SHORT_K
     from sim.costs.profile_files import load
 
-    if raw.get("profile") and "speculation" not in raw and load(str(raw["profile"])).draft is None:
-        raw["speculation"] = {"num_speculative_tokens": 0}
+    speculation = raw.get("speculation")
+    if speculation is None and raw.get("profile"):
+        has_draft = load(str(raw["profile"])).draft is not None
+        raw["speculation"] = {"acceptance": ANY} if has_draft else {"num_speculative_tokens": 0}
+    elif isinstance(speculation, dict) and "acceptance" not in speculation:
+        speculation["acceptance"] = ANY
+        if "method" in speculation:
+            speculation.setdefault("num_speculative_tokens", SHORT_K)
     return raw
 
 
@@ -215,19 +221,6 @@ def with_drafter(profiles: list[str], draft: str) -> tuple[list[str], str]:
         return profiles, draft
     paired = [each if "+" in each or each.endswith(".json") else spelling(f"{each}+{named}") for each in profiles]
     return paired, named if named in HEADS else "draft_model"
-
-
-def assume_acceptance(raw: dict[str, Json], method: str) -> None:
-    """Acceptance and length of drafts of a method that is named without them, with a note."""
-    from sim.acceptance.assumed import ASSUMED, SHORT_K
-
-    speculation = raw["speculation"]
-    if isinstance(speculation, dict) and method in ASSUMED and "acceptance" not in speculation:
-        assumed = ASSUMED[method]
-        speculation["acceptance"] = assumed.acceptance
-        speculation.setdefault("num_speculative_tokens", SHORT_K)
-        text = f"acceptance of {method} assumed: {assumed.acceptance} ({assumed.source}); yours: --acceptance"
-        warnings.warn(text, stacklevel=2)
 
 
 def inputs_of(path: Path | None, scenario: Scenario) -> list[str | Path | None]:

@@ -2,7 +2,8 @@
 
 Replication r of a seed draws from child r of it, for every policy, so that differences are taken draw by draw. Where
 overlap of streams was not measured, the first run of policies with several streams on a GPU is simulated at both ends
-of phi's bracket, too, and an order of two policies is stated only if all agree. Not here: one run (sim.run.simulate),
+of phi's bracket, too, and an order of two policies is stated only if all agree. Where the kind of prompts is open, the
+first run is simulated with those of least and of most acceptance, too. Not here: one run (sim.run.simulate),
 its length (sim.compare.run_length), files (sim.report.results), tables (sim.report.tables).
 """
 
@@ -19,6 +20,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from sim.acceptance.pairs import AnyPrompts
 from sim.compare.capacity import Saturation, load_after
 from sim.compare.point_runs import Point, PointRun, run_points
 from sim.compare.pool import OnDone, Runner, lasting
@@ -52,6 +54,7 @@ PAIRED_METRICS = (
     "output_throughput",
     "steady_output_throughput",
 )
+OVER_PROMPTS = (*PAIRED_METRICS, "spec_decode_acceptance_length")
 LABELS = ("policy", "seed", "replication", "load", "unstable", "engine", "async_scheduling", "partition")
 """Keys of a run that say which run it is and how it went, rather than measure it."""
 MIN_FOR_P99 = 10_000
@@ -250,12 +253,18 @@ def compare(
         keys += [(point.resolved.label, level) for level, point in ends]
         at_ends = [replace(point, phi=phi_at(point.resolved.profile.phi, level), **BARE) for level, point in ends]
         done += run_points(at_ends, runner, "at both ends of phi's bracket")
+    firsts = points[:: scenario.replications]
+    by_prompts = _by_prompts([point for point in firsts if isinstance(point.resolved.quoted, AnyPrompts)], runner)
     ran = list(zip(keys, done, strict=True))
     frame = _frame(policies, saturations, ran)
     bounded = lanes if scenario.devices.overlap is Regime.ROOFS else set()
     paired = paired_differences(frame, profile.phi, bounded)
     forms = {label: list(dict.fromkeys(one.form for key, one in ran if key[0] == label)) for label in frame.policies}
-    rows = [msgspec.structs.replace(_policy_summary(frame, label), ran_in=ran_in) for label, ran_in in forms.items()]
+    rows = [
+        msgspec.structs.replace(row, ran_in=ran_in, by_prompts=_over_prompts(row, frame, by_prompts.get(label, {})))
+        for label, ran_in in forms.items()
+        for row in [_policy_summary(frame, label)]
+    ]
     summaries = judged(rows, paired)
     return Comparison(
         scenario=to_plain(scenario),
@@ -274,6 +283,7 @@ def compare(
         verdict=verdict(summaries, paired, drafting(policies)),
         notes=[
             *_python_notes(policies, forms),
+            *dict.fromkeys(note for one in policies for note in one.assumed),
             *_rank_notes(policies[0]),
             *_transients(policies, length, summaries),
             *_acceptance_notes(policies[0]),
@@ -387,6 +397,40 @@ def _policy_summary(frame: Frame, policy: str) -> PolicySummary:
             if key.startswith("p99") and values and load.is_steady and load.share > TAIL_SHARE and not has_interval(key)
         ],
     )
+
+
+def _by_prompts(firsts: Sequence[Point], runner: Runner) -> dict[str, dict[str, PointRun | None]]:
+    """The runs of `firsts` that draft, with the prompts of least and of most acceptance, by policy and prompts. None
+    where the policy does not keep up with them."""
+    points = [
+        (one.label, f"{end.prompts} ({end.kind})", replace(point, resolved=one.drawn(one.profile, end.quoted), **BARE))
+        for point in firsts
+        for one in [point.resolved]
+        if one.lengths.given
+        for end in one.quoted.ends(one.lengths.given)
+    ]
+    done = run_points([point for *_, point in points], runner, "at both ends of acceptance")
+    found: dict[str, dict[str, PointRun | None]] = {}
+    for (label, prompts, point), run in zip(points, done, strict=True):
+        is_steady = load_after(point.resolved, Saturation(point.resolved), [run]).is_steady
+        found.setdefault(label, {})[prompts] = run if is_steady else None
+    return found
+
+
+def _over_prompts(
+    row: PolicySummary, frame: Frame, ends: Mapping[str, PointRun | None]
+) -> dict[str, dict[str, float | None]]:
+    """Means with other prompts: they change as the first run does."""
+    if not row.load.is_steady:
+        return {}
+    first = frame.runs[row.policy, PhiLevel.MIDDLE][0]
+
+    def at(metric: str, end: PointRun | None) -> float | None:
+        mean, before = row.mean[metric], number(first, metric)
+        after = None if end is None else number(end.run, metric)
+        return mean * after / before if mean is not None and after is not None and before else None
+
+    return {name: {metric: at(metric, end) for metric in OVER_PROMPTS} for name, end in ends.items()}
 
 
 def paired_differences(frame: Frame, phi: Phi = ASSUMED_PHI, bounded: AbstractSet[str] = frozenset()) -> list[Paired]:

@@ -106,6 +106,9 @@ class PolicySummary(msgspec.Struct, frozen=True, kw_only=True):
     """By mean E2EL; None of a policy alone or without a steady mean."""
     slower_pct: Interval | None = None
     """Percent by which a slower policy's mean E2EL is above the lowest, least and most over the bracket of overlap."""
+    by_prompts: dict[str, dict[str, float | None]] = {}
+    """Means with the prompts of least and of most acceptance, by their name; empty where acceptance is stated. None of
+    all metrics where the policy does not keep up with such prompts."""
     ran_in: list[str] = []
     """Forms of the simulator that its runs were in: core, python or simpy; none of a replay."""
 
@@ -227,6 +230,14 @@ class _Lines:
             slower = [row for row in slower if row is not self._reference]
         if slower:
             lines.append(self._behind(slower, f"Against {self._best.policy}, " if any(groups.values()) else ""))
+        drafting = next((row for row in (self._best, *self._others) if row.by_prompts), None)
+        if drafting is not None and (times := self._times(drafting)) and not any(times in line for line in lines):
+            lines.append(f"{self._name(drafting)} is {times}.")
+        lines += [
+            f"{self._name(row)} does not keep up with prompts like {in_words(late)}."
+            for row in (self._best, *self._others)
+            if (late := [prompts for prompts, means in row.by_prompts.items() if means[METRIC] is None])
+        ]
         if hanging := [row for row in self._others if self._pair(row, self._best).order in HANGS_ON]:
             names = in_words([self._name(self._best), *map(self._name, hanging)])
             lines.append(f"The order of {names} depends on {self._why([(row, self._best) for row in hanging])}.")
@@ -243,10 +254,16 @@ class _Lines:
             parts = [] if ttft is None else [f"{duration(ttft)} to the first token"]
             parts += [] if tpot is None else [f"then {duration(tpot)} a token"]
             who = "A request" if self._is_alone else f"{self._name(best)}: a request"
-            return f"{who} takes {_span([best])} on average" + f": {', '.join(parts)}" * bool(parts) + "."
+            return (
+                f"{who} takes {_span([best])} on average{', depending on prompts' * bool(best.by_prompts)}"
+                + f": {', '.join(parts)}" * bool(parts)
+                + "."
+            )
         text = f"{self._name(best)} is fastest: latency {_span([best])}"
         if reference is None or reference is best:
-            return f"{text}."
+            return f"{text}{', depending on prompts' * bool(best.by_prompts)}."
+        if times := self._times(best):
+            return f"{self._name(best)} is fastest: {times} (latency {_span([best])})."
         lower_pct = 100.0 * (1.0 - _mean(best) / _mean(reference))
         return f"{text}, {_percent(lower_pct)} % below no speculation ({duration(_mean(reference))})."
 
@@ -269,6 +286,15 @@ class _Lines:
         nearest, last = slower[0], slower[-1]
         texts = [f"{self._name(row)} ({placed(row)})" for row in (nearest, last)]
         return f"{against}the nearest of {len(slower)} others is {texts[0]} and the last {texts[1]}."
+
+    def _times(self, row: PolicySummary) -> str:
+        """`1.3 to 2.3 times as fast as no speculation, depending on prompts`; empty where the prompts are not open."""
+        means = [each[METRIC] for each in row.by_prompts.values()]
+        if self._reference is None or not any(means):
+            return ""
+        times = sorted(0.0 if mean is None else _mean(self._reference) / mean for mean in means)
+        shown = span(f"{each:.1f}" for each in times) if times[0] else f"at most {times[-1]:.1f}"
+        return f"{shown} times as fast as no speculation, depending on prompts"
 
     def _pair(self, row: PolicySummary, other: PolicySummary) -> Paired:
         return self._pairs[frozenset((row.policy, other.policy))]
@@ -335,7 +361,8 @@ def _span(rows: Iterable[PolicySummary]) -> str:
     """From the lowest mean to the highest, over the bracket of overlap where it matters."""
     values: list[float] = []
     for row in rows:
-        values += [value for means in row.by_overlap.values() if (value := means[METRIC]) is not None] or [_mean(row)]
+        ends = [*row.by_overlap.values(), *row.by_prompts.values()]
+        values += [_mean(row), *(value for means in ends if (value := means[METRIC]) is not None)]
     return duration(min(values), max(values))
 
 

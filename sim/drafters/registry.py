@@ -28,6 +28,12 @@ def drafter_of(profile: Profile) -> Drafter | None:
     return None if shape is None else next((each for each in marked if getattr(shape, each.mark)), None)
 
 
+def pair_of(profile: Profile, method: Drafter) -> tuple[str, int, str]:
+    """Name and parameters of the target, and how its draft drafts."""
+    own = None if method.looks_up else drafter_of(profile)
+    return profile.target.name, profile.target.params, (own or method).name
+
+
 def in_parallel(drafter: Drafter) -> Drafter:
     """The same with vLLM's parallel_drafting; itself where that is no other way of drafting."""
     return next((each for each in DRAFTERS.values() if each.vllm_method == drafter.name), drafter)

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from sim.acceptance.pairs import ANY, KINDS
 from sim.compare.side_by_side import MIN_FOR_P99, Comparison
 from sim.compare.verdict import METRIC, STATED, Order, Paired, PolicySummary, Standing, common_key, flips_at
 from sim.devices.contention import Regime
@@ -66,7 +67,7 @@ def said_comparison(result: Comparison, console: Console) -> Said:
     lines += [*((LIMITS, line) for line in _caps_lines(result)[1]), *_power(result)]
     notes = [note for note in result.notes if not note.startswith(ONLY_IF)]
     answer = "\n".join([*(line for line in result.evidence if line.startswith(REPLAYED)), result.verdict])
-    lines += [("note", note) for note in notes[:MAX_NOTES]]
+    lines += [(ASSUMED if note.startswith("acceptance of") else "note", note) for note in notes[:MAX_NOTES]]
     return Said(answer, [("", _settings([("", result)]))], lines, _details(result, console))
 
 
@@ -161,9 +162,17 @@ def _against(comparison: Comparison, row: PolicySummary) -> str:
         return ""
     if pair.order is Order.SAME:
         return pair.order.value
-    pct = 100.0 * pair.difference / base
-    shown = "0" if abs(pct) < 0.05 else f"{pct:+.{1 if abs(pct) < 9.95 else 0}f}"
-    return f"{shown} %" + " (unsure)" * (pair.order not in STATED)
+    means = [mean for each in row.by_prompts.values() if (mean := each[METRIC]) is not None]
+    differences = (
+        [mean - base for mean in means] if means and not first.mean["spec_decode_num_drafts"] else [pair.difference]
+    )
+    return f"{span(_pct(100.0 * each / base) for each in sorted(differences))} %" + " (unsure)" * (
+        pair.order not in STATED
+    )
+
+
+def _pct(value: float) -> str:
+    return "0" if abs(value) < 0.05 else f"{value:+.{1 if abs(value) < 9.95 else 0}f}"
 
 
 # -- how sure
@@ -200,7 +209,8 @@ def _scenario_line(result: Comparison) -> str:
     engine = result.runs[0].get("engine")
     drafts = "no speculation"
     if any(row.mean["spec_decode_num_drafts"] for row in result.policies):
-        drafts = f"k={speculation['num_speculative_tokens']}, {speculation['acceptance']}"
+        kind = f"{speculation['acceptance']}{' prompts' * (speculation['acceptance'] in (*KINDS, ANY))}"
+        drafts = f"k={speculation['num_speculative_tokens']}, {kind}"
     return (
         f"{result.profile.name}, {f'engine {engine}, ' if engine else ''}{load}, {workload['dataset_name']} lengths, "
         f"{drafts}, {scenario['replications']} replication{'s' * (scenario['replications'] > 1)} from seed "
@@ -292,7 +302,7 @@ def notes(result: Comparison) -> list[str]:
     if lengths:
         shown = span(f"{length:.2f}" for length in sorted(lengths))
         lines.append(f"acceptance length (tokens per verify): {shown}")
-    lines += _overlap_lines(result) + _partition_lines(result)
+    lines += _overlap_lines(result) + _partition_lines(result) + _prompts_lines(result)
     lines += _power_lines(result) + _load_lines(result) + _tail_lines(result)
     if result.length.num_cooldowns:
         lines.append("output: tokens that come before the last arrival that is measured")
@@ -336,6 +346,17 @@ def _overlap_lines(result: Comparison) -> list[str]:
         ]
         lines.append(f"{NAMES[metric]} at phi {phi.low:g} / {phi.value:g} / {phi.high:g}: {', '.join(spans)}")
     return lines
+
+
+def _prompts_lines(result: Comparison) -> list[str]:
+    """Acceptance length and latency with the prompts of least and of most acceptance."""
+    return [
+        f"{row.policy} with {prompts}: "
+        + ("does not keep up" if mean is None else f"{number(length)} tokens a verify, latency {duration(mean)}")
+        for row in result.policies
+        for prompts, means in row.by_prompts.items()
+        for mean, length in [(means[METRIC], means["spec_decode_acceptance_length"])]
+    ]
 
 
 def _partition_lines(result: Comparison) -> list[str]:

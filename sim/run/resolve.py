@@ -16,6 +16,7 @@ import msgspec
 
 from sim.acceptance.forms import parse_quoted
 from sim.acceptance.models import Acceptance
+from sim.acceptance.pairs import ANY, KINDS, origin_of, quoted_of
 from sim.acceptance.quoted import Quoted
 from sim.costs.cost import Link
 from sim.costs.engine_costs import EngineCosts
@@ -26,6 +27,7 @@ from sim.costs.profile_files import load
 from sim.costs.shapes import ModelShape, kv_bytes_per_token, rank_weight_bytes
 from sim.devices.contention import Contention, Regime, contention_of
 from sim.devices.link import link_of
+from sim.drafters.registry import pair_of
 from sim.engine.controllers import VERIFYING
 from sim.engine.draft_length import Controller
 from sim.engine.kv import KvPool, SpreadPool
@@ -123,6 +125,15 @@ class _Unpriced:
     def plugins(self) -> tuple[str, str]:
         """Names of the policy and of the form of acceptance, which somebody may have registered."""
         return self.policy.name, self.scenario.speculation.acceptance_name
+
+    @property
+    def assumed(self) -> list[str]:
+        """A note on where acceptance is from that is one of some kind of prompts; none on numbers."""
+        speculation = self.scenario.speculation
+        if not self.lengths.given or speculation.acceptance not in (*KINDS, ANY):
+            return []
+        pair = pair_of(self.profile, speculation.drafter)
+        return [f"acceptance of {pair[-1]}: {origin_of(speculation.acceptance, *pair, self.lengths.given)}"]
 
     def new_pool(self) -> KvPool:
         """The KV memory of one replica, empty."""
@@ -277,7 +288,7 @@ def resolve(
     engine = engine_for(scenario, profile, is_real=is_real)
     served = served_by(scenario, profile, engine)
     limits = limits_of(scenario, profile, engine, is_speculative=named.is_speculative, is_real=is_real)
-    quoted = quoted or parse_quoted(speculation.acceptance)
+    quoted = quoted or _quoted(scenario, profile)
     acceptance_at(quoted, speculation.num_speculative_tokens)
     draft_tokens = speculation.num_speculative_tokens if named.is_speculative else 0
     pairs = _pairs(scenario, profile, draft_tokens)
@@ -345,6 +356,13 @@ def with_keys(scenario: Scenario, **changes: Json | msgspec.Struct) -> Scenario:
 
 
 # -- drafts
+
+
+def _quoted(scenario: Scenario, profile: Profile) -> Quoted:
+    text = scenario.speculation.acceptance
+    if text not in (*KINDS, ANY):
+        return parse_quoted(text)
+    return quoted_of(text, *pair_of(profile, scenario.speculation.drafter))
 
 
 def _pairs(scenario: Scenario, profile: Profile, draft_tokens: int) -> tuple[Profile, ...]:

@@ -146,7 +146,7 @@ def highest_load(
         fleets=[fleet for answer in answers for fleet in answer.fleets],
         draws=draws,
         covers=covers(policies[0]) if draws else "",
-        notes=[*_unused(scenario), *_notes(policies[0].scenario, answers, draws)],
+        notes=[*policies[0].assumed, *_unused(scenario), *_notes(policies[0].scenario, answers, draws)],
         evidence=evidence(
             profile,
             [asked_of(one, (each.in_flight, each.in_flight)) for one, each in zip(policies, highest, strict=True)],

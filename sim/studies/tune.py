@@ -334,7 +334,7 @@ def _largest_graph(resolved: Resolved) -> int | None:
 
 
 def _notes(resolved: Resolved, grid: LengthGrid, choice: Choice, largest_graph: int | None) -> list[str]:
-    notes, longest = [], grid.lengths[-1]
+    notes, longest = resolved.assumed, grid.lengths[-1]
     if longest in choice.lengths:
         notes.append(f"the answer is the longest draft that was tried, K = {longest}: longer ones may be better still")
     if 0 in grid.lengths:

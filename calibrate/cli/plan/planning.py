@@ -16,13 +16,13 @@ from calibrate.catalogue.model_configs import ModelSource
 from calibrate.catalogue.published_tables import cache_folder, published_tables
 from calibrate.cli.plan.flags import PlanFlags
 from calibrate.cli.profile_output import needs_analysis
-from sim.acceptance.assumed import assumed_of
+from sim.acceptance.pairs import ANY, longest_of, origin_of
 from sim.compare.pool import OnDone
 from sim.costs.datasheets import gpu_name
 from sim.costs.engine_costs import engine_of
 from sim.costs.profile import Profile
 from sim.costs.profile_files import load, shipped
-from sim.drafters.registry import HEADS, LOOKED_UP, drafter_named
+from sim.drafters.registry import DRAFTERS, HEADS, LOOKED_UP, drafter_named, pair_of
 from sim.files.json_values import Json, read_json
 from sim.metrics.price import usd_per_gpu_h
 from sim.run.forecast import StepForecast
@@ -124,14 +124,12 @@ def _scenario(
     drafter = flags.draft if flags.draft in LOOKED_UP else None if draft is None else draft.name
     speculation: dict[str, Json] = {"num_speculative_tokens": 0}
     if drafter is not None:
-        acceptance, longest, whose = assumed_of(drafter)
+        method = drafter if drafter in (*HEADS, *LOOKED_UP) else "draft_model"
+        k = flags.num_speculative_tokens or longest_of(method)
         if flags.acceptance is None:
-            assumed = f"acceptance {acceptance} assumed ({whose}); --acceptance"
-        speculation = {
-            "num_speculative_tokens": flags.num_speculative_tokens or longest,
-            "acceptance": flags.acceptance or acceptance,
-            "method": drafter if drafter in (*HEADS, *LOOKED_UP) else "draft_model",
-        }
+            origin = origin_of(ANY, *pair_of(candidates[0].profile, DRAFTERS[method]), k)
+            assumed = f"acceptance assumed: {origin}; yours: --acceptance code, chat, maths, other or FORM"
+        speculation = {"num_speculative_tokens": k, "acceptance": flags.acceptance or ANY, "method": method}
     raw: dict[str, Json] = {
         "profile": candidates[0].name,
         "policy": ["continuous"],

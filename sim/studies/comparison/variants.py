@@ -15,7 +15,7 @@ from itertools import product
 from math import inf, prod
 from typing import Any
 
-from sim.acceptance.assumed import SHORT_K, assumed_of
+from sim.acceptance.pairs import ANY, KINDS, SHORT_K
 from sim.costs.datasheets import gpu_name
 from sim.costs.profile import Profile
 from sim.costs.profile_files import load, shipped, spelling
@@ -81,7 +81,7 @@ class Variants:
         self.notes: dict[str, None] = {}
         speculation = raw.get("speculation")
         given = speculation.get("acceptance") if isinstance(speculation, Mapping) else None
-        if len(sharing) > 1 and given is not None:
+        if len(sharing) > 1 and given not in (None, *KINDS, ANY):
             self.notes[f"acceptance {given} of {in_words(sharing)} alike; each its own: {sharing[0]}@FORM"] = None
         drafting = [each for each in methods if not SPELLINGS[each.partition("@")[0]].looks_up]
         self._paired = next(iter(drafting or methods), None)
@@ -144,13 +144,10 @@ class Variants:
             raw["profile"] = self._profile_with(raw, method=paired)
         given = raw["speculation"]
         assert isinstance(given, dict)
-        if not acceptance and "acceptance" not in given:
-            assumed = assumed_of(method.name)
-            acceptance = assumed.acceptance
-            self.notes[f"Acceptance of {name}: {acceptance} ({assumed.source}). Yours: {name}@FORM."] = None
         if acceptance:
             given["acceptance"] = acceptance
         given.setdefault("num_speculative_tokens", SHORT_K)
+        given.setdefault("acceptance", ANY)
 
     def _profile_with(self, raw: Raw, *, gpu: str | None = None, method: Drafter | None = None) -> str:
         """The profile of the same models on another GPU, or of the same target with a drafter of that method."""

@@ -69,8 +69,10 @@ def varied(variants: Variants, compare: Callable[[Sequence[Resolved]], Compariso
         if line:
             start[resolved.label] = line
             variants.notes |= dict.fromkeys(more)
+    assumed = [note for _, settings in variants.by_load for one in settings for note in one.assumed]
+    notes = list(dict.fromkeys([*assumed, *variants.notes]))
     grid = {key: [plain_value(value) for value in values] for key, values in variants.grid.items()}
-    return Varied(grid=grid, loads=loads, verdict=_verdict(loads, bests), start=start, notes=list(variants.notes))
+    return Varied(grid=grid, loads=loads, verdict=_verdict(loads, bests), start=start, notes=notes)
 
 
 def best_of(comparison: Comparison) -> str | None:
