@@ -133,7 +133,7 @@ class VllmScheduler:
         seated = {request.request_id for request in scheduler.running}
         is_counted = interval > 1 and getattr(scheduler, "local_prefill_interval", 1) == 1
         throttles = {"throttle_prefills": self._num_calls % interval != 0} if is_counted else {}
-        self._num_calls += 1
+        self._num_calls += bool(self._requests)
         output = scheduler.schedule(**throttles)
         tokens = {int(name): count for name, count in output.num_scheduled_tokens.items()}
         drafts = {int(name): len(ids) for name, ids in output.scheduled_spec_decode_tokens.items()}

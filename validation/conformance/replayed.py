@@ -133,7 +133,7 @@ class _Replay:
                     flight = None
                     continue
                 members = (*flight.rows, *flight.prompts)
-                chosen = self.controller.lengths_for(members)
+                chosen = self.controller.lengths_planned(members, flight.num_planned)
                 lengths = dict(zip([request.index for request in members], chosen, strict=True))
             if limits.async_scheduling:
                 planned = self._plan(lengths)

@@ -137,7 +137,7 @@ def start_step(
     """The works of `step`, planned `ahead_s` before now, among `group_tokens` of all ranks, are submitted; the draft is
     as long as the longest that the controller chooses, where somebody can use it."""
     requests = (*step.rows, *step.prompts)
-    lengths = serving.controller.lengths_for(requests)
+    lengths = serving.controller.lengths_planned(requests, step.num_planned)
     load, longest = load_of(step), max(lengths) if step.uses_drafts else 0
     target, last = _submit(serving, load, stream, limits, longest, ahead_s, group_tokens)
     by_index = dict(zip([request.index for request in requests], lengths, strict=True))

@@ -35,6 +35,8 @@ class Step(NamedTuple):
     chunks: tuple[Chunk, ...]
     uses_drafts: bool = True
     """False where no request can use the drafts that are made behind it."""
+    num_planned: int = 0
+    """Requests of the plan, those included who had finished when it began."""
 
     @property
     def is_empty(self) -> bool:
@@ -213,7 +215,8 @@ def _taken_out(step: Step, chunks: list[Chunk], victim: Request, slots: int) -> 
 def begin_step(serving: Serving, planned: Step) -> Step:
     """`planned` as it is submitted: rows that have finished meanwhile left out, drafts cut to what had room and to what
     the controller would verify."""
-    step = planned._replace(rows=[], row_tokens=[])
+    num_planned = len(planned.rows) + len(planned.prompts)
+    step = planned._replace(rows=[], row_tokens=[], num_planned=num_planned)
     for request, tokens in zip(planned.rows, planned.row_tokens, strict=True):
         if request.emitted_tokens >= request.output_tokens:
             continue
