@@ -45,6 +45,7 @@ class StepInSimpy(NamedTuple):
 
     rows: list[tuple[Request, int]]
     prompts: list[tuple[Request, Chunk]]
+    uses: list[bool]  # whether drafts behind it may be verified, of each request
 
 
 class Pass:
@@ -225,7 +226,7 @@ class Server:
 
     def engine(self) -> Steps:
         """Continuous: step after step, the next one planned while one is under way where the engine plans ahead."""
-        step, is_ahead = StepInSimpy([], []), self.setup.limits.async_scheduling
+        step, is_ahead = StepInSimpy([], [], []), self.setup.limits.async_scheduling
         while True:
             if not step.rows and not step.prompts:
                 step, planned_at_s = self.plan(is_ahead=False), self.env.now
@@ -234,25 +235,24 @@ class Server:
                     continue
             rows = [(request, tokens) for request, tokens in step.rows if not request.is_finished]
             if not rows and not step.prompts:  # All that was planned ahead has ended meanwhile.
-                step = StepInSimpy([], [])
+                step = StepInSimpy([], [], [])
                 continue
             for request, tokens in rows:
                 request.drafted = min(request.drafted, tokens - 1)
                 request.in_flight = request.drafted + 1
             for request, chunk in step.prompts:
                 request.in_flight = chunk.new_tokens
-            result, prompts = (
-                self.submit_step([request for request, _ in rows], step.prompts, planned_at_s),
-                step.prompts,
-            )
-            step, planned_at_s = self.plan(is_ahead=True) if is_ahead else StepInSimpy([], []), self.env.now
+            draft_tokens = self.setup.draft_tokens if any(step.uses) else 0
+            result = self.submit_step([each for each, _ in rows], step.prompts, planned_at_s, draft_tokens)
+            prompts = step.prompts
+            step, planned_at_s = self.plan(is_ahead=True) if is_ahead else StepInSimpy([], [], []), self.env.now
             yield result
             self.commit_step([request for request, _ in rows], prompts)
 
     def plan(self, *, is_ahead: bool) -> StepInSimpy:
         """A token budget goes to who is on a seat, then to who waits. While a step is under way its rows may bring one
         token or all; whoever needs one alone is through with it."""
-        limits, step = self.setup.limits, StepInSimpy([], [])
+        limits, step = self.setup.limits, StepInSimpy([], [], [not self.setup.limits.skips_unused_drafts])
         slots, budget = limits.slots_per_request, limits.max_num_scheduled_tokens
         for request in self.running:
             if budget <= slots:
@@ -261,12 +261,14 @@ class Server:
             if begun < request.prompt_tokens:
                 tokens = min(request.prompt_tokens - begun, budget - slots)
                 step.prompts.append((request, Chunk(tokens, begun)))
+                step.uses.append(begun + tokens == request.prompt_tokens and request.output_tokens > 1)
             elif request.in_flight and request.emitted_tokens + 1 >= request.output_tokens:
                 continue
             else:
                 drafted = self.setup.draft_tokens if is_ahead and request.in_flight else request.drafted
                 tokens = min(1 + drafted, budget - slots)
                 step.rows.append((request, tokens))
+                step.uses.append(request.emitted_tokens + 1 + bool(request.in_flight) < request.output_tokens)
             budget -= tokens + slots
         # vLLM pads a prompt of one token beside rows to their length.
         least = limits.padded_tokens if step.rows and not step.prompts else 0
@@ -277,11 +279,12 @@ class Server:
                 break
             self.running.append(seated)
             step.prompts.append((seated, Chunk(tokens, 0)))
+            step.uses.append(tokens >= seated.prompt_tokens and seated.output_tokens > 1)
             budget -= tokens + slots
         return step
 
     def submit_step(
-        self, rows: list[Request], prompts: list[tuple[Request, Chunk]], planned_at_s: float
+        self, rows: list[Request], prompts: list[tuple[Request, Chunk]], planned_at_s: float, draft_tokens: int
     ) -> simpy.Event:
         """The target's pass, then the drafts of all who have a token then; the result of the last."""
         through, chunks = (
@@ -292,7 +295,7 @@ class Server:
         load = works.StepLoad(len(rows), row_tokens, context, chunks, [each for each, _ in prompts], through, rows)
         result, _ = self.gpu.submit(works.step_work(load, self.env.now - planned_at_s), self.draft)
         if self.setup.draft_tokens:
-            draft = works.draft_work(load, self.setup.draft_tokens, self.setup.limits.method)
+            draft = works.draft_work(load, draft_tokens, self.setup.limits.method)
             result, _ = self.gpu.submit(draft, self.draft)
         return result
 

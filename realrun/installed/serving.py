@@ -116,7 +116,7 @@ class _Engine:
             else:
                 rows.append(request)
                 row_tokens.append(tokens)
-        return Step(rows, row_tokens, prompts, tuple(chunks))
+        return Step(rows, row_tokens, prompts, tuple(chunks), uses_drafts=not planned.skips_drafts)
 
     def commit(self, flight: Flight, planned: Planned, accepted: Sequence[int]) -> None:
         """The step's results, ours and theirs."""
@@ -147,6 +147,8 @@ def _settings(serving: Serving, limits: EngineLimits) -> SchedulerSettings:
         async_scheduling=limits.async_scheduling,
         policy="priority" if any(request.priority for request in serving.requests) else "fcfs",
         prefill_schedule_interval=limits.prefill_schedule_interval,
+        data_parallel_size=1 if limits.counts_prompt_steps else 2,
+        use_v2_model_runner=limits.skips_unused_drafts,
         method=(drafter.vllm_method or drafter.name) if draft_tokens else None,
         parallel_drafting=draft_tokens > 0 and drafter.in_one_pass,
         num_speculative_tokens=draft_tokens,

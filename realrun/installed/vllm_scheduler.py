@@ -25,9 +25,9 @@ QUIET = {
     "VLLM_LOGGING_LEVEL": "ERROR",
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_CONFIGURE_LOGGING": "0",
-    "VLLM_USE_V2_MODEL_RUNNER": "0",
 }
 """Environment of its import, where nothing else is set."""
+RUNNER = "VLLM_USE_V2_MODEL_RUNNER"
 
 
 class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -44,7 +44,10 @@ class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     async_scheduling: bool = False
     policy: str = "fcfs"
     prefill_schedule_interval: int = 1
-    """Steps from one admission of prompts to the next, as data-parallel engines have it."""
+    """Steps from one admission of prompts to the next; up to 0.32 data-parallel engines alone have it."""
+    data_parallel_size: int = 1
+    """Engines that share their experts: with several they, and not the scheduler, count the interval from 0.33 on."""
+    use_v2_model_runner: bool = False
     method: str | None = None
     """speculative_config.method; None: no speculation."""
     parallel_drafting: bool = False
@@ -69,6 +72,8 @@ class Planned(NamedTuple):
     """Tokens of its prefix that each request seated in this step has from the cache."""
     draft_tokens: int
     """Drafts that the runner makes behind this step for each that samples."""
+    skips_drafts: bool
+    """It makes none, since no request could use them."""
     output: Any
 
 
@@ -83,7 +88,7 @@ class VllmScheduler:
         self._vllm = _Vllm()
         config = self._vllm.config(settings)
         self._scheduler = self._vllm.scheduler(config, settings, scheduler_class)
-        self._hasher = self._vllm.hasher(settings)
+        self._hasher = self._vllm.hasher(config, settings)
         self._requests: dict[int, Any] = {}
         self._num_preempted: dict[int, int] = {}
         self._contents: dict[int, tuple[int, ...]] = {}
@@ -126,8 +131,9 @@ class VllmScheduler:
         """The next step; without tokens where there is nothing to do."""
         scheduler, interval = self._scheduler, self.settings.prefill_schedule_interval
         seated = {request.request_id for request in scheduler.running}
-        throttles = {} if interval == 1 else {"throttle_prefills": self._num_calls % interval != 0}
-        self._num_calls += 1
+        is_counted = interval > 1 and getattr(scheduler, "local_prefill_interval", 1) == 1
+        throttles = {"throttle_prefills": self._num_calls % interval != 0} if is_counted else {}
+        self._num_calls += bool(self._requests)
         output = scheduler.schedule(**throttles)
         tokens = {int(name): count for name, count in output.num_scheduled_tokens.items()}
         drafts = {int(name): len(ids) for name, ids in output.scheduled_spec_decode_tokens.items()}
@@ -152,7 +158,9 @@ class VllmScheduler:
         draft_tokens = getattr(output, "num_spec_tokens_to_schedule", None)
         if not self.settings.num_speculative_tokens_per_batch_size or draft_tokens is None:
             draft_tokens = self.settings.num_speculative_tokens
-        return Planned(tokens, drafts, computed, sampling, preempted, admitted, draft_tokens, output)
+        skips_drafts = bool(getattr(output, "skip_drafts", False))
+        draft_tokens = 0 if skips_drafts else draft_tokens
+        return Planned(tokens, drafts, computed, sampling, preempted, admitted, draft_tokens, skips_drafts, output)
 
     def _samples(self, request: Any) -> bool:
         """True if the step just planned ends with a token of `request`: its last chunk, or a round."""
@@ -222,6 +230,7 @@ class _Vllm:
 
     def config(self, settings: SchedulerSettings) -> Any:
         """A VllmConfig of parts that know their rules; what needs a model or a GPU is left out."""
+        os.environ[RUNNER] = str(int(settings.use_v2_model_runner))
         config = _bare(self._config.VllmConfig)
         config.scheduler_config = _of(
             self._config.SchedulerConfig,
@@ -240,6 +249,7 @@ class _Vllm:
         )
         config.cache_config.num_gpu_blocks = settings.num_gpu_blocks
         config.parallel_config = self._config.ParallelConfig()
+        config.parallel_config.data_parallel_size = settings.data_parallel_size
         config.observability_config = _of(self._config.ObservabilityConfig)
         config.attention_config = SimpleNamespace(hisparse_config=None)
         config.model_config = _model(settings)
@@ -289,12 +299,13 @@ class _Vllm:
             log_stats=False,
         )
 
-    def hasher(self, settings: SchedulerSettings) -> Any:
+    def hasher(self, config: Any, settings: SchedulerSettings) -> Any:
         """Function that names the blocks of a request; None where nothing is cached."""
         if not settings.enable_prefix_caching:
             return None
         self._kv_utils.init_none_hash(_digest)
-        return self._kv_utils.get_request_block_hasher(settings.block_size, _digest)
+        ahead = getattr(config, "num_hash_lookahead_tokens", 0)
+        return self._kv_utils.get_request_block_hasher(settings.block_size, _digest, *[ahead][: ahead > 0])
 
     def request(
         self, index: int, tokens: Sequence[int], max_tokens: int, arrival_time: float, priority: int, hasher: Any

@@ -97,11 +97,15 @@ class Rules(Bounded, frozen=True, kw_only=True):
     """Drafter -> (a, b): a + b k slots of a step's token budget are kept for the drafts of each seat."""
     slots_of_scheduled: bool = False
     """They are kept for each request that a step carries, and not for each seat."""
+    query_slots: dict[str, tuple[int, int]] = msgspec.field(default_factory=dict)
+    """Drafter -> (a, b): its pass has a + b k tokens of each request, so that the token budget bounds the seats."""
     null_blocks: int = 0
     """KV blocks that no request gets."""
     caches_planned_only: bool = False
     """Scheduling synchronously: a block that the end of a step fills can be shared when the next step is planned, and
     not where the request ends or gives way before; False: at once."""
+    caches_drafted_results: bool = False
+    """Such blocks can be shared at once where something is drafted."""
     reuses_blank_first: bool = False
     """Blocks that were never whole are taken before all others that are free."""
     pads_last_token: bool = False
@@ -119,10 +123,18 @@ class Rules(Bounded, frozen=True, kw_only=True):
     """It has a prefill_schedule_interval."""
     defers_last_token: bool = True
     """True where the interval holds back a request of which one token is left to compute, too."""
+    counts_prompt_steps: bool = False
+    """One engine alone has an interval, too: counted in steps since the last one that carried a prompt."""
+    goes_on_without: bool = False
+    """A request that gives way to others while it is planned does not end the step: those behind it are planned."""
     trims_at_max_model_len: bool = False
     """No draft, and no slot for one, reaches beyond the context."""
     drops_cached_block: tuple[str, ...] = ()
     """Drafters whose requests compute the last block again that was shared of their prefix, for its features."""
+    hashes_next_token: tuple[str, ...] = ()
+    """Drafters under which a block is shared only where the token behind it is the same, too."""
+    skips_unused_drafts: tuple[str, ...] = ()
+    """Drafters that make no drafts behind a step after which no request could use one."""
     max_graph_tokens: int | None = None
     """Captured sizes end here, at two steps' tokens of all seats, and at the token budget; multiples of a row's."""
     ends_at_max_model_len: bool = False
@@ -150,6 +162,11 @@ class Rules(Bounded, frozen=True, kw_only=True):
         6
         """
         fixed, per_token = self.draft_slots.get(drafter, (0, 0))
+        return fixed + per_token * draft_tokens
+
+    def queries_per_seat(self, drafter: str, draft_tokens: int) -> int:
+        """Tokens of one request in the drafter's pass, where they bound the seats; else 0."""
+        fixed, per_token = self.query_slots.get(drafter, (0, 0))
         return fixed + per_token * draft_tokens
 
     def graph_sizes(self, max_num_seqs: int, draft_tokens: int, max_num_batched_tokens: int) -> list[int] | None:
@@ -249,6 +266,8 @@ class _EngineFile(Bounded, frozen=True, kw_only=True):
 
     schema: int
     name: str
+    inherits: str | None = None
+    """The engine whose keys, and rules, it has where it does not say otherwise."""
     async_methods: tuple[str, ...]
     async_source: str
     caps: tuple[CapRule, ...]
@@ -355,7 +374,17 @@ def _scope(name: str, entry: _Measured) -> str:
 @lru_cache(maxsize=32)
 def _read(path: Path) -> _EngineFile:
     where = f"engine file {str(path)!r}"
-    return convert(parse_json(read_text(path, "engine file"), where), _EngineFile, where)
+    return convert(_whole(parse_json(read_text(path, "engine file"), where)), _EngineFile, where)
+
+
+def _whole(given: Any) -> Any:
+    """An engine file with what it inherits. Raises ValueError."""
+    parent = given.get("inherits") if isinstance(given, dict) else None
+    if parent not in engine_names():
+        return given
+    path = ENGINES / f"{parent}.json"
+    inherited = _whole(parse_json(read_text(path, "engine file"), str(path)))
+    return inherited | given | {"rules": inherited["rules"] | given.get("rules", {})}
 
 
 def own_engine(profile: Profile) -> EngineCosts | None:

@@ -54,6 +54,10 @@ class Controller:
         runs as long as the longest."""
         return [self.length_for(len(batch))] * len(batch)
 
+    def lengths_planned(self, batch: Sequence[Request], num_planned: int) -> Sequence[int]:
+        """The same for a step that was planned for `num_planned`, some of whom have finished since."""
+        return self.lengths_for(batch)
+
     def verify(self, rows: Sequence[Request]) -> Sequence[int]:
         """[rows] how many tokens of each one's draft, `drafted` at most, the next pass verifies. Asked by continuous
         batching, once per step."""
@@ -160,6 +164,10 @@ class ByBatch(Controller):
         self.draft_tokens_min = min(self._lengths)
         self.constant_length = self.draft_tokens_min if len(set(self._lengths)) == 1 else None
         self.draft_tokens_max = draft_tokens_max
+
+    def lengths_planned(self, batch: Sequence[Request], num_planned: int) -> Sequence[int]:
+        """vLLM looks up the length when it plans the step (0.33.0, v1/core/sched/scheduler.py:1711)."""
+        return [self.length_for(num_planned)] * len(batch)
 
     def length_for(self, num_requests: int) -> int:
         return self._lengths[max(0, bisect_right(self._starts, num_requests) - 1)]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from math import isnan
+from math import inf, isnan
 
 from sim.engine.time_series import Gauge
 from sim.interface.host import Host
@@ -92,6 +92,8 @@ class Intake:
         self.num_arrived = 0
         self.num_plans = 0
         """Looks at what has arrived (`take_in`), one for each step that is planned."""
+        self.num_steps, self.last_prompt_step = 0, -inf
+        """Steps that were planned and carry something, and the last of them that carries a prompt."""
         self.has_priorities = False
         """Some request may wait ahead of one that came before it."""
         self.has_left_waiting = False

@@ -72,11 +72,13 @@ class PagedPool(KvPool):
         "_tables",
         "caches_results",
         "drops_cached_block",
+        "hashed_ahead",
         "is_caching",
         "max_tokens",
         "num_free",
         "reuses_blank_first",
         "seats_first_chunk",
+        "skipped_ids",
     )
 
     def __init__(
@@ -88,6 +90,8 @@ class PagedPool(KvPool):
         kept_blocks: int = 0,
         is_caching: bool = True,
         drops_cached_block: bool = False,
+        hashes_next_token: bool = False,
+        ends_differ: bool = False,
         seats_first_chunk: bool = False,
         caches_results: bool = True,
         reuses_blank_first: bool = False,
@@ -106,6 +110,11 @@ class PagedPool(KvPool):
         self.is_caching = is_caching
         self.drops_cached_block = drops_cached_block
         """The last block found of a prefix is computed again: a drafter wants its features."""
+        self.hashed_ahead = int(hashes_next_token)
+        """Tokens behind a block that must be there, and the same, where it is found."""
+        self.skipped_ids = int(hashes_next_token and ends_differ)
+        """A block goes by the id of so many blocks after it. With `ends_differ` contents part at the end of a block,
+        so that the last one in common is not found; else they are taken to part within the next one."""
         self.num_free = num_blocks
         self._num_common: dict[int, int] = {}
         """Request index -> leading blocks of its content that another request has as well."""
@@ -152,8 +161,8 @@ class PagedPool(KvPool):
                     low = middle + 1
                 else:
                     high = middle
-            if low:
-                self._num_common[request.index] = low
+            if low > self.skipped_ids:
+                self._num_common[request.index] = low - self.skipped_ids
 
     def seat(self, request: Request, tokens: int, lookahead: int = 0, first: FirstChunk = ANY_CHUNK) -> Chunk | None:
         """Give `request` a table for what is found of its prefix and for `tokens` at most after that, and `lookahead`
@@ -210,10 +219,10 @@ class PagedPool(KvPool):
                 return False
             self.take(missing)
             table.num_counted += missing
-        known_tokens = request.prompt_tokens + request.emitted_tokens
+        known_tokens = request.prompt_tokens + request.emitted_tokens - self.hashed_ahead
         table.cached_tokens = num_tokens if num_tokens < known_tokens else known_tokens
         if self._num_common and len(table.named) < self._num_common.get(request.index, 0):
-            self._name(request, table, min(num_tokens, request.prompt_tokens))
+            self._name(request, table, min(table.cached_tokens, request.prompt_tokens))
         return True
 
     def preempt(self, request: Request) -> None:
@@ -269,7 +278,7 @@ class PagedPool(KvPool):
         block_of = self._block_of
         num_common = min(most, self._num_common.get(request.index, 0))
         if num_common:
-            for block in map(block_of.get, request.content[:num_common]):
+            for block in map(block_of.get, request.content[self.skipped_ids : self.skipped_ids + num_common]):
                 if block is None:
                     return found
                 found.append(block)
@@ -284,7 +293,7 @@ class PagedPool(KvPool):
     def _name(self, request: Request, table: _Table, num_tokens: int) -> None:
         """Name what holds whole blocks of the first `num_tokens`, as far as another request has them."""
         most = min(self._num_common.get(request.index, 0), num_tokens // self.block_size)
-        for key in request.content[len(table.named) : most]:
+        for key in request.content[self.skipped_ids + len(table.named) : self.skipped_ids + most]:
             self._append(table, key)
 
     def _append(self, table: _Table, key: int) -> None:

@@ -172,6 +172,12 @@ class EngineLimits(msgspec.Struct, frozen=True, kw_only=True):
     the last such step."""
     defers_last_token: bool = True
     """Prompts of which one token is left to compute wait like all others."""
+    counts_prompt_steps: bool = False
+    """Steps of the interval are counted since the last one that carried a prompt; False: since the start."""
+    goes_on_without: bool = False
+    """Where the request that is planned gives way to others, those behind it are planned; False: the step ends."""
+    skips_unused_drafts: bool = False
+    """No drafts are made behind a step after which no request could use one."""
     preempts_by_priority: bool = False
     """continuous: where requests have priorities, the lowest one that runs gives way, the latest of those."""
     long_prefill_token_threshold: int = 0

@@ -107,6 +107,7 @@ typedef struct {
     Count receive_interval, batch_wait_steps, balance_steps;
     Count retracts, drafts_before_verify, max_batched_tokens, max_answer_tokens;   /* SGLang */
     Count is_part;             /* of several replicas, whose changes are added up */
+    Count hashed_ahead, skips_unused_drafts, prefill_interval, counts_prompt_steps, defers_last_token;   /* vLLM */
     double batch_wait_tokens, balance_queue, initial_ratio, min_ratio, decay_steps, retract_steps;
     Host host;
 } Settings;
@@ -124,7 +125,7 @@ typedef struct {
 } Row;
 
 /* A step: its rows, with tokens of each, and the chunks of prompts. */
-typedef struct { Count *rows, *row_tokens, num_rows, tokens, context; Chunks chunks; double at_s; int has_begun; } Plan;
+typedef struct { Count *rows, *row_tokens, num_rows, tokens, context; Chunks chunks; double at_s; int has_begun, skips_drafts; } Plan;
 typedef struct { double now_s, busy_s; Usage usage[2]; } Totals;
 typedef struct { Count from, to; } Hole;
 
@@ -153,6 +154,8 @@ typedef struct {
     int is_beyond;             /* something that only Python knows */
     Count steps_unseen, steps_held_back, steps_balanced;
     int holds_back;            /* prompts wait for others to come */
+    Count num_plans, num_steps, last_prompt_step; /* that carries something, or a prompt */
+    int has_left_waiting;      /* somebody, behind the last step that could carry prompts */
     /* SGLang: the rows of the last step of rows, and those of prompts that have ended since; that step's prompts. */
     Count *batch, num_batch, *ended, num_ended;
     double ratio;
@@ -245,7 +248,7 @@ static inline int grow(Run *run, Row *row, Count tokens, Count lookahead) {
         take_blocks(run, missing);
         row->blocks += missing;
     }
-    row->cached = fewer(tokens, tokens_so_far(row));
+    row->cached = fewer(tokens, tokens_so_far(row) - run->set.hashed_ahead);
     return 1;
 }
 
@@ -404,8 +407,9 @@ static int is_held_up(const Run *run, Count i, Count room) {
     return run->set.no_evict && run->running_blocks + run->requests[i].blocks > run->set.num_blocks;
 }
 
-/* Who waits longest gets a seat and a first chunk of at most `room` tokens; one of no tokens if nobody does. */
-static Chunk seat(Run *run, Count room, Count padded, int is_beside_rows) {
+/* Who waits longest gets a seat and a first chunk of at most `room` tokens; one of no tokens if nobody does, or prompts
+   wait but for a last token (`is_deferred`). */
+static Chunk seat(Run *run, Count room, Count padded, int is_beside_rows, int is_deferred) {
     const Settings *set = &run->set;
     Chunk none = {0, 0, 0};
     if (!has_queued(run)) return none;
@@ -415,6 +419,7 @@ static Chunk seat(Run *run, Count room, Count padded, int is_beside_rows) {
     int is_again = row->is_preempted;
     Count goal = tokens_so_far(row), found = found_blocks(run, row);
     Count history = found * set->block_size, end = fewer(goal, history + room), needed;
+    if (is_deferred && goal - history > 1) return none;
     if (goal - history <= 1 && (is_beside_rows || history) && history + padded < set->max_len) {
         if (padded > room) return none;
         end = more(end, history + padded);
@@ -438,6 +443,7 @@ static Chunk seat(Run *run, Count room, Count padded, int is_beside_rows) {
 static void take_in(Run *run, int after_rows) {
     const Settings *set = &run->set;
     Count tokens = run->num_running;
+    run->num_plans++;
     note_arrivals(run);
     Count kept = run->num_seen; /* SGLang has some who have finished in its batch */
     for (Count j = 0; j < run->num_batch; j++) kept = fewer(kept, run->batch[j]);
@@ -528,7 +534,7 @@ static void plan_prompts(Run *run, Plan *plan) {
         Count found = found_blocks(run, row) * set->block_size;
         run->is_full = plan->chunks.count >= seats || tokens_so_far(row) - found + lacking_of(run, row) >= free_tokens(run) - found - kept;
         if (run->is_full || budget <= 0 || run->has_cut) return;
-        Chunk chunk = seat(run, fewer(budget, longest), 0, 0);
+        Chunk chunk = seat(run, fewer(budget, longest), 0, 0, 0);
         if (!chunk.new_tokens) { run->is_full = 1; return; }
         add_chunk(&plan->chunks, chunk);
         budget -= chunk.new_tokens;
@@ -640,7 +646,7 @@ static void begin_row(Run *run, Plan *plan, Row *row, Count i, Count tokens) {
 
 /* Who has finished meanwhile is left out (plan.begin_step). A step that was planned at its beginning has begun. */
 static void begin_step(Run *run, Plan *plan) {
-    Count count = plan->has_begun ? 0 : plan->num_rows;
+    Count count = plan->has_begun ? 0 : plan->num_rows, num_planned = plan->num_rows + plan->chunks.count;
     if (count) plan->num_rows = 0;
     for (Count j = 0; j < count; j++) {
         Row *row = row_of(run, plan->rows[j]);
@@ -648,7 +654,25 @@ static void begin_step(Run *run, Plan *plan) {
     }
     for (Count j = 0; j < plan->chunks.count; j++)
         row_of(run, plan->chunks.at[j].request)->in_flight = plan->chunks.at[j].new_tokens;
-    run->draft_tokens = run->lengths[fewer(plan->num_rows + plan->chunks.count, run->num_lengths - 1)];
+    run->draft_tokens = run->lengths[fewer(num_planned, run->num_lengths - 1)];
+}
+
+static Count num_arrived(const Run *run) { return run->num_waiting + run->num_queued - run->num_seen; }
+
+/* True where prompts wait for a later step (plan._defers_prompts). */
+static int defers_prompts(const Run *run) {
+    const Settings *set = &run->set;
+    Count num_since = set->counts_prompt_steps ? run->num_steps + 1 - run->last_prompt_step : (run->num_plans - 1) % set->prefill_interval;
+    int is_due = set->counts_prompt_steps ? !run->last_prompt_step || num_since >= set->prefill_interval : !num_since;
+    if (set->prefill_interval <= 1 || is_due || run->has_left_waiting) return 0;
+    for (Count j = 0; j < run->num_running; j++) if (missing_of(row_of(run, run->running[j])) <= 0) return 1;
+    return 0;
+}
+
+/* Drafts behind a step that has `tokens` of a request, of which its prompt lacks `missing`, may be used. */
+static int uses_drafts(const Row *row, Count tokens, Count missing) {
+    int has_more = missing <= 0 && row->in_flight;
+    return tokens >= missing && row->emitted + 1 + has_more < row->output;
 }
 
 /* Fill a step's budget, ahead of what the step under way brings or not. Each request fits when it is alone
@@ -656,16 +680,17 @@ static void begin_step(Run *run, Plan *plan) {
 static void fill(Run *run, Plan *plan, int is_ahead, int after_rows) {
     const Settings *set = &run->set;
     Count budget = set->max_tokens, slots = set->slots_per_request, longest = set->longest_chunk;
-    int has_preempted = 0;
+    int has_preempted = 0, carries_prompts = 0, is_used = !set->skips_unused_drafts;
     take_in(run, after_rows);
     clear(run, plan);
     if (set->retracts) { fill_apart(run, plan, is_ahead); return; }
     plan->has_begun = !is_ahead;
-    if (set->spares_lone_prompt && run->num_running + run->num_waiting + run->num_queued - run->num_seen == 1) longest = set->max_tokens;
+    if (set->spares_lone_prompt && run->num_running + num_arrived(run) == 1) longest = set->max_tokens;
+    int is_deferred = set->prefill_interval > 1 && defers_prompts(run);
     for (Count index = 0; index < run->num_running && budget > slots;) {
         Count i = run->running[index++], missing, held, tokens;
         Row *row = row_of(run, i);
-        if ((missing = missing_of(row)) <= 0 && must_end(row)) continue;
+        if ((missing = missing_of(row)) <= 0 ? must_end(row) : is_deferred) continue;
         held = (missing > 0 ? row->prefilled : context_of_row(row)) + row->in_flight;
         tokens = fewer(missing > 0 ? missing : round_of(run, row, is_ahead), fewer(longest, budget - slots));
         if (missing <= 0) tokens = fewer(tokens, set->max_len - held - 1);
@@ -676,18 +701,26 @@ static void fill(Run *run, Plan *plan, int is_ahead, int after_rows) {
         }
         if (row->is_preempted) break;
         budget -= tokens + slots;
+        carries_prompts |= missing > 0, is_used |= uses_drafts(row, tokens, missing);
         if (missing > 0) add_chunk(&plan->chunks, (Chunk){tokens, held, i});
         else if (plan->has_begun) begin_row(run, plan, row, i, tokens);
         else plan->rows[plan->num_rows] = i, plan->row_tokens[plan->num_rows++] = tokens;
     }
     Count padded = plan->chunks.count ? 0 : set->padded_tokens;
-    while (!has_preempted && budget > slots && run->num_running < set->max_seqs && has_queued(run)) {
+    int can_seat = !has_preempted && !(is_deferred && set->defers_last_token);
+    while (can_seat && budget > slots && run->num_running < set->max_seqs && has_queued(run)) {
         if (is_held_up(run, waiting(run, 0), budget - slots)) break;
-        Chunk chunk = seat(run, fewer(budget - slots, longest), padded, plan->num_rows > 0);
+        Chunk chunk = seat(run, fewer(budget - slots, longest), padded, plan->num_rows > 0, is_deferred);
         if (!chunk.new_tokens) break;
+        const Row *row = row_of(run, chunk.request);
+        carries_prompts |= chunk.history < row->goal - 1, is_used |= uses_drafts(row, chunk.new_tokens, row->goal - chunk.history);
         add_chunk(&plan->chunks, chunk);
         budget -= chunk.new_tokens + slots;
     }
+    if (!is_deferred && !has_preempted) run->has_left_waiting = num_arrived(run) > 0;
+    run->num_steps += plan->num_rows || plan->chunks.count;
+    if (carries_prompts) run->last_prompt_step = run->num_steps;
+    plan->skips_drafts = !is_used;
 }
 
 /* -- a step is served */
@@ -699,7 +732,7 @@ static int is_last(const Run *run, const Chunk *chunk) {
 
 /* The target pass of a step and a model's drafts behind it; when the last of them ends. */
 static double submit_step(Run *run, const Plan *plan, double ahead_s) {
-    Count num_completed = 0, draft_tokens = run->draft_tokens;
+    Count num_completed = 0, draft_tokens = plan->skips_drafts ? 0 : run->draft_tokens;
     Pass target = {.rows = plan->num_rows, .row_tokens = plan->tokens, .context = plan->context, .chunks = &plan->chunks};
     Pass draft = {.context = plan->context, .chunks = &plan->chunks};
     for (Count j = 0; j < plan->chunks.count; j++) {

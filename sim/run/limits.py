@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
-from sim.costs.engine_costs import NO_SPECULATION, EngineCosts, engine_of, own_engine, without_engine
+from sim.costs.engine_costs import NO_SPECULATION, EngineCosts, Rules, engine_of, own_engine, without_engine
 from sim.costs.profile import Profile
 from sim.drafters.drafter import Drafter
 from sim.drafters.registry import drafter_of
@@ -75,18 +75,24 @@ def limits_of(
     draft_tokens = scenario.speculation.num_speculative_tokens
     told = given.rules
     rules, is_fixed = engine.rules, scenario.speculation.controller == "fixed"
-    slots = rules.slots_per_seat(name_in_rules(method, profile), draft_tokens) if is_drafting else 0
+    drafter = name_in_rules(method, profile) if is_drafting else NO_SPECULATION
+    slots = rules.slots_per_seat(drafter, draft_tokens)
     _check_rules(scenario, engine, profile)
     interval, ranks = int(told.get("prefill_schedule_interval", 1)), profile.data_parallel
+    budget = given.max_num_batched_tokens or caps.max_num_batched_tokens
+    seats = given.max_num_seqs or engine.seats(profile, is_drafting=is_drafting)
     return EngineLimits(
-        max_num_seqs=given.max_num_seqs or engine.seats(profile, is_drafting=is_drafting),
-        max_num_batched_tokens=given.max_num_batched_tokens or caps.max_num_batched_tokens,
+        max_num_seqs=min(seats, budget // max(1, rules.queries_per_seat(drafter, draft_tokens))),
+        max_num_batched_tokens=budget,
         draft_slots=0 if rules.slots_of_scheduled else slots,
         slots_per_request=slots if rules.slots_of_scheduled else 0,
         padded_tokens=draft_tokens + 1 if rules.pads_last_token and is_drafting and is_fixed else 0,
         seats_lookahead=rules.seats_lookahead,
         prefill_schedule_interval=interval,
         defers_last_token=rules.defers_last_token,
+        counts_prompt_steps=rules.counts_prompt_steps and ranks == 1,
+        goes_on_without=rules.goes_on_without,
+        skips_unused_drafts=drafter in rules.skips_unused_drafts,
         preempts_by_priority=rules.preempts_by_priority,
         spares_lone_prompt=rules.spares_lone_prompt,
         long_prefill_token_threshold=int(told.get("long_prefill_token_threshold", 0)),
@@ -118,7 +124,7 @@ def _check_rules(scenario: Scenario, engine: EngineCosts, profile: Profile) -> N
             )
         if key == "prefill_schedule_interval" and not engine.rules.has_prefill_interval:
             raise ValueError(f"engine.rules.{key}={value} is vLLM's from 0.24 on; engine {engine.name!r} has none")
-        if key in OF_RANKS and profile.data_parallel == 1:
+        if key in OF_RANKS and profile.data_parallel == 1 and not engine.rules.counts_prompt_steps:
             raise ValueError(
                 f"engine.rules.{key}={value} is for data-parallel ranks, and {profile.name!r} has one: leave it out"
             )
@@ -139,6 +145,18 @@ def draft_slots(policy: Policy, draft_tokens_max: int, *, is_async: bool) -> int
         return 0
     rounds = 2 if policy.drafts_ahead or policy.is_continuous else 1
     return (rounds + is_async) * draft_tokens_max + 1
+
+
+def pool_rules(rules: Rules, drafter: str, *, is_async: bool) -> dict[str, bool]:
+    """Keywords of PagedPool that follow from an engine's rules, drafting as `drafter` or not at all."""
+    is_drafting = drafter != NO_SPECULATION
+    return {
+        "drops_cached_block": drafter in rules.drops_cached_block,
+        "hashes_next_token": drafter in rules.hashes_next_token,
+        "seats_first_chunk": rules.seats_first_chunk,
+        "caches_results": is_async or not rules.caches_planned_only or (is_drafting and rules.caches_drafted_results),
+        "reuses_blank_first": rules.reuses_blank_first,
+    }
 
 
 def name_in_rules(method: Drafter, profile: Profile) -> str:

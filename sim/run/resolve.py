@@ -19,7 +19,7 @@ from sim.acceptance.models import Acceptance
 from sim.acceptance.pairs import ANY, KINDS, origin_of, quoted_of
 from sim.acceptance.quoted import Quoted
 from sim.costs.cost import Link
-from sim.costs.engine_costs import EngineCosts
+from sim.costs.engine_costs import NO_SPECULATION, EngineCosts
 from sim.costs.forms.build import ShippedCosts, build_costs
 from sim.costs.memory import kept_blocks, kv_capacity_blocks, loaded_models
 from sim.costs.profile import Profile
@@ -55,6 +55,7 @@ from sim.run.limits import (
     engine_for,
     limits_of,
     name_in_rules,
+    pool_rules,
     served_by,
 )
 from sim.run.scenario import Scenario
@@ -141,25 +142,24 @@ class _Unpriced:
         is_async, size = limits.async_scheduling, given.block_size
         slots = draft_slots(policy, self.lengths.max, is_async=is_async)
         kept = kept_blocks(self.models, self.profile.tensor_parallel, size, self.lengths.max)
-        drafter = name_in_rules(limits.method, self.profile) if self.lengths.given else None
-        prefixes = {
-            "is_caching": given.rules.get("enable_prefix_caching", True) is True,
-            "drops_cached_block": drafter in rules.drops_cached_block,
-        }
+        drafter = name_in_rules(limits.method, self.profile) if self.lengths.given else NO_SPECULATION
+        is_caching = given.rules.get("enable_prefix_caching", True) is True
         if self.num_slots is not None:
             return SlottedPool(self.num_blocks, size, slots, self.num_slots)
         if policy.is_continuous and limits.retracts:
-            return RadixPool(self.num_blocks, size, slots, kept_blocks=kept, **prefixes)
+            drops = drafter in rules.drops_cached_block
+            return RadixPool(
+                self.num_blocks, size, slots, kept_blocks=kept, is_caching=is_caching, drops_cached_block=drops
+            )
         if policy.is_continuous:
             return PagedPool(
                 self.num_blocks - rules.null_blocks,
                 size,
                 slots,
                 kept_blocks=kept,
-                **prefixes,
-                seats_first_chunk=rules.seats_first_chunk,
-                caches_results=is_async or not rules.caches_planned_only,
-                reuses_blank_first=rules.reuses_blank_first,
+                is_caching=is_caching,
+                ends_differ=self.scenario.workload.sharing.ends_with_a_block(size),
+                **pool_rules(rules, drafter, is_async=is_async),
                 max_tokens=self.served.max_model_len if rules.trims_at_max_model_len else None,
             )
         if self.num_engines > 1:

@@ -51,6 +51,10 @@ class Sharing(msgspec.Struct, frozen=True, kw_only=True):
         """Prompts have something in common."""
         return self.prefix_len > 0 or self.requests_per_session > 1
 
+    def ends_with_a_block(self, block_tokens: int) -> bool:
+        """What prompts have in common is a system prompt of whole blocks alone."""
+        return self.prefix_len > 0 == self.prefix_len % block_tokens and self.requests_per_session == 1
+
 
 class Sessions(NamedTuple):
     """Sessions in order of their beginning, system prompts apart."""

@@ -44,7 +44,7 @@ def drawn_requests(draw: random.Random, rate_per_s: float) -> list[Request]:
 def drawn_engine(draw: random.Random, policy: str) -> Resolved:
     """A server that batches continuously, with memory for all."""
     name = draw.choice((*PROFILES, MEASURED.format("h100")))
-    engines = (None,) if name not in PROFILES else ("ideal", "vllm-0.12", "vllm-0.24", "vllm-0.32")
+    engines = (None,) if name not in PROFILES else ("ideal", "vllm-0.12", "vllm-0.24", "vllm-0.32", "vllm-0.33")
     scenario = Scenario.of(
         profile=name,
         policy=policy,

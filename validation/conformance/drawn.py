@@ -22,7 +22,15 @@ SINCE = {
     "async_parallel_eagle": 19,
     "by_batch": 24,
     "interval": 24,
+    "async_by_batch": 32,
+    "async_interval": 32,
+    "async_priority": 32,
     "dspark": 32,
+    "ranks_interval": 33,
+    "v2_draft_model": 33,
+    "v2_async_eagle3": 33,
+    "v2_dspark": 33,
+    "v2_priority": 33,
 }
 """vLLM's minor version from which on a feature is drawn; all others always. A seated request has drafts where one token
 is padded to a round: nothing drafted them, and none is accepted."""
@@ -48,6 +56,14 @@ FEATURES = (
     "by_batch",
     "interval",
     "model_len",
+    "async_by_batch",
+    "async_interval",
+    "async_priority",
+    "ranks_interval",
+    "v2_draft_model",
+    "v2_async_eagle3",
+    "v2_dspark",
+    "v2_priority",
 )
 """Events that a schedule is drawn to show; each has one of them at least, and memory runs out in half of them."""
 MAX_STEPS = 3000
@@ -99,7 +115,8 @@ def drawn_log(feature: str, seed: int, engine: str) -> Log:
         planned = scheduler.schedule()
         number = len(steps)
         if planned.tokens:
-            steps.append(Decision(planned.tokens, planned.drafts, tuple(planned.preempted), planned.admitted))
+            preempted, skips = tuple(planned.preempted), planned.skips_drafts
+            steps.append(Decision(planned.tokens, planned.drafts, preempted, planned.admitted, skips))
             emitted.append({})
             proposed.append({})
         due = (number, planned)
@@ -139,7 +156,7 @@ def drawn(feature: str, seed: int, methods: tuple[str, ...]) -> tuple[SchedulerS
     method = next((name for name in ("draft_model", "eagle3", "mtp", "dspark", "ngram") if name in feature), None)
     if "parallel_eagle" in feature:
         method = "eagle3"
-    if feature == "by_batch" or (
+    if "by_batch" in feature or (
         method is None and methods and feature not in ("plain", "async") and draw.random() < 0.4
     ):
         method = draw.choice(methods)
@@ -161,7 +178,7 @@ def drawn(feature: str, seed: int, methods: tuple[str, ...]) -> tuple[SchedulerS
     if feature == "model_len":
         max_model_len = max(each.prompt_tokens for each in requests) + draw.randint(2, 20)
     table = None
-    if feature == "by_batch":
+    if "by_batch" in feature:
         edge = draw.randint(1, max(1, max_num_seqs - 1))
         table = ((1, edge, draft_tokens), (edge + 1, edge + 100, draw.randint(0, draft_tokens)))
     settings = SchedulerSettings(
@@ -174,8 +191,10 @@ def drawn(feature: str, seed: int, methods: tuple[str, ...]) -> tuple[SchedulerS
         enable_chunked_prefill=not is_whole,
         long_prefill_token_threshold=draw.choice((5, 17, 40)) if feature == "threshold" else 0,
         async_scheduling="async" in feature,
-        policy="priority" if feature == "priority" else "fcfs",
-        prefill_schedule_interval=draw.choice((2, 3, 5)) if feature == "interval" else 1,
+        policy="priority" if "priority" in feature else "fcfs",
+        prefill_schedule_interval=draw.choice((2, 3, 5)) if "interval" in feature else 1,
+        data_parallel_size=2 if "ranks" in feature else 1,
+        use_v2_model_runner="v2" in feature,
         method=method,
         parallel_drafting="parallel" in feature or method == "dspark",
         num_speculative_tokens=draft_tokens,
@@ -196,7 +215,7 @@ def _requests(draw: random.Random, feature: str, longest: int, block_size: int) 
             begun = [1000 * position for position in range(1, system)]
             content = (*begun, *[100_000 * (1 + turn) + system * 1000 + i for i in range(draw.randint(0, 3))])
             prompt = max(prompt, len(content) * block_size + draw.randint(0, block_size))
-        priority = draw.randint(0, 2) if feature == "priority" else 0
+        priority = draw.randint(0, 2) if "priority" in feature else 0
         requests.append(LoggedRequest(step, prompt, draw.randint(1, 40), priority, content))
         step += draw.randint(0, gap)
     return requests

@@ -46,6 +46,8 @@ class Decision(msgspec.Struct, frozen=True, array_like=True):
     preempted: tuple[int, ...] = ()
     cached: dict[int, int] | None = {}
     """Tokens of a seated request that were in the cache; None where nobody noted them."""
+    skips_drafts: bool = False
+    """No drafts were made behind it, since no request could use them."""
 
 
 class Log(msgspec.Struct, frozen=True):

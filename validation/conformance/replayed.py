@@ -23,7 +23,7 @@ from typing import NamedTuple
 import msgspec
 
 from realrun.installed.vllm_scheduler import SchedulerSettings, installed_version
-from sim.costs.engine_costs import engine_names, load_engine
+from sim.costs.engine_costs import NO_SPECULATION, engine_names, load_engine
 from sim.costs.profile import Profile
 from sim.costs.profile_files import load
 from sim.drafters.registry import DRAFTERS, SPELLINGS, drafter_of
@@ -36,7 +36,7 @@ from sim.interface.request import Request
 from sim.names import unknown
 from sim.policies.continuous.plan import Step, begin_step, commit_step, plan_step
 from sim.policies.options import EngineLimits
-from sim.run.limits import limits_of, name_in_rules
+from sim.run.limits import limits_of, name_in_rules, pool_rules
 from sim.run.scenario import Scenario
 from validation.conformance.drawn import FEATURES, drawn_logs
 from validation.conformance.logs import Decision, Log, read_logs, tape_of, write_logs
@@ -77,6 +77,7 @@ def _equal(simulated: Decision, real: Decision) -> bool:
         simulated.tokens == real.tokens
         and simulated.drafts == real.drafts
         and simulated.preempted == real.preempted
+        and simulated.skips_drafts == real.skips_drafts
         and (real.cached is None or simulated.cached == real.cached)
     )
 
@@ -132,7 +133,7 @@ class _Replay:
                     flight = None
                     continue
                 members = (*flight.rows, *flight.prompts)
-                chosen = self.controller.lengths_for(members)
+                chosen = self.controller.lengths_planned(members, flight.num_planned)
                 lengths = dict(zip([request.index for request in members], chosen, strict=True))
             if limits.async_scheduling:
                 planned = self._plan(lengths)
@@ -171,7 +172,7 @@ class _Replay:
                 for request, chunk in prompts
                 if request.index not in seated or request.index in preempted
             }
-            self.steps.append(Decision(tokens, drafts, tuple(preempted), cached))
+            self.steps.append(Decision(tokens, drafts, tuple(preempted), cached, not step.uses_drafts))
             self.num_preemptions = [request.num_preemptions for request in self.requests]
         return step
 
@@ -219,17 +220,21 @@ def _parts(settings: SchedulerSettings, engine: str) -> tuple[EngineLimits, Page
     costs = load_engine(engine, profile.gpu.name)
     # The scheduler alone obeys an interval on one rank, too; its engine does not.
     interval = settings.prefill_schedule_interval if costs.rules.has_prefill_interval else 1
-    limits = msgspec.structs.replace(limits_of(scenario, profile, costs), prefill_schedule_interval=interval)
-    drops_block = draft_tokens > 0 and name_in_rules(method, profile) in costs.rules.drops_cached_block
+    limits = limits_of(scenario, profile, costs)
+    limits = msgspec.structs.replace(
+        limits,
+        prefill_schedule_interval=interval,
+        counts_prompt_steps=limits.counts_prompt_steps and settings.data_parallel_size == 1,
+        skips_unused_drafts=limits.skips_unused_drafts and settings.use_v2_model_runner,
+    )
+    drafter = name_in_rules(method, profile) if draft_tokens else NO_SPECULATION
     pool = PagedPool(
         settings.num_gpu_blocks - costs.rules.null_blocks,
         settings.block_size,
         0,
         is_caching=settings.enable_prefix_caching,
-        drops_cached_block=drops_block,
-        seats_first_chunk=costs.rules.seats_first_chunk,
-        caches_results=settings.async_scheduling or not costs.rules.caches_planned_only,
-        reuses_blank_first=costs.rules.reuses_blank_first,
+        ends_differ=True,
+        **pool_rules(costs.rules, drafter, is_async=settings.async_scheduling),
         max_tokens=settings.max_model_len if costs.rules.trims_at_max_model_len else None,
     )
     controller = build_controller("by_batch" if table else "fixed", draft_tokens, table=table)

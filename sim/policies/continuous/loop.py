@@ -191,13 +191,13 @@ def start_step(
     hooks: Hooks | None = None,
 ) -> Flight:
     """The works of `step`, planned `ahead_s` before now, among `group_tokens` of all ranks, are submitted; the draft is
-    as long as the longest that the controller, or a hook, chooses."""
+    as long as the longest that the controller, or a hook, chooses, where somebody can use it."""
     requests = (*step.rows, *step.prompts)
-    lengths = serving.controller.lengths_for(requests)
+    lengths = serving.controller.lengths_planned(requests, step.num_planned)
     load = load_of(step)
     if hooks is not None:
         lengths = hooks.lengths(load, lengths)
-    longest = max(lengths)
+    longest = max(lengths) if step.uses_drafts else 0
     target, last = _submit(serving, load, stream, limits, longest, ahead_s, group_tokens)
     by_index = dict(zip([request.index for request in requests], lengths, strict=True))
     return Flight(step, target, last, by_index, serving.host.now_s, _lookup(load, longest, limits))

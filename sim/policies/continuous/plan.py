@@ -34,6 +34,10 @@ class Step(NamedTuple):
     row_tokens: list[int]
     prompts: list[Request]
     chunks: tuple[Chunk, ...]
+    uses_drafts: bool = True
+    """False where no request can use the drafts that are made behind it."""
+    num_planned: int = 0
+    """Requests of the plan, those included who had finished when it began."""
 
     @property
     def is_empty(self) -> bool:
@@ -100,7 +104,8 @@ def _fill(
     grow = serving.paged.grow
     step = Step([], [], [], ())
     chunks: list[Chunk] = []
-    has_preempted = False
+    has_preempted = carries_prompts = False
+    uses_drafts = not (limits.skips_unused_drafts and lookahead)
     index = 0
     while index < len(running) and budget > slots:
         request = running[index]
@@ -133,7 +138,7 @@ def _fill(
             has_preempted = True
             if limits.preempts_by_priority and serving.intake.has_priorities:
                 lowest = _lowest(running)
-                index -= lowest < index - 1
+                index -= lowest < index
                 victim = running.pop(lowest)
                 budget += _taken_out(step, chunks, victim, slots)
                 serving.preempt(victim, by_priority=True)
@@ -143,14 +148,19 @@ def _fill(
             if victim is request:
                 break
         if request.is_preempted:
+            if limits.goes_on_without and serving.intake.has_priorities:
+                continue
             break
         budget -= tokens + slots
         if missing > 0:
             step.prompts.append(request)
             chunks.append(Chunk(tokens, held))
+            carries_prompts = True
+            uses_drafts |= tokens >= missing and request.emitted_tokens + 1 < request.output_tokens
         else:
             step.rows.append(request)
             step.row_tokens.append(tokens)
+            uses_drafts |= request.emitted_tokens + 1 + (in_flight > 0) < request.output_tokens
     can_seat = has_prompts and not has_preempted and not (is_deferred and limits.defers_last_token)
     num_seats = limits.max_num_seqs if can_seat else 0
     first = FirstChunk(0 if step.prompts else limits.padded_tokens, bool(step.rows), is_deferred)
@@ -173,14 +183,25 @@ def _fill(
         step.prompts.append(request)
         chunks.append(chunk)
         budget -= chunk.new_tokens + slots
+        end = chunk.history_tokens + chunk.new_tokens
+        carries_prompts |= chunk.history_tokens < request.prefill_goal - 1
+        uses_drafts |= end >= request.prefill_goal and request.emitted_tokens + 1 < request.output_tokens
     if not is_deferred and not has_preempted:
         serving.intake.has_left_waiting = bool(serving.inbox)
-    return step._replace(chunks=tuple(chunks))
+    serving.intake.num_steps += not step.is_empty
+    if carries_prompts:
+        serving.intake.last_prompt_step = serving.intake.num_steps
+    return step._replace(chunks=tuple(chunks), uses_drafts=uses_drafts)
 
 
 def _defers_prompts(serving: Serving, running: Sequence[Request], limits: EngineLimits) -> bool:
     """True where prompts wait for a later step: rows decode, and the last step with prompts left nobody waiting."""
-    if (serving.intake.num_plans - 1) % limits.prefill_schedule_interval == 0 or serving.intake.has_left_waiting:
+    intake, interval = serving.intake, limits.prefill_schedule_interval
+    if limits.counts_prompt_steps:
+        is_due = intake.num_steps + 1 - intake.last_prompt_step >= interval
+    else:
+        is_due = (intake.num_plans - 1) % interval == 0
+    if is_due or intake.has_left_waiting:
         return False
     return any(request.prefill_goal <= request.prefilled_tokens + request.in_flight for request in running)
 
@@ -206,7 +227,8 @@ def _taken_out(step: Step, chunks: list[Chunk], victim: Request, slots: int) -> 
 def begin_step(serving: Serving, planned: Step) -> Step:
     """`planned` as it is submitted: rows that have finished meanwhile left out, drafts cut to what had room and to what
     the controller would verify."""
-    step = Step([], [], planned.prompts, planned.chunks)
+    num_planned = len(planned.rows) + len(planned.prompts)
+    step = planned._replace(rows=[], row_tokens=[], num_planned=num_planned)
     for request, tokens in zip(planned.rows, planned.row_tokens, strict=True):
         if request.emitted_tokens >= request.output_tokens:
             continue
