@@ -125,8 +125,10 @@ def said(found: Diagnosis, pair: Pair) -> Said:
 
     drafting, likely = pair.drafting.load, found.likely
     rows = [
-        [each.arm, METRICS.get(each.metric, each.metric), number(each.measured), number(each.expected)]
-        + [f"{100 * (each.measured / each.expected - 1):+.0f} %"]
+        [
+            *(each.arm, METRICS.get(each.metric, each.metric), number(each.measured), number(each.expected)),
+            f"{100 * (each.measured / each.expected - 1):+.0f} %",
+        ]
         for each in found.values
     ]
     speedup = f"speed-up {'without' if found.is_expected else 'with'} it"

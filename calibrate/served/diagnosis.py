@@ -1,7 +1,7 @@
 """Whether a measured speed-up is to be expected, and what is likely wrong: measured loads beside simulated ones.
 
-Both loads are simulated as they are described. Where the measured values lie outside the simulator's errors, each known
-fault is simulated, and the one that explains most of the difference is named. Where they lie within, each condition that
+Both loads are simulated as they are described. Where a measured value is worse than the simulator's errors allow, each
+known fault is simulated, and the one that explains most of the difference is named. Where none is, each condition that
 lowers a speed-up is taken away, and the one whose absence would raise it most is named.
 
 Not here: reading results (calibrate.served.readers), printing (calibrate.cli.diagnose).
@@ -83,12 +83,13 @@ class Arm(NamedTuple):
         """With graphs for steps of so many tokens at most; 0: for none."""
         launch_s = max(EAGER_KERNEL_S, self.profile.host.eager_kernel_s)
         host = msgspec.structs.replace(self.profile.host, max_graph_tokens=most_tokens, eager_kernel_s=launch_s)
-        return self._replace(profile=msgspec.structs.replace(self.profile, host=host))
+        arm = self._replace(profile=msgspec.structs.replace(self.profile, host=host))
+        return arm if most_tokens else arm.engine(cuda_graph=False)
 
     def values(self) -> dict[str, float]:
         """Simulated values by metric of MEASURED."""
         arm = self.graphs(0) if self.setup.engine.get("cuda_graph") is False else self
-        run = simulate_cell(self.load, arm.profile, self.setup)
+        run = simulate_cell(arm.load, arm.profile, arm.setup)
         return {name: run[key] for name, key in MEASURED.items() if run.get(key)}
 
     def errors(self) -> ErrorChances:
