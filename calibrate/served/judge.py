@@ -96,14 +96,15 @@ def scenario_of(cell: ServedLoad, profile: Profile, setup: CellSetup) -> Scenari
     """The loop of `cell`. Raises ValueError."""
     k = cell.num_speculative_tokens
     limits = {name: getattr(cell, name) for name in ("max_num_seqs", "max_num_batched_tokens", "num_gpu_blocks")}
-    at_once = round(cell.concurrency)
+    at_once = 0 if cell.is_burst or cell.request_rate is not None else round(cell.concurrency)
     means = (cell.input_len, cell.output_len)
     lengths = dict(zip(LENGTHS, [None if each is None else round(each) for each in means], strict=True))
     if setup.requests:
         means = np.mean(setup.requests, axis=0)
         lengths = {name: round(float(mean)) for name, mean in zip(lengths, means, strict=True)}
     workload: dict[str, Json] = {
-        "num_prompts": cell.num_prompts or _whole_passes(setup.waves * at_once, len(setup.requests)),
+        "num_prompts": cell.num_prompts
+        or _whole_passes(setup.waves * at_once or cell.num_requests, len(setup.requests)),
         "request_rate": "inf" if cell.request_rate is None else cell.request_rate,
         "max_concurrency": at_once or None,
         **lengths,

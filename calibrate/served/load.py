@@ -214,6 +214,8 @@ class ServedLoad(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     """Requests in flight of a closed loop; 0 = an open one. A mean where the source counts them."""
     request_rate: Positive | None = None
     """Arrivals per second of an open loop; None in a closed one."""
+    is_burst: bool = False
+    """All requests were sent at once, and no client held any back; `concurrency` is the mean in flight."""
     num_prompts: Whole | None = None
     input_len: float | None = None
     output_len: float | None = None

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from math import inf
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -155,6 +156,8 @@ class _Result(_Needed, kw_only=True):
     """All that is read of a result: the means, and what it may tell beside."""
 
     max_concurrency: int | None = None
+    request_rate: Number | Literal["inf"] | None = None
+    """Infinity, as a number or a word: all at once."""
     spec_decode_num_drafts: float | None = None
     spec_decode_per_position_acceptance_rates: list[float] | None = None
     spec_decode_acceptance_length: float | None = None
@@ -200,7 +203,7 @@ def _level(row: Mapping[str, Json], where: str, source: str, num_speculative_tok
         raise ValueError(f"{where}: no mean_tpot_ms and no median_tpot_ms; want one of them")
     e2el_s = ((usual_ms[0] or 0.0) + (output_tokens - 1.0) * (usual_ms[1] or 0.0)) / 1e3
     in_flight = result.output_throughput / output_tokens * e2el_s
-    limit = result.max_concurrency
+    limit, rate = result.max_concurrency, float(result.request_rate or 0.0)
     load = mean_load(
         source=source,
         concurrency=float(limit) if limit is not None and in_flight > 0.75 * limit else max(1.0, in_flight),
@@ -212,7 +215,12 @@ def _level(row: Mapping[str, Json], where: str, source: str, num_speculative_tok
         accepted=_accepted(result, where, num_speculative_tokens),
         num_requests=completed,
     )
-    return msgspec.structs.replace(load, measured={**load.measured, **known})
+    return msgspec.structs.replace(
+        load,
+        measured={**load.measured, **known},
+        request_rate=rate if limit is None and 0.0 < rate < inf else None,
+        is_burst=limit is None and rate == inf,
+    )
 
 
 def _accepted(result: _Result, where: str, num_speculative_tokens: int | None) -> Accepted | None:

@@ -31,6 +31,10 @@ COMMANDS = {
         "calibrate.cli.tune:tune_command",
         "Best draft length by load: a vLLM table, what it gains and how sure that is.",
     ),
+    "diagnose": (
+        "calibrate.cli.diagnose:diagnose_command",
+        "Two benchmark results: is the speed-up normal, and what is wrong?",
+    ),
     "evidence": (
         "calibrate.measure.campaign.evidence_command:evidence_command",
         "Whether lanes pay on this machine: measured, predicted, replayed.",

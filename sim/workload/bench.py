@@ -40,7 +40,7 @@ SIGNS, MEDIAN_SIGNS = ("completed", "mean_ttft_ms"), ("completed", "median_ttft_
 LINE_ENDINGS = (".jsonl", ".jsonl.gz")
 CONSOLE = "Serving Benchmark Result"
 """Heading of the block that the tool prints."""
-LINE = re.compile(r"^([A-Z][^:\n]*?)(?: \((?:s|ms|req/s|tok/s)\))?:[ \t]+(\d+(?:\.\d+)?)\s*$", re.MULTILINE)
+LINE = re.compile(r"^([A-Z][^:\n]*?)(?: \((?:s|ms|req/s|tok/s|RPS)\))?:[ \t]+(\d+(?:\.\d+)?|inf)\s*$", re.MULTILINE)
 
 
 class Means(msgspec.Struct, frozen=True, kw_only=True):
@@ -121,7 +121,7 @@ def _rows(entry: Json, where: str) -> list[dict[str, Json]]:
 
 def _printed(block: str) -> dict[str, Json]:
     """The numbers of a printed block under vLLM's keys."""
-    told = {name.lower(): float(text) if "." in text else int(text) for name, text in LINE.findall(block)}
+    told = {name.lower(): int(text) if text.isdecimal() else float(text) for name, text in LINE.findall(block)}
     return {key: told[name] for name, key in PRINTED.items() if name in told}
 
 

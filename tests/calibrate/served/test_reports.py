@@ -230,6 +230,25 @@ def test_a_benchmarks_result_is_a_level_at_its_concurrency_or_by_littles_law(tmp
     assert open_loop.concurrency == pytest.approx(800.0 / 41 * 0.45)
 
 
+@pytest.mark.parametrize(
+    ("rate", "limit", "load"),
+    [
+        ("inf", None, ("inf", None, 100)),
+        (4.5, None, (4.5, None, 100)),
+        ("inf", 8, ("inf", 8, 80)),
+        (2, 8, ("inf", 8, 80)),
+    ],
+)
+def test_a_result_is_simulated_as_its_client_sent_it(
+    tmp_path: Path, rate: float | str, limit: int | None, load: tuple[float | str, int | None, int]
+) -> None:
+    """At a rate, or all at once: the requests that came; in a closed loop ten for each in flight."""
+    result = json.dumps(RESULT | {"completed": 100, "request_rate": rate, "max_concurrency": limit})
+    (read,) = read_bench(written(tmp_path / "r.json", result))
+    workload = scenario_of(read, profile("h100-sxm/llama-3.1-8b"), CellSetup(engine={})).workload
+    assert (workload.request_rate, workload.max_concurrency, workload.num_prompts) == (float(load[0]), *load[1:])
+
+
 def test_bench_serving_of_sglang_tells_the_acceptance_length(tmp_path: Path) -> None:
     path = written(tmp_path / "r.jsonl", json.dumps(RESULT | {"accept_length": 2.5}))
     (drafting,) = read_bench(path, num_speculative_tokens=3)
