@@ -16,14 +16,14 @@ from sim.cli.flags import ARGUMENT, Gpus, Overwrite, command
 from sim.cli.lazy import SOURCE
 
 TABLE_ENGINES = ("vllm", "sglang", "trtllm")
-SOURCE_NAME = "aiconfigurator"
+SOURCE_NAME, FORWARD = "aiconfigurator", "vllm-forward"
 EXAMPLE = "lanesim calibrate import aiconfigurator --gpu h200-sxm --target llama-3.1-8b --weights fp8 --out p.json"
 
 
 class ImportFlags(Struct, frozen=True, kw_only=True):
     """Flags of `lanesim calibrate import`."""
 
-    words: Annotated[tuple[str, ...], ARGUMENT, Meta(title="aiconfigurator [PATH]")] = ()
+    words: Annotated[tuple[str, ...], ARGUMENT, Meta(title="aiconfigurator [PATH] | vllm-forward RESULT...")] = ()
     gpu: Annotated[str, "GPU, such as h200-sxm."]
     target: Annotated[str, "Target model: a Hugging Face name, one of a profile, or a config.json."]
     draft: Annotated[str | None, "Draft model, likewise."] = None
@@ -41,9 +41,14 @@ class ImportFlags(Struct, frozen=True, kw_only=True):
 def import_command(flags: ImportFlags) -> None:
     """Make a profile from NVIDIA's kernel tables: those of the wheel that LANESIM_TABLES names or of the installed
     aisimulate or aiconfigurator-core (`pip install '.[tables]'` in a clone), or those of PATH: a wheel, or a folder
-    that holds GPU folders and their YAML datasheets."""
+    that holds GPU folders and their YAML datasheets.
+
+    vllm-forward: of what `vllm bench forward` measured with the commands of `lanesim calibrate cases`."""
     from calibrate.catalogue.published_tables import published_tables, tables_of_wheel
 
+    if flags.words[:1] == (FORWARD,):
+        _import_forward(flags)
+        return
     words = flags.words[1:] if flags.words[:1] == (SOURCE_NAME,) else flags.words
     if len(words) > 1:
         raise ValueError(f"calibrate import {' '.join(flags.words)}: want {SOURCE_NAME} and at most one PATH")
@@ -79,3 +84,21 @@ def import_command(flags: ImportFlags) -> None:
     except OSError as error:
         raise ValueError(f"{path}: a table cannot be read: {error}") from error
     write(profile, flags.out)
+
+
+def _import_forward(flags: ImportFlags) -> None:
+    """Results of `vllm bench forward`."""
+    paths = [Path(word) for word in flags.words[1:]]
+    if not paths:
+        raise ValueError(f"calibrate import {FORWARD}: want the results, such as {FORWARD} target.json draft1.json")
+    check_out(flags.out, [flags.target, flags.draft, *paths])
+    try:
+        from calibrate.importers.aiconfigurator.deployment import ASSUMED_HOST
+        from calibrate.importers.plan_candidates import pair_named
+        from calibrate.importers.vllm_forward import profile_of
+    except ImportError as error:
+        raise needs_analysis(error) from None
+    from sim.costs.datasheets import datasheet
+
+    target, draft, _ = pair_named(flags.target, flags.draft, weights=flags.weights, kv=flags.kv_dtype)
+    write(profile_of(paths, datasheet(flags.gpu), target, draft, ASSUMED_HOST), flags.out)

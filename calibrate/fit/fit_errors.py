@@ -1,6 +1,6 @@
 """Errors of a profile, point by point and by kind: measured beside predicted, summarised as a profile states it.
 
-Not here: which points a fit leaves out (calibrate.measure.fits.pass_fit).
+Not here: which points a fit leaves out (calibrate.fit.pass_fit).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Measured points as works: what the cost model is requested, so that measured and fitted are the same thing.
 
-Not here: measuring them (calibrate.measure.timing), choosing them (calibrate.measure.grid), the fit
-(calibrate.measure.fits.pass_fit).
+Not here: measuring them (calibrate.measure.timing), choosing them (calibrate.fit.grid), the fit
+(calibrate.fit.pass_fit).
 """
 
 from __future__ import annotations

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from itertools import product
 from typing import NamedTuple
 
+from calibrate.fit.grid import PROMPT_TOKENS, Limits, spread
 from calibrate.fit.point_works import Corun, TimedPass
-from calibrate.measure.grid import PROMPT_TOKENS, Limits, spread
 from sim.costs.profile import Launch
 
 DRAFT_TOKENS = 4

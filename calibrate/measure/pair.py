@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypedDict
 import torch
 
 from calibrate.catalogue.model_configs import FAMILIES, ModelSource, source_of, with_dtype
-from calibrate.measure.grid import Limits
+from calibrate.fit.grid import Limits
 from realrun.kernels.pair_kernels import PairKernels
 from realrun.kernels.pair_options import PairOptions, doubling
 from realrun.model.attention import Attention, slot_tokens, usual_attention

@@ -19,10 +19,10 @@ from typing import TypeVar
 import msgspec
 from msgspec import structs
 
-from calibrate.fit import points_file
+from calibrate.fit import grid, points_file
 from calibrate.fit.point_works import VISITS, Corun, TimedPass, l2_state
 from calibrate.fit.points_file import MeasuredSession
-from calibrate.measure import grid, host_times
+from calibrate.measure import host_times
 from calibrate.measure.fits.measured_profile import profile_of
 from calibrate.measure.machine import fingerprint, gpu, roofs
 from calibrate.measure.overlap_cells import coruns_within

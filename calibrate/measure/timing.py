@@ -8,7 +8,7 @@ both are the duration of the pass.
 A pass is timed until it is warm, and then until its median is known tightly, or it is marked noisy. Warm means: the
 newest block of repetitions is not faster than the one before it by more than WARM_SHARE. Tight means: half of the
 median's 95 % interval, by order statistics, is at most TIGHT_SHARE of it.
-Not here: which passes (calibrate.measure.grid).
+Not here: which passes (calibrate.fit.grid).
 """
 
 from __future__ import annotations

@@ -17,10 +17,10 @@ from time import perf_counter, sleep
 import torch
 
 from calibrate.fit import points_file
+from calibrate.fit.grid import grid
 from calibrate.fit.point_works import TimedPass
 from calibrate.measure import machine
 from calibrate.measure.campaign.plan import SMOKE_FILE, Campaign, MeasuredPair
-from calibrate.measure.grid import grid
 from calibrate.measure.overlap_cells import coruns_within
 from calibrate.measure.pair import DEFAULTS, PairSpec, build, limits
 from calibrate.measure.rates import measure

@@ -1,6 +1,6 @@
 """The profile of a points file: starting constants of the device, then the fits. Imports no torch.
 
-Not here: measuring (calibrate.measure), the fits themselves (calibrate.measure.fits.pass_fit,
+Not here: measuring (calibrate.measure), the fits themselves (calibrate.fit.pass_fit,
 calibrate.measure.fits.overlap_fit).
 """
 
@@ -11,28 +11,15 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
+from calibrate.fit.pass_fit import fit_passes, start_constants
 from calibrate.fit.point_works import L2_STATES
 from calibrate.fit.points_file import Clocks, MeasuredSession
 from calibrate.measure.fits.overlap_fit import fit_overlap
-from calibrate.measure.fits.pass_fit import fit_passes
-from sim.costs.compact_kernels import (
-    CompactKernels,
-    DecodeAttention,
-    Elementwise,
-    Gemm,
-    Head,
-    Measured,
-    PrefillAttention,
-    VerifyAttention,
-)
 from sim.costs.engine_costs import MEASURED_HERE
 from sim.costs.passes import HEAD_KERNELS
 from sim.costs.profile import IN_A_LOOP, SCHEMA, Gpu, HostCosts, MeasuredPoint, Overlap, Profile
 from sim.costs.profile_files import round_constant
 from sim.costs.shapes import ModelShape
-
-CPU_START_S, CUDA_START_S = 3e-5, 3e-6
-"""Length of a kernel that does nothing, to start the fit from."""
 
 
 def profile_of(
@@ -49,7 +36,7 @@ def profile_of(
         gpu=gpu,
         target=target,
         draft=draft,
-        kernels=_start(is_cpu, multiprocessors, str(held.options["attention"]), str(held.host["kv_layout"])),
+        kernels=start_constants(is_cpu, multiprocessors, str(held.options["attention"]), str(held.host["kv_layout"])),
         host=host_costs(points, held.host, {role: shape.layers for role, shape in shapes.items()}),
         overlap=Overlap(),
         errors={},
@@ -81,48 +68,6 @@ def _source(points: Sequence[MeasuredPoint], weights: str, clocks: Sequence[Cloc
         slowed = ", ".join(f"{count} by {reason}" for reason, count in reasons.most_common())
         text += f"of {len(clocks)} visits slowed: {slowed or 'none'}"
     return text
-
-
-def _start(is_cpu: bool, multiprocessors: int, attention: str, kv_layout: str) -> CompactKernels:
-    """Plausible constants for the fit to start from."""
-    kernel_s = CPU_START_S if is_cpu else CUDA_START_S
-    decode = DecodeAttention(fixed_s=4 * kernel_s, row_head_s=1e-7, bandwidth_share=0.5, sharpness=1.5)
-    return CompactKernels(
-        gemm=Gemm(
-            compute_share=0.7,
-            bandwidth_share=0.7,
-            fixed_s=kernel_s,
-            depth_s=0.0,
-            sharpness=2.0,
-            extra_depth=0.0,
-            tile_share=0.0 if is_cpu else 0.4,
-            wave_share=0.0,
-            long_kernel_change=0.0,
-            long_kernel_s=1e-3,
-            tile_tokens=16 if is_cpu else 128,
-            small_tile_tokens=1 if is_cpu else 64,
-            tile_columns=16 if is_cpu else 128,
-            multiprocessors=multiprocessors,
-        ),
-        decode_attention=decode,
-        multi_head_decode_attention=decode,
-        prefill_attention=PrefillAttention(
-            fixed_s=4 * kernel_s,
-            compute_share=0.3,
-            extra_keys=64.0,
-            tile_share=0.0,
-            block_s=0.0,
-            kv_bandwidth_share=0.3,
-            small_head_change=0.0,
-        ),
-        verify_attention=VerifyAttention(kv_slowdown=1.2),
-        elementwise=Elementwise(bandwidth_share=0.5, kernel_s=kernel_s, kernels_per_layer=4),
-        head=Head(sampler_s=10 * kernel_s, sampler_passes=3.0),
-        all_reduce=None,
-        attention_implementation=attention,
-        kv_layout=kv_layout,
-        measured=Measured(tokens=1, rows=1, row_context_tokens=1, chunk_tokens=1),
-    )
 
 
 def host_costs(points: Sequence[MeasuredPoint], measured: dict[str, Any], layers: Mapping[str, int]) -> HostCosts:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from calibrate.fit.point_works import TimedPass, error_kind, work_of
-from calibrate.measure.grid import (
+from calibrate.fit.grid import (
     HELD_OUT_IN,
     LEVELS,
     Limits,
@@ -17,6 +16,7 @@ from calibrate.measure.grid import (
     plan,
     spread,
 )
+from calibrate.fit.point_works import TimedPass, error_kind, work_of
 from sim.interface.work import Chunk, Kind, Model
 
 LIMITS = Limits(rows=16, slot_tokens=512, pass_tokens=512, draft_tokens=8, has_draft=True, has_graphs=False)

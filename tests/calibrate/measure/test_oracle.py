@@ -16,10 +16,10 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 pytest.importorskip("scipy")
 
+from calibrate.fit.grid import Limits, grid
 from calibrate.fit.point_works import MixedPass, TimedPass, work_of
 from calibrate.measure import host_times
 from calibrate.measure.fits.overlap_fit import fit_overlap
-from calibrate.measure.grid import Limits, grid
 from calibrate.measure.overlap_cells import coruns_within
 from calibrate.measure.rates import measure
 from calibrate.measure.timing import HOLD_S, WARM_RUNS, Bench

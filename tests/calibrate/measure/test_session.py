@@ -16,8 +16,8 @@ pytest.importorskip("transformers")
 pytest.importorskip("scipy")
 
 from calibrate.fit import points_file
+from calibrate.fit.grid import mixed
 from calibrate.fit.point_works import VISITS, Corun, timed_pass_of
-from calibrate.measure.grid import mixed
 from calibrate.measure.overlap_cells import coruns, coruns_within
 from calibrate.measure.pair import limits, pair_spec
 from calibrate.measure.serving_overhead import ServingCosts, Waits

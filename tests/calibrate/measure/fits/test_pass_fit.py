@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from calibrate.fit.fit_errors import compare_points, summary
+from calibrate.fit.grid import Limits, grid, is_held_out
 from calibrate.fit.point_works import work_of
 from calibrate.fit.points_file import Clocks, MeasuredSession
 from calibrate.measure.fits.measured_profile import profile_of
-from calibrate.measure.grid import Limits, grid, is_held_out
 from sim.costs.forms.build import build_costs
 from sim.costs.profile import MeasuredPoint, Profile
 from sim.costs.profile_files import decode, encode, load

@@ -18,7 +18,16 @@ from scipy.optimize import least_squares
 
 from calibrate.fit.fit_errors import Array, compare_points, not_judged, summary
 from calibrate.fit.point_works import timed_pass_of, work_of
-from sim.costs.compact_kernels import CompactKernels, Measured
+from sim.costs.compact_kernels import (
+    CompactKernels,
+    DecodeAttention,
+    Elementwise,
+    Gemm,
+    Head,
+    Measured,
+    PrefillAttention,
+    VerifyAttention,
+)
 from sim.costs.forms.build import build_costs
 from sim.costs.profile import KindError, MeasuredPoint, Profile
 from sim.costs.profile_files import round_constant
@@ -30,6 +39,8 @@ MIN_ERROR = 0.02
 OUTLIER = 1.5
 """Errors of more than so many standard deviations count linearly."""
 MAX_EVALUATIONS = 60
+CPU_START_S, CUDA_START_S = 3e-5, 3e-6
+"""Length of a kernel that does nothing, to start the fit from."""
 NOT_TIMED_ALONE = "passes are timed whole: GEMMs, attention and the head are not separated"
 
 
@@ -66,6 +77,48 @@ DECODE = (
 """Constants of the attention of each head layout that was measured. Bandwidth shares may exceed 1: weights of a small
 model, or a short context, live in a cache."""
 ON_CUDA = (Free("gemm", "tile_share", 1e-3, 0.85),)
+
+
+def start_constants(is_cpu: bool, multiprocessors: int, attention: str, kv_layout: str) -> CompactKernels:
+    """Plausible constants for the fit to start from."""
+    kernel_s = CPU_START_S if is_cpu else CUDA_START_S
+    decode = DecodeAttention(fixed_s=4 * kernel_s, row_head_s=1e-7, bandwidth_share=0.5, sharpness=1.5)
+    return CompactKernels(
+        gemm=Gemm(
+            compute_share=0.7,
+            bandwidth_share=0.7,
+            fixed_s=kernel_s,
+            depth_s=0.0,
+            sharpness=2.0,
+            extra_depth=0.0,
+            tile_share=0.0 if is_cpu else 0.4,
+            wave_share=0.0,
+            long_kernel_change=0.0,
+            long_kernel_s=1e-3,
+            tile_tokens=16 if is_cpu else 128,
+            small_tile_tokens=1 if is_cpu else 64,
+            tile_columns=16 if is_cpu else 128,
+            multiprocessors=multiprocessors,
+        ),
+        decode_attention=decode,
+        multi_head_decode_attention=decode,
+        prefill_attention=PrefillAttention(
+            fixed_s=4 * kernel_s,
+            compute_share=0.3,
+            extra_keys=64.0,
+            tile_share=0.0,
+            block_s=0.0,
+            kv_bandwidth_share=0.3,
+            small_head_change=0.0,
+        ),
+        verify_attention=VerifyAttention(kv_slowdown=1.2),
+        elementwise=Elementwise(bandwidth_share=0.5, kernel_s=kernel_s, kernels_per_layer=4),
+        head=Head(sampler_s=10 * kernel_s, sampler_passes=3.0),
+        all_reduce=None,
+        attention_implementation=attention,
+        kv_layout=kv_layout,
+        measured=Measured(tokens=1, rows=1, row_context_tokens=1, chunk_tokens=1),
+    )
 
 
 def fit_passes(start: Profile, points: Sequence[MeasuredPoint]) -> Profile:
