@@ -5,7 +5,6 @@ Not here: simulating and ranking causes (calibrate.served.diagnosis), reading re
 
 from __future__ import annotations
 
-import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -84,14 +83,12 @@ def _pair(flags: DiagnoseFlags, results: list[Path], model: Path | None) -> tupl
     from calibrate.cli.engine_flags import cells_of
     from calibrate.served.diagnosis import Arm, Pair
     from calibrate.served.readers import loads_of
+    from sim.acceptance.pairs import ANY
     from sim.costs.profile_files import load
 
     shared = {name: getattr(flags, name) for name in SHARED}
     profiles = () if flags.profile is None else (flags.profile,)
-    with warnings.catch_warnings():
-        # The results say their own acceptance.
-        warnings.filterwarnings("ignore", "acceptance of .* assumed")
-        raw = gather(ServedFlags(**shared, profile=profiles, scenario=model))
+    raw = gather(ServedFlags(**shared, profile=profiles, scenario=model))
     if not raw.get("profile"):
         raise ValueError(f"which model, on which GPU? Add such as {SERVER}")
     profile, speculation = load(str(raw["profile"])), raw.get("speculation") or {}
@@ -110,7 +107,7 @@ def _pair(flags: DiagnoseFlags, results: list[Path], model: Path | None) -> tupl
         raise ValueError(f"{str(results[-1])!r} does not say its draft length: add --num-speculative-tokens K")
     without = structs.replace(loads[0], num_speculative_tokens=0, acceptance=None, accepted=None)
     if is_drafting:
-        told = flags.acceptance or drafting.acceptance or acceptance
+        told = flags.acceptance or drafting.acceptance or acceptance or ANY
         drafting = structs.replace(drafting, num_speculative_tokens=tokens, acceptance=told)
     else:
         drafting = without

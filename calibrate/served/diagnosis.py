@@ -21,10 +21,9 @@ import msgspec
 from calibrate.served.constants import with_constants
 from calibrate.served.judge import CellSetup, scenario_of, simulate_cell
 from calibrate.served.load import MEASURED, ServedLoad
-from sim.acceptance.assumed import assumed_of
+from sim.acceptance.pairs import ANY
 from sim.costs.engine_costs import engine_of, with_engine
 from sim.costs.profile import Profile
-from sim.drafters.registry import drafter_of
 from sim.files.json_values import Json
 from sim.metrics.compared import THROUGHPUT
 from sim.run.resolve import resolve_all
@@ -155,9 +154,7 @@ def _low_acceptance(pair: Pair) -> Iterator[Pair]:
 
 def _usual_acceptance(pair: Pair) -> Iterator[Pair]:
     if pair.drafting.load.num_speculative_tokens:
-        drafter = drafter_of(pair.drafting.profile)
-        method = pair.drafting.setup.speculation.get("method", "") if drafter is None else drafter.name
-        yield pair.one(partial(Arm.changed, acceptance=assumed_of(str(method)).acceptance))
+        yield pair.one(partial(Arm.changed, acceptance=ANY))
 
 
 def _shorter_drafts(pair: Pair) -> Iterator[Pair]:
