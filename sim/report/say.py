@@ -334,7 +334,7 @@ def _rented(answer: Rental, console: Console) -> Said:
     has_price = answer.price_per_gpu_h is not None
     has_energy = any(row.joules_per_output_token is not None for row in answer.deployments)
     fleet = ["req/s"] if answer.rate_per_s is None else ["req/s of one", "replicas", "GPUs", "draws met"]
-    titles = ["K", *fleet, "tok/s/GPU", *["$/M"] * has_price, *["J/tok"] * has_energy]
+    titles = ["K", "in memory", *fleet, "tok/s/GPU", *["$/M"] * has_price, *["J/tok"] * has_energy]
     estimates = [row for row in answer.deployments if row.is_first_pass]
     refined = [row for row in answer.deployments if not row.is_first_pass]
     shown = estimates[: max(0, MAX_ROWS - len(refined))]
@@ -368,6 +368,7 @@ def _deployment_cells(row: PlannedDeployment, answer: Rental, *, has_price: bool
     return [
         row.deployment,
         str(row.num_speculative_tokens or "none"),
+        str(row.requests_in_memory),
         rate,
         *([] if answer.rate_per_s is None else [f"{about}{row.replicas}", f"{about}{row.gpus}", met]),
         f"{about}{row.output_tokens_per_s_per_gpu:.0f}",

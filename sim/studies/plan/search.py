@@ -24,7 +24,8 @@ import msgspec
 
 from sim.compare.point_runs import Point, run_point
 from sim.compare.pool import OnDone, lasting
-from sim.costs.engine_costs import DEFAULT_ENGINE
+from sim.costs.engine_costs import DEFAULT_ENGINE, engine_of
+from sim.costs.memory import kv_capacity_tokens
 from sim.costs.profile import Profile
 from sim.draws import child_seed
 from sim.metrics.summary import number
@@ -78,6 +79,8 @@ class PlannedDeployment(
     """Draws in which these replicas hold the SLOs; None without a rate and in a first pass."""
     is_first_pass: bool
     """Figures are rough: they come from closed loops alone."""
+    requests_in_memory: int
+    """Requests of this length whose KV fits into one replica at once."""
 
 
 class Rental(Stated, frozen=True, kw_only=True):
@@ -320,9 +323,16 @@ class _Search:
             utilisation=rate / (replicas * rate_per_replica),
             rate_per_replica=rate_per_replica,
             output_tokens_per_s_per_gpu=per_gpu,
+            requests_in_memory=self._in_memory(profile, with_draft=figures["num_speculative_tokens"] > 0),
             usd_per_million_tokens=None if usd_per_s is None else usd_per_s * 1e6,
             **figures,
         )
+
+    def _in_memory(self, profile: Profile, *, with_draft: bool) -> int:
+        workload, share = self.scenario.workload, self.scenario.engine.gpu_memory_utilization
+        tokens = (workload.input_len or 0) + (workload.output_len or 0)
+        engine = engine_of(self.scenario.engine.name, profile)
+        return kv_capacity_tokens(profile, share, with_draft=with_draft, engine=engine) // max(1, tokens)
 
     def is_worth_it(self, ranked: Ranked, best: Ranked, refined: Sequence[_Refined]) -> bool:
         """The first pass has `ranked` near its `best`, or before all of those that are refined."""
