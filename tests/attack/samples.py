@@ -15,6 +15,7 @@ from pathlib import Path
 from sim.cli.main import run
 from sim.costs.engine_costs import ENGINES
 from sim.costs.profile_files import SHIPPED
+from tests.calibrate.served.test_reports import load_line, look, spec_line
 from tests.calibrate.support import write_tables
 
 PAIR = "h100-sxm/llama-2-7b+tinyllama-1.1b"
@@ -285,44 +286,12 @@ SERVED_RUN = indented(
         "sent": [{"index": 0, "due_s": 0.0, "sent_s": 0.001, "first_s": 0.1, "last_s": 0.4, "gaps_s": [0.3]}],
     }
 )
-VLLM_LOG = "".join(
-    f"INFO 07-01 12:00:{10 * i} [loggers.py:118] Engine 000: Avg prompt throughput: 81.3 tokens/s, Avg generation "
-    f"throughput: {150 + i}.5 tokens/s, Running: 2 reqs, Waiting: 0 reqs, GPU KV cache usage: 3.2%\n"
-    "INFO 07-01 12:00:00 [metrics.py:96] SpecDecoding metrics: Mean acceptance length: 2.00, Accepted throughput: "
-    f"41.20 tokens/s, Drafted throughput: 60.58 tokens/s, Accepted: 100 tokens, Drafted: 200 tokens, "
-    "Per-position acceptance rate: 0.700, 0.300, Avg Draft acceptance rate: 50.0%\n"
-    for i in range(5)
-)
+VLLM_LOG = "".join(f"{load_line(2, 150.5 + i)}\n{spec_line('0.700, 0.300', 200)}\n" for i in range(5))
 SGLANG_LOG = "".join(
     f"[2025-07-01 12:00:0{i}] Decode batch. #running-req: 2, #token: 4096, token usage: 0.02, accept len: 2.50, "
     f"cuda graph: True, gen throughput (token/s): {150 + i}.5, #queue-req: 0\n"
     for i in range(5)
 )
-
-
-def metrics(requests: int, steps: int) -> bytes:
-    """A look at `/metrics` of vLLM after so many requests of 20 prompt and 11 output tokens."""
-    labels = 'engine="0",model_name="m"'
-    totals = {
-        "time_to_first_token_seconds": (requests, 0.05 * requests),
-        "request_time_per_output_token_seconds": (requests, 0.01 * requests),
-        "e2e_request_latency_seconds": (requests, 0.15 * requests),
-        "request_prompt_tokens": (requests, 20 * requests),
-        "request_generation_tokens": (requests, 11 * requests),
-        "iteration_tokens_total": (steps, 31 * requests),
-    }
-    lines = []
-    for name, (count, total) in totals.items():
-        lines.append(f"# TYPE vllm:{name} histogram")
-        lines += [f"vllm:{name}_count{{{labels}}} {count}", f"vllm:{name}_sum{{{labels}}} {total}"]
-    counters = {"generation_tokens": 11 * requests, "spec_decode_num_drafts": 4 * requests}
-    counters["spec_decode_num_draft_tokens"] = 2 * counters["spec_decode_num_drafts"]
-    for name, value in counters.items():
-        lines += [f"# TYPE vllm:{name} counter", f"vllm:{name}_total{{{labels}}} {value}"]
-    name = "vllm:spec_decode_num_accepted_tokens_per_pos"
-    lines.append(f"# TYPE {name} counter")
-    lines += [f'{name}_total{{{labels},position="{place}"}} {(3 - place) * requests}' for place in (0, 1)]
-    return ("\n".join(lines) + "\n").encode()
 
 
 def files_in(folder: Path) -> dict[str, bytes]:
@@ -479,7 +448,12 @@ def samples(folder: Path) -> dict[str, Sample]:
         "bench": of_production("bench.json", BENCH),
         "log vllm": of_production("vllm.log", VLLM_LOG, "--log", "{}", *lengths),
         "log sglang": of_production("sg.log", SGLANG_LOG, "--log", "{}", "--num-speculative-tokens", "3", *lengths),
-        "metrics": of_production("after.txt", metrics(30, 120), *looks, before__txt=metrics(10, 40)),
+        "metrics": of_production(
+            "after.txt",
+            look(30, 120, drafts=120, accepted=(90, 60)),
+            *looks,
+            before__txt=look(10, 40, drafts=40, accepted=(30, 20)),
+        ),
         "measured levels": read_by("m.json", MEASURED, *levels, every=4),
         "served run": Sample("run.json", SERVED_RUN.encode(), (("check", "{}"),)),
         "summary": part(made, "summary.json", ("check", "{}")),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from math import inf
 from typing import Any
 
@@ -166,6 +166,16 @@ def log_order(log: Log) -> Log:
     return sorted(log, key=lambda event: (event[0], event[1] != "end", event[2]))
 
 
+def log_of(tickets: Iterable[Any]) -> Log:
+    """What ScriptHost writes of those works: starts and ends."""
+    events = []
+    for ticket in tickets:
+        indices = tuple(request.index for request in ticket.work.requests)
+        for event, time_s in (("start", ticket.start_s), ("end", ticket.end_s)):
+            events.append((time_s, event, ticket.stream.name, ticket.work.kind.value, indices))
+    return events
+
+
 class SimRun:
     """A policy on SimHost with constant costs; `log` as ScriptHost writes it."""
 
@@ -219,12 +229,7 @@ class SimRun:
 
     @property
     def log(self) -> Log:
-        events = []
-        for ticket in self.tickets:
-            indices = tuple(request.index for request in ticket.work.requests)
-            for event, time_s in (("start", ticket.start_s), ("end", ticket.end_s)):
-                events.append((time_s, event, ticket.stream.name, ticket.work.kind.value, indices))
-        return events
+        return log_of(self.tickets)
 
     @property
     def works(self) -> WorkLog:
@@ -287,7 +292,6 @@ def run_on_script(
     works: list[Work] | None = None,
 ) -> tuple[ScriptHost, Serving]:
     """The same policy on ScriptHost, answers from the same draws; `works` takes note of all that are submitted."""
-    limits = limits or EngineLimits()
 
     def answer(work: Work) -> Result:
         if works is not None:
@@ -299,8 +303,23 @@ def run_on_script(
         return Result([draws.run_length(r.index, r.emitted_tokens, most) if most else 0 for r, most in asked])
 
     host = ScriptHost(lambda work: SECONDS[work.kind], answer)
-    serving = serve(host, policy, requests, draft_tokens, options=options, limits=limits)
+    return host, played(host, policy, requests, options, limits, draft_tokens=draft_tokens)
+
+
+def played(
+    host: Any,
+    policy: str,
+    requests: Sequence[Request],
+    options: PolicyOptions,
+    limits: EngineLimits | None = None,
+    *,
+    stop_s: float | None = None,
+    **more: Any,
+) -> Serving:
+    """The requests after the policy has served them on `host`, or until `stop_s`."""
+    limits = limits or EngineLimits()
+    serving = serve(host, policy, requests, options=options, limits=limits, **more)
     for task in [*find_policy(policy).build(serving, options, limits), serving.arrivals()]:
         host.spawn(task)
-    host.run_until()
-    return host, serving
+    host.run_until(stop_s)
+    return serving

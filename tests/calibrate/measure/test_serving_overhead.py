@@ -59,9 +59,10 @@ def lasting(submitted: list[Work], lasts_s: list[float], **about: Any) -> Served
 def test_the_hosts_time_before_a_work_reaches_to_its_first_kernel_where_the_device_waited() -> None:
     """Eligible at 1 s, issued from 1.1 to 1.5 s; the device starts at 1.4 s, or is busy until 2 s."""
     record = msgspec.structs.replace(WORK, issue_start_s=1.1, issued_s=1.5, end_s=3.0)
-    for start_s, prepare_s in ((1.4, 0.4), (2.0, 0.1)):
+    for start_s, prepare_s, launch_s in ((1.4, 0.4, 0.1), (2.0, 0.1, 0.4)):
         timed = msgspec.structs.replace(record, start_s=start_s)
         work = MeasuredWork(record=timed, eligible_s=1.0, reacted_s=3.0, padded_tokens=0, emitted=())
+        assert tuple(work.cost)[:3] == pytest.approx((prepare_s, launch_s, 3.0 - start_s))
         assert waits([[dataclasses.replace(BUSY, works=[work])]]).prepare_s == pytest.approx(prepare_s)
 
 

@@ -5,50 +5,16 @@ No torch and no GPU: works are fake and take constant times.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from math import inf
 from typing import Any
 
 import pytest
 
 from realrun.host.gpuhost import GpuHost
-from realrun.host.ticket import GpuTicket
-from sim.engine.serving import Serving
-from sim.interface.request import Request
 from sim.policies.options import Batching, EngineLimits, KvMode
-from sim.policies.registry import PolicyOptions, find_policy
+from sim.policies.registry import PolicyOptions
 from tests.realrun.virtual import ConstantExecutor, VirtualClock
 from tests.sim.hosts.test_contract import CHUNKED, PLANNED, UNCONTENDED, VARIANTS, ahead, outcome, requests
-from tests.sim.support import EVERY, SECONDS, Log, PeriodicDraws, SimRun, log_order, serve
-
-
-def log_of(tickets: Sequence[GpuTicket]) -> Log:
-    events = []
-    for ticket in tickets:
-        indices = tuple(request.index for request in ticket.work.requests)
-        for event, time_s in (("start", ticket.start_s), ("end", ticket.end_s)):
-            events.append((time_s, event, ticket.stream.name, ticket.work.kind.value, indices))
-    return events
-
-
-def run_on_threads(
-    policy: str,
-    served: Sequence[Request],
-    options: PolicyOptions,
-    *,
-    is_async: bool,
-    stop_s: float = inf,
-    limits: EngineLimits | None = None,
-    **more: Any,
-) -> tuple[list[GpuTicket], Serving, GpuHost]:
-    limits = limits or EngineLimits()
-    executor = ConstantExecutor(SECONDS, is_async=is_async)
-    with GpuHost(executor, PeriodicDraws(), clock=VirtualClock()) as host:
-        serving = serve(host, policy, served, options=options, limits=limits, **more)
-        for task in [*find_policy(policy).build(serving, options, limits), serving.arrivals()]:
-            host.spawn(task)
-        host.run_until(None if stop_s == inf else stop_s)
-    return host.works, serving, host
+from tests.sim.support import EVERY, SECONDS, PeriodicDraws, SimRun, log_of, log_order, played
 
 
 @pytest.mark.parametrize("poll_s", [0.0, 0.75])
@@ -76,8 +42,10 @@ def check_threads(policy: str, options: PolicyOptions, limits: EngineLimits | No
     """The same log, the same seconds ahead and the same tokens on threads, whether works are awaited or not."""
     simulated = SimRun(policy, requests(), costs=UNCONTENDED, options=options, limits=limits)
     for is_async in (False, True):
-        tickets, serving, _ = run_on_threads(policy, requests(), options, is_async=is_async, limits=limits)
+        executor = ConstantExecutor(SECONDS, is_async=is_async)
+        with GpuHost(executor, PeriodicDraws(), clock=VirtualClock()) as host:
+            serving = played(host, policy, requests(), options, limits)
         assert serving.num_finished == 9
         assert outcome(simulated.serving.requests) == outcome(serving.requests)
-        assert log_order(simulated.log) == log_order(log_of(tickets))
-        assert ahead(t.work for t in tickets) == ahead(t.work for t in simulated.tickets)
+        assert log_order(simulated.log) == log_order(log_of(host.works))
+        assert ahead(t.work for t in host.works) == ahead(t.work for t in simulated.tickets)

@@ -18,11 +18,11 @@ from realrun.host.gpuhost import GpuHost
 from realrun.host.threads import StreamThreads
 from realrun.replay.pair_executor import PairExecutor
 from sim.policies.options import EngineLimits
-from sim.policies.registry import PolicyOptions, find_policy
+from sim.policies.registry import PolicyOptions
 from tests.realrun.kernels.test_order import NUM_REQUESTS, TARGET, checked, requests, watched_pair
 from tests.realrun.late_device import Accesses, LateDevice
 from tests.realrun.support import greedy_text
-from tests.sim.support import serve
+from tests.sim.support import played
 
 
 class KnowingClock(WallClock):
@@ -100,10 +100,7 @@ def run(policy: str, seed: int) -> None:
             served = requests()
             for each in served:
                 each.arrival_s *= 1e-3
-            serving = serve(host, policy, served, draft_tokens=2, max_concurrency=2, limits=limits)
-            for task in [*find_policy(policy).build(serving, PolicyOptions(poll_s=0.0), limits), serving.arrivals()]:
-                host.spawn(task)
-            host.run_until()
+            serving = played(host, policy, served, PolicyOptions(poll_s=0.0), limits, draft_tokens=2, max_concurrency=2)
         assert serving.num_finished == NUM_REQUESTS
         executor.reset()
     for each in served:

@@ -23,7 +23,7 @@ from sim.policies.options import EngineLimits
 from sim.policies.registry import POLICIES, PolicyOptions, find_policy
 from tests.properties import examples
 from tests.realrun.support import StandsForAll, greedy_text, tied_pair, tiny_model, tiny_options
-from tests.sim.support import request, serve
+from tests.sim.support import played, request
 
 SLOTS = 5
 BUCKETS = st.lists(st.integers(1, SLOTS), unique=True, max_size=3).map(lambda found: tuple(sorted({*found, SLOTS})))
@@ -88,10 +88,7 @@ def test_no_policy_emits_another_text_when_its_rows_are_padded(
     requests = [request(i, prompt=prompt, output=output) for i, (prompt, output) in enumerate(lengths)]
     with GpuHost(executor) as host:
         limits = EngineLimits(max_num_seqs=SLOTS, max_num_batched_tokens=12)
-        serving = serve(host, policy, requests, draft_tokens=draft_tokens, limits=limits)
-        for task in [*find_policy(policy).build(serving, PolicyOptions(poll_s=0.0005), limits), serving.arrivals()]:
-            host.spawn(task)
-        host.run_until()
+        played(host, policy, requests, PolicyOptions(poll_s=0.0005), limits, draft_tokens=draft_tokens)
     executor.reset()
     for each in requests:
         wanted = greedy_text(target, executor.prompt(each), each.output_tokens)

@@ -26,11 +26,11 @@ from realrun.replay.pair_executor import PairExecutor, PairLane
 from sim.interface.request import Request
 from sim.policies import rounds
 from sim.policies.options import EngineLimits
-from sim.policies.registry import PolicyOptions, find_policy
+from sim.policies.registry import PolicyOptions
 from tests.realrun.late_device import Accesses, LateDevice, Race
 from tests.realrun.late_host import LateHost
 from tests.realrun.support import greedy_text, tied_pair, tiny_model, tiny_options
-from tests.sim.support import EARLY, HOOKED, ON_ONE_GPU, early_tokens, request, serve
+from tests.sim.support import EARLY, HOOKED, ON_ONE_GPU, early_tokens, played, request
 
 NUM_REQUESTS = 4
 SLOTS = 5
@@ -86,10 +86,7 @@ def run(policy: str, seed: int) -> None:
             early_tokens()
         host = LateHost(executor, device)
         limits = EngineLimits(max_num_batched_tokens=16, max_num_seqs=2)
-        serving = serve(host, policy, requests(), draft_tokens=2, max_concurrency=2, limits=limits)
-        for task in [*find_policy(policy).build(serving, PolicyOptions(poll_s=0.0), limits), serving.arrivals()]:
-            host.spawn(task)
-        host.run_until()
+        serving = played(host, policy, requests(), PolicyOptions(poll_s=0.0), limits, draft_tokens=2, max_concurrency=2)
         assert serving.num_finished == NUM_REQUESTS
         executor.reset()
     assert device.num_checked > 300

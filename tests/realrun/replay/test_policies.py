@@ -18,7 +18,7 @@ from sim.interface.work import Kind
 from sim.policies.options import Batching, EngineLimits, KvMode
 from sim.policies.registry import PolicyOptions, find_policy
 from tests.realrun.support import StandsForAll, greedy_text, tied_pair, tiny_model, tiny_options
-from tests.sim.support import EVERY, PeriodicDraws, request, serve
+from tests.sim.support import EVERY, PeriodicDraws, played, request
 
 NUM_REQUESTS = 5
 
@@ -41,10 +41,7 @@ def run(
     controller: Controller | None = None,
 ) -> list[GpuTicket]:
     with GpuHost(executor, draws) as host:
-        serving = serve(host, policy, requests(), draft_tokens=3, limits=limits, controller=controller)
-        for task in [*find_policy(policy).build(serving, options, limits), serving.arrivals()]:
-            host.spawn(task)
-        host.run_until()
+        serving = played(host, policy, requests(), options, limits, draft_tokens=3, controller=controller)
     assert serving.num_finished == NUM_REQUESTS
     executor.reset()
     return host.works
@@ -98,11 +95,7 @@ def test_a_slot_is_used_again_and_waits_for_the_last_pass_of_its_former_request(
     target, draft = tied_pair(tiny_model(), 2, 0.2)
     pair = PairExecutor(PairKernels(target, draft, tiny_options(slots=2)), seed=3)
     with GpuHost(pair, PeriodicDraws()) as host:
-        serving = serve(host, "baseline", requests(), draft_tokens=3)
-        options = PolicyOptions(workers=2)
-        for task in [*find_policy("baseline").build(serving, options, EngineLimits()), serving.arrivals()]:
-            host.spawn(task)
-        host.run_until()
+        serving = played(host, "baseline", requests(), PolicyOptions(workers=2), draft_tokens=3)
     assert serving.num_finished == NUM_REQUESTS
     pair.reset()
     assert sorted(pair.outputs) == list(range(NUM_REQUESTS))
