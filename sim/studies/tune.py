@@ -36,7 +36,6 @@ from sim.studies.length_choice import (
     Choice,
     Gain,
     LengthGrid,
-    Table,
     TunedPoint,
     best_single,
     best_table,
@@ -208,7 +207,8 @@ def tune_contexts(
             AtContext(
                 prompt_tokens=tokens,
                 # Other contexts may want the drafter loaded.
-                verdict="no speculation, or with the drafter loaded " * (best_single(grid) == PLAIN) + table_words(table),
+                verdict="no speculation, or with the drafter loaded " * (best_single(grid) == PLAIN)
+                + table_words(table),
                 k_table=[list(row) for row in table],
                 break_even_concurrency=break_even(grid)[0],
                 regret=loss_of(grid, table),
