@@ -1,12 +1,17 @@
-"""How often properties are tried, by the Hypothesis profile in use (tests/conftest.py), and the one of all refusals."""
+"""How often properties are tried, by the Hypothesis profile in use (tests/conftest.py), the one of all refusals, and an
+answer as a terminal has it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from io import StringIO
 from typing import Any
 
 import pytest
 from hypothesis import settings
+from rich.console import Console
+
+from sim.report.say import Answered, print_answer
 
 
 def examples(factor: float, **more: Any) -> settings:
@@ -21,3 +26,10 @@ def assert_refused(act: Callable[[], object], *named: str) -> None:
     said = str(caught.value)
     assert "\n" not in said
     assert [each for each in named if each not in said] == [], said
+
+
+def printed(answer: Answered, width: int = 80, *, is_verbose: bool = False) -> str:
+    """What a command prints on a terminal of so many columns."""
+    out = StringIO()
+    print_answer(Console(file=out, width=width), answer, is_verbose=is_verbose)
+    return out.getvalue()

@@ -171,7 +171,7 @@ def _compared(scenario: Scenario, profile: Profile, flags: CompareFlags) -> Comp
             on_run = records.append if flags.plots else None
             result = _run(policies, flags, on_run=on_run, rows_in=rows_in)
         if flags.plots:
-            from sim.report.pictures.figures import draw_comparison
+            from sim.report.pictures.comparison_pictures import draw_comparison
 
             draw_comparison(scratch, result, records)
         write_results(scratch, scenario, result.plain, records)

@@ -1,8 +1,7 @@
 """JSON as plain values, or one line that says where it is wrong: file, and line or key.
 
 Stricter than the standard library: nothing nested without end, no key twice, no NaN, no number that a 64-bit one cannot
-hold, no control characters in texts (a terminal would obey them). Where something is wrong the text is parsed a second
-time, each fault left where it stands, to name the key.
+hold, no control characters in texts (a terminal would obey them). A fault is left where it stands, to name the key.
 Not here: opening files (sim.files.read), what the values mean.
 """
 
@@ -10,11 +9,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from math import isfinite
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar
+from threading import local
+from typing import NamedTuple, TypeAlias, TypeVar
 
 import msgspec
 
@@ -26,7 +26,6 @@ MAX_WHOLE = 2**63 - 1
 """Counts and seeds go into tables of 64-bit numbers."""
 RETIRED = "prompt_launch_s"
 """A key of older profiles: 0 is read as if it were not there."""
-S = TypeVar("S")
 T = TypeVar("T")
 Json: TypeAlias = "bool | int | float | str | Sequence[Json] | Mapping[str, Json] | None"
 """Values that a JSON text can hold."""
@@ -39,8 +38,14 @@ _SUSPECT = re.compile(
 """May be the spelling of a control character or of half a pair."""
 
 
-class _Fault(Exception):
-    """Something wrong that the standard library lets pass."""
+class _Fault(NamedTuple):
+    """Something wrong that the standard library lets pass, in place of the value."""
+
+    text: str
+
+
+_met = local()
+"""`faults` of the text that this thread reads."""
 
 
 def read_json(path: str | Path, what: str, *, max_bytes: int = MAX_BYTES, has_prose: bool = False) -> Json:
@@ -69,13 +74,9 @@ def parse_json(text: str, where: str, line: int | None = None, *, has_prose: boo
     try:
         if text.count("[") + text.count("{") > MAX_DEPTH and _depth(text) > MAX_DEPTH:
             raise RecursionError
-        is_suspect = not has_prose and _SUSPECT.search(text) is not None
-        strict, lenient = _DECODERS[has_prose]
-        try:
-            value: Json = strict.decode(text)
-        except _Fault:
-            value, is_suspect = lenient.decode(text), True
-        if is_suspect:
+        _met.faults = []
+        value: Json = _DECODERS[has_prose].decode(text)
+        if _met.faults or (not has_prose and _SUSPECT.search(text)):
             _refuse_faults(value, where)
     except json.JSONDecodeError as error:
         at = f" line {error.lineno}" if line is None else ""
@@ -158,66 +159,51 @@ def _depth(text: str) -> int:
     return depth + rest.count(b"[") + rest.count(b"{")
 
 
-def _pairs(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
+def _fault(text: str) -> _Fault:
+    _met.faults.append(text)
+    return _Fault(text)
+
+
+def _pairs(pairs: list[tuple[str, Json]]) -> dict[str, Json] | _Fault:
     mapping = dict(pairs)
     if len(mapping) != len(pairs):
         twice = next(name for index, (name, _) in enumerate(pairs) if any(name == key for key, _ in pairs[:index]))
-        raise _Fault(f"key {twice[-80:]!r} stands twice")
+        return _fault(f"key {twice[-80:]!r} stands twice")
     return mapping
 
 
-def _whole(text: str) -> int:
+def _whole(text: str) -> int | _Fault:
     if len(text) > 18 and not (len(text) <= 20 and -MAX_WHOLE - 1 <= int(text) <= MAX_WHOLE):
-        raise _Fault(f"{text:.24} must be below 2^63")
+        return _fault(f"{text:.24} must be below 2^63")
     return int(text)
 
 
-def _real(text: str) -> float:
+def _real(text: str) -> float | _Fault:
     value = float(text)
-    if not isfinite(value):
-        raise _Fault(f"{text:.24} is no finite number")
-    return value
+    return value if isfinite(value) else _fault(f"{text:.24} is no finite number")
 
 
-def _constant(text: str) -> float:
-    raise _Fault(f"{text} is no number of JSON; want null or a finite one")
+def _constant(text: str) -> _Fault:
+    return _fault(f"{text} is no number of JSON; want null or a finite one")
 
 
-def _foreign_constant(text: str) -> float | str | None:
+def _foreign_constant(text: str) -> str | _Fault | None:
     """A closed loop's request_rate, which SGLang writes as Infinity and vLLM as "inf"; NaN is a mean of nothing."""
     return None if text == "NaN" else "inf" if text == "Infinity" else _constant(text)
 
 
-def _marked(read: Callable[[S], T]) -> Callable[[S], T | _Fault]:
-    """The same with the fault itself where it would be raised."""
-
-    def marked(spelt: S) -> T | _Fault:
-        try:
-            return read(spelt)
-        except _Fault as fault:
-            return fault
-
-    return marked
-
-
-def _decoder(wrap: Callable[[Any], Any], constant: Callable[[str], float | str | None]) -> json.JSONDecoder:
-    return json.JSONDecoder(
-        object_pairs_hook=wrap(_pairs), parse_int=wrap(_whole), parse_float=wrap(_real), parse_constant=wrap(constant)
-    )
-
-
 _DECODERS = {
-    has_prose: (_decoder(lambda read: read, constant), _decoder(_marked, constant))
+    has_prose: json.JSONDecoder(object_pairs_hook=_pairs, parse_int=_whole, parse_float=_real, parse_constant=constant)
     for has_prose, constant in ((False, _constant), (True, _foreign_constant))
 }
-"""By `has_prose`: one that raises a fault, and one that leaves it where it stands."""
+"""By `has_prose`."""
 
 
 def _refuse_faults(value: Json | _Fault, where: str, path: str = "") -> None:
     """Raise ValueError for the first thing in `value` that the standard library lets pass and we do not."""
     key = f"{path[-80:]!r} " if path else ""
     if isinstance(value, _Fault):
-        raise ValueError(f"{where}: {key}{value}")
+        raise ValueError(f"{where}: {key}{value.text}")
     if isinstance(value, str) and (bad := CONTROL.search(value)):
         raise ValueError(f"{where}: {key}holds the control character {bad[0]!a}; remove it")
     if isinstance(value, list):

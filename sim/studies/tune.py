@@ -36,7 +36,6 @@ from sim.studies.length_choice import (
     Choice,
     Gain,
     LengthGrid,
-    Table,
     TunedPoint,
     best_single,
     best_table,
@@ -207,7 +206,9 @@ def tune_contexts(
         rows.append(
             AtContext(
                 prompt_tokens=tokens,
-                verdict=_context_verdict(grid, table),
+                # Other contexts may want the drafter loaded.
+                verdict="no speculation, or with the drafter loaded " * (best_single(grid) == PLAIN)
+                + table_words(table),
                 k_table=[list(row) for row in table],
                 break_even_concurrency=break_even(grid)[0],
                 regret=loss_of(grid, table),
@@ -242,7 +243,8 @@ def answer(
 ) -> Tuning:
     """The best table or length of the grid, and all that is said of it. Pure."""
     scenario, profile = resolved.scenario, resolved.profile
-    choice, largest_graph = choice_of(grid, at), _largest_graph(resolved)
+    choice, sizes = choice_of(grid, at), graph_sizes(profile.host) if scenario.engine.cuda_graph else []
+    largest_graph = max(sizes, default=None)
     points = tuned_points(grid, largest_graph, choice, at)
     middle, interval = break_even(grid)
     in_flight = float(grid.concurrencies[0]), float(grid.concurrencies[-1])
@@ -324,12 +326,6 @@ def _at_once(workload: Workload, count: int) -> int:
     return at_most(workload, min(count, given))
 
 
-def _largest_graph(resolved: Resolved) -> int | None:
-    """Most tokens of a captured pass; None where none are captured."""
-    sizes = graph_sizes(resolved.profile.host) if resolved.scenario.engine.cuda_graph else []
-    return max(sizes) if sizes else None
-
-
 # -- saying
 
 
@@ -357,12 +353,6 @@ def _notes(resolved: Resolved, grid: LengthGrid, choice: Choice, largest_graph: 
             "7 ms a step more at small batch on a GH200 (vLLM 0.23, swiss-ai/apertus-speculative-decoding)"
         )
     return notes
-
-
-def _context_verdict(grid: LengthGrid, table: Table) -> str:
-    """The table; where no speculation is the best, that too, since other contexts may want the drafter loaded."""
-    rows = table_words(table)
-    return f"no speculation, or with the drafter loaded {rows}" if best_single(grid) == PLAIN else rows
 
 
 def _contexts_left_out(contexts: Sequence[AtContext], max_num_seqs: int, max_context: int) -> list[str]:

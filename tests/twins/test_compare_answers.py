@@ -11,24 +11,21 @@ import random
 import re
 from collections.abc import Mapping, Sequence
 from functools import cache
-from io import StringIO
 from typing import Any
 
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rich.console import Console
 
 from sim.compare.side_by_side import Comparison, Frame, _policy_summary, compare, paired_differences
 from sim.compare.verdict import HANGS_ON, METRIC, STATED, Order, Paired, judged, verdict
 from sim.costs.profile_files import load
 from sim.devices.contention import BRACKET, PhiLevel
 from sim.metrics.load import Load, Verdict
-from sim.report.say import print_answer
 from sim.run.resolve import resolve_all
 from sim.run.scenario import Scenario
-from tests.properties import examples
+from tests.properties import examples, printed
 from tests.twins.drawn import PAIR, TINY
 from tests.twins.spoken import Spoken, spoken
 from tests.twins.twin import folder, said
@@ -219,17 +216,11 @@ def in_draws(pair: Paired, draw: random.Random) -> Paired:
     return msgspec.structs.replace(pair, order=Order.DRAWS, interval=(min(low, -high), max(high, -low)))
 
 
-def printed(result: Comparison) -> str:
-    out = StringIO()
-    print_answer(Console(file=out, width=120), result)
-    return out.getvalue()
-
-
 @given(st.integers(0, 2**32))
 @examples(1.0)
 def test_a_drawn_answer_agrees_with_its_table_and_its_json(seed: int) -> None:
     result = drawn_answer(seed)
-    assert faults(result.plain, printed(result)) == []
+    assert faults(result.plain, printed(result, 120)) == []
 
 
 def test_drawn_answers_have_every_verdict() -> None:

@@ -41,21 +41,16 @@ def set_theme(font_scale: float = 0.8) -> None:
     """The look of all figures; no display needed. Raises ValueError without the plotting libraries."""
     try:
         import matplotlib
+        import seaborn
     except ImportError:
         raise ValueError(f"figures need matplotlib: {install_line('figures')}") from None
     matplotlib.use("Agg")
-    sizes = {"font.size": 12, "axes.labelsize": 12, "axes.titlesize": 12, "xtick.labelsize": 11, "ytick.labelsize": 11,
-             "legend.fontsize": 11}  # fmt: skip
-    matplotlib.rcParams.update(
-        {name: size * font_scale for name, size in sizes.items()}
-        | dict.fromkeys(("text.color", "axes.labelcolor", "xtick.color", "ytick.color"), INK)
-        | dict.fromkeys(("grid.color", "axes.edgecolor"), RULE)
-        | dict.fromkeys(("figure.facecolor", "axes.facecolor", "patch.edgecolor"), PAPER)
-        | dict.fromkeys(("xtick.major.size", "ytick.major.size", "xtick.minor.size", "ytick.minor.size"), 0)
-        | {"axes.grid": True, "axes.axisbelow": True, "patch.force_edgecolor": True, "figure.max_open_warning": 0}
-        # Names hold dollar signs, and nothing here is a formula.
-        | {"text.parse_math": False}
-    )
+    look = dict.fromkeys(("text.color", "axes.labelcolor", "xtick.color", "ytick.color"), INK)
+    look |= dict.fromkeys(("grid.color", "axes.edgecolor"), RULE)
+    look |= dict.fromkeys(("figure.facecolor", "axes.facecolor", "patch.edgecolor"), PAPER)
+    # Names hold dollar signs, and nothing here is a formula.
+    more = {"figure.max_open_warning": 0, "text.parse_math": False}
+    seaborn.set_theme(style="whitegrid", font="DejaVu Sans", font_scale=font_scale, rc=look | more)
 
 
 def panel(axis: Axes, title: str = "", x: str = "", y: str = "") -> None:

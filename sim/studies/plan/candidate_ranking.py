@@ -163,19 +163,14 @@ def _climbed(share: float, setting: _Setting) -> tuple[Run, dict[int, float]]:
     for count in setting.concurrencies:
         run = run_point(Point(resolved=looped(setting.resolved, count), seed=seed)).run
         alone = alone or run
-        if not goodput and _joint_share(run) < share:
+        shares = run["slo_attainment"]
+        assert isinstance(shares, dict)
+        if not goodput and (shares["all"] or 0.0) < share:
             break
         goodput[count] = number(run, "request_goodput") or 0.0
         if goodput[count] < FALLEN * max(goodput.values()):
             break
     return alone, goodput
-
-
-def _joint_share(run: Run) -> float:
-    """Share of the finished requests that meet all SLOs."""
-    shares = run["slo_attainment"]
-    assert isinstance(shares, dict)
-    return float(shares["all"] or 0.0)
 
 
 def _ranked(climbs: Sequence[_Climb], rate_per_s: float | None) -> Ranked:

@@ -1,13 +1,17 @@
-"""Consent: no output of any command replaces what is there without --overwrite, and nothing shipped is replaced at all.
+"""Outputs of commands: none replaces what is there without --overwrite, what is shipped, what it reads, or what
+somebody else is writing.
 
 The commands and their options are read from the command line itself, so an output option that is new fails here until
-it is tried. Not here: outputs over inputs (tests.sim.cli.test_outputs).
+it is tried.
 """
 
 from __future__ import annotations
 
+import re
 import shutil
-from collections.abc import Iterator
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import click
@@ -16,10 +20,12 @@ import pytest
 from calibrate.measure.campaign.runner import run_campaign
 from sim.cli.main import lanesim, run
 from sim.costs.profile_files import SHIPPED, load
+from sim.files.lock import locked
 from sim.studies.sweeps.store import Store
 from validation.__main__ import main as validation
 
 PAIR = "h100-sxm/llama-2-7b+tinyllama-1.1b"
+SMALL = ["--policy", "pd", "--num-prompts", "3", "--input-len", "8", "--output-len", "2", "--request-rate", "4"]
 READ = {
     *("acceptance", "api_key_env", "attention", "bench_json", "columns", "concurrencies", "contexts"),
     *("dataset_name", "dataset_path", "draft", "draft_weights", "dtype", "engine", "from_", "goodput", "gpu"),
@@ -77,6 +83,45 @@ SHIPPED_OUTPUTS = {
     "the folder of all": f"compare --profile {{pair}} --policy pd --overwrite --out {SHIPPED}",
     "a new one": f"report s --figures {SHIPPED}/mine",
 }
+OVER_INPUTS = {
+    "scenario": "compare x.yaml --json x.yaml",
+    "scenario in its folder": "compare r/x.yaml --out r --overwrite",
+    "trace": "compare --profile {pair} --dataset-name csv --dataset-path x.csv --policy pd --json ./x.csv",
+    "tape": "compare --profile {pair} --acceptance tape:x.jsonl#a --policy pd --json x.jsonl",
+    "own profile": "compare --profile p.json --policy pd --json p.json",
+    "two outputs": "compare --profile {pair} --policy pd --out new --json new/summary.json",
+    "profile": "calibrate derive --from p.json --gpu h200-sxm --out p.json",
+    "replay": "validate r --json r/summary.json",
+    "cells": "validate cells x.csv --profile {pair} --json x.csv",
+    "real run": "validate vllm --requests x.jsonl --profile {pair} --max-num-seqs 8 --max-num-batched-tokens 512 "
+    "--json x.jsonl",
+    "prompts": "validate vllm --requests x.jsonl --prompts y.jsonl --profile {pair} --max-num-seqs 8 "
+    "--max-num-batched-tokens 512 --json y.jsonl",
+    "request list": "validate cells x.csv --requests y.csv --profile {pair} --json y.csv",
+    "grid": "sweep grid.yaml --out new --json grid.yaml",
+    "result of a sweep": "sweep grid.yaml --out new --json new",
+    "store": "report s --out s/store.sqlite",
+    "bench": "calibrate production --profile {pair} --bench-json x.jsonl --json x.jsonl",
+    "result of a fit": "calibrate production --profile {pair} --bench-json x.jsonl --json new.json --out new.json",
+    "log": "calibrate production --profile {pair} --log x.jsonl --set workload.input_len=8 --json x.jsonl",
+    "profile of a server": "validate http://localhost:1 --fit-only --profile p.json --json p.json",
+}
+UNWRITABLE = {
+    "results": "compare --profile {pair} --policy pd --out /proc/x/r",
+    "json": "compare --profile {pair} --policy pd --json /proc/x",
+    "store": "sweep grid.yaml --out /proc/x",
+    "pictures": "report s --figures /proc/x",
+    "page": "report s --out /proc/x.html",
+}
+TYPOS = ("validate typo", "report typo --figures t", "check typo", "sweep typo --out t/s")
+REFUSED = {
+    "add --overwrite|is no store; choose another": [*OUTPUTS.values(), *UNNAMED.values()],
+    "is in the installed package": SHIPPED_OUTPUTS.values(),
+    "choose another": OVER_INPUTS.values(),
+    "/proc/x.* cannot be written": UNWRITABLE.values(),
+    "typo": TYPOS,
+}
+"""Lines that are refused before the work, by what the error says."""
 
 
 def commands(command: click.Command = lanesim, path: str = "") -> Iterator[tuple[str, click.Command]]:
@@ -106,31 +151,31 @@ def there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder in which every output is there, and inputs that nobody looks into."""
     monkeypatch.chdir(tmp_path)
     Store.open(tmp_path / "s")
-    for name in ("r", "s/figures", "full", "figures", "drawn"):
-        (tmp_path / name).mkdir(parents=True)
-    (tmp_path / "grid.yaml").write_text(f"scenario: {{profile: {PAIR}, policy: pd}}\ngrid: {{seed: [0, 1]}}\n")
-    figures = ("check.png", "validation.json", "throughput_latency.png")
-    for name in (
-        *("there", "there.json", "x.csv", "x.jsonl", "new.measured.json", "probe.measured.json"),
-        *(
-            "full/x",
-            "r/summary.json",
-            "r/trace.json",
-        ),
-        *("throughput_latency.png", "s/figures/throughput_latency.svg", *(f"figures/{name}" for name in figures)),
-    ):
+    for name in ("r", "s/figures", "full", "figures"):
+        (tmp_path / name).mkdir()
+    names = "there there.json x.csv x.jsonl y.csv y.jsonl new.measured.json probe.measured.json full/x r/summary.json "
+    names += "r/trace.json r/work.parquet r/requests.parquet r/scenario.yaml s/figures/throughput_latency.svg "
+    for name in (names + "figures/check.png figures/validation.json figures/throughput_latency.png").split():
         (tmp_path / name).write_text(f"bytes of {name}")
+    for name in ("x.yaml", "r/x.yaml"):
+        (tmp_path / name).write_text(f"profile: {PAIR}\npolicy: pd\n")
+    (tmp_path / "grid.yaml").write_text(f"scenario: {{profile: {PAIR}, policy: pd}}\ngrid: {{seed: [0, 1]}}\n")
+    shutil.copy(SHIPPED / "h100-sxm" / "llama-2-7b.json", tmp_path / "p.json")
     (tmp_path / "link.json").symlink_to(SHIPPED_FILE)
     return tmp_path
 
 
+def content(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
 def refusal(line: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> str:
     """The one line that a command is refused with before it works, all files as they were."""
-    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    before, places = content(folder), sorted(folder.rglob("*"))
     assert run(line.format(pair=PAIR).split()) == 2
     said = capsys.readouterr()
     assert (said.out, said.err.count("\n")) == ("", 1)
-    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+    assert (content(folder), sorted(folder.rglob("*"))) == (before, places)
     return said.err
 
 
@@ -142,20 +187,12 @@ def test_every_output_option_of_every_command_is_tried_here_and_its_command_has_
         assert bool(consents) is bool(flags), path
 
 
-@pytest.mark.parametrize("line", [*OUTPUTS.values(), *UNNAMED.values()], ids=[*map(" ".join, OUTPUTS), *UNNAMED])
-def test_what_is_there_is_not_replaced_without_consent(
-    line: str, there: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    message = refusal(line, there, capsys)
-    assert "add --overwrite" in message or "is no store; choose another" in message
-
-
-@pytest.mark.parametrize("line", SHIPPED_OUTPUTS.values(), ids=SHIPPED_OUTPUTS)
-def test_nothing_is_written_into_the_installed_package(
-    line: str, there: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(("line", "says"), [(line, says) for says, lines in REFUSED.items() for line in lines])
+def test_an_output_that_nobody_may_write_to_is_refused_before_the_work(
+    line: str, says: str, there: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = {path: path.stat().st_mtime_ns for path in SHIPPED.parent.rglob("*.json")}
-    assert "is in the installed package" in refusal(line, there, capsys)
+    assert re.search(says, refusal(line, there, capsys))
     assert {path: path.stat().st_mtime_ns for path in SHIPPED.parent.rglob("*.json")} == before
 
 
@@ -203,6 +240,43 @@ def test_a_program_that_judges_asks_for_consent_too(
     assert code == 2
     assert "add --overwrite" in capsys.readouterr().err
     assert (there / "there").read_bytes() == before
+
+
+@pytest.mark.parametrize("flag", ["--out", "--json"])
+def test_a_second_process_is_refused_before_the_work(flag: str, tmp_path: Path) -> None:
+    place = tmp_path / "place"
+    with locked(place):
+        done = subprocess.run(
+            [sys.executable, "-m", "sim.cli.main", "compare", "--profile", PAIR, *SMALL, flag, str(place)],
+            capture_output=True,
+            text=True,
+        )
+    assert done.returncode == 2
+    assert done.stderr == f"lanesim: {flag} {str(place)!r} is being written by another process; wait for it, or " + (
+        "choose another\n"
+    )
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_full_disk_names_the_file_and_leaves_the_old_results(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "r"
+    command = ["compare", "--profile", PAIR, *SMALL, "--out", str(out)]
+    assert run(command) == 0
+    before = content(tmp_path)
+    real: Callable[..., int] = Path.write_text
+
+    def full(path: Path, text: str, *more: object) -> int:
+        if path.name == "summary.json":
+            raise OSError(28, "No space left on device")
+        return real(path, text)
+
+    monkeypatch.setattr(Path, "write_text", full)
+    capsys.readouterr()
+    assert run([*command, "--overwrite"]) == 2
+    assert capsys.readouterr().err == f"lanesim: {str(out)!r} cannot be written: No space left on device\n"
+    assert content(tmp_path) == before
 
 
 def test_probes_levels_are_not_a_shipped_profile_by_its_name(there: Path, capsys: pytest.CaptureFixture[str]) -> None:

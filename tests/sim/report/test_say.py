@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import re
-from io import StringIO
 
 import msgspec
 import numpy as np
 import pytest
-from rich.console import Console
 
 from sim.compare.side_by_side import CostSource
 from sim.report.said import MORE
-from sim.report.say import print_answer
 from sim.studies.answer import Answer, Stated
 from sim.studies.attainment import Attainment, HighestLoad, Replicas
 from sim.studies.load_search import Limit
 from sim.studies.plan.search import PlannedDeployment, Rental
 from sim.studies.tune import AtContext, ContextTuning, answer
+from tests.properties import printed
 from tests.sim.studies.test_tune import grid, resolved
 
 NUMBER = re.compile(r"(?<![\w.])[-+]?\d+(?:\.\d+)?(?!\w)")
@@ -32,9 +30,7 @@ BASE = {"scenario": {}, "costs": COSTS, "draws": 12, "covers": "draws of costs"}
 
 
 def said(given: Stated, width: int = 80, *, is_verbose: bool = False) -> list[str]:
-    out = StringIO()
-    print_answer(Console(file=out, width=width), given, is_verbose=is_verbose)
-    return [line.rstrip() for line in out.getvalue().splitlines()]
+    return [line.rstrip() for line in printed(given, width, is_verbose=is_verbose).splitlines()]
 
 
 def numbers(text: str) -> list[float]:

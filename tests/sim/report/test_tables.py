@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import re
-from io import StringIO
 
 import pytest
-from rich.console import Console
 
 import lanesim
 from sim.compare.capacity import Saturation
 from sim.compare.side_by_side import Comparison
 from sim.costs.profile_files import load
-from sim.report.say import print_answer
 from sim.run.resolve import resolve
+from tests.properties import printed
 
 
 def in_full(result: Comparison) -> list[str]:
-    out = StringIO()
-    print_answer(Console(file=out, width=120), result, is_verbose=True)
-    return out.getvalue().splitlines()
+    return printed(result, 120, is_verbose=True).splitlines()
 
 
 def test_output_of_a_burst_is_that_of_the_whole_run_in_both_tables() -> None:

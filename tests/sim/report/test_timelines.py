@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from sim.metrics.records import WorkRecord
-from sim.report.pictures.work_figures import TIMELINE_WORKS, busy_window
+from sim.report.pictures.comparison_pictures import TIMELINE_WORKS, busy_window
 
 WORK = WorkRecord(
     kind="step", model="target", stream="gpu", device="0", submitted_s=0.0, issue_start_s=0.0, issued_s=0.0,

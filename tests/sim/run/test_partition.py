@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from io import StringIO
 from typing import Any
 
 import msgspec
 import pytest
-from rich.console import Console
 
 from sim.compare.side_by_side import compare
 from sim.costs.cost import Demands
@@ -18,12 +16,11 @@ from sim.interface.work import Kind
 from sim.metrics.summary import summarise
 from sim.policies.registry import PolicyOptions
 from sim.report.comparisons import notes
-from sim.report.say import print_answer
 from sim.run.checks import IgnoredKeyWarning
 from sim.run.resolve import resolve, resolve_all
 from sim.run.scenario import Scenario
 from sim.run.simulate import simulate
-from tests.properties import assert_refused
+from tests.properties import assert_refused, printed
 from tests.sim.constant_costs import ConstantCosts
 from tests.sim.support import SECONDS, AlwaysAccept, NotedController, SimRun, request
 
@@ -102,10 +99,9 @@ def test_shares_stand_in_every_run_and_beside_the_table_and_need_no_bracket() ->
     plain = compare(resolve_all(scenario(["continuous", "pd"], None), load(PAIR)))
     assert plain.policies[1].by_overlap
     assert found.runs[0] == plain.runs[0]
-    out = StringIO()
-    print_answer(Console(file=out, width=200), found, is_verbose=True)
-    assert "pd: prefill 0.5, decode 0.5" in out.getvalue()
-    assert "overlap of streams" not in out.getvalue()
+    text = printed(found, 200, is_verbose=True)
+    assert "pd: prefill 0.5, decode 0.5" in text
+    assert "overlap of streams" not in text
 
 
 def test_a_share_of_each_lane_moves_the_latency_it_should() -> None:

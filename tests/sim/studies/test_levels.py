@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from io import StringIO
 from math import log
 from typing import Any
 
 import msgspec
 import pytest
-from rich.console import Console
 
 from sim.compare.side_by_side import Comparison, Level, compare
 from sim.costs.layer_kinds import Linear
 from sim.costs.profile_files import load
 from sim.report.comparisons import level_lines
-from sim.report.say import print_answer
 from sim.run.resolve import resolve, resolve_all
 from sim.run.scenario import Scenario, parse_scenario
 from sim.studies.evidence import REPLAYED, Question, asked_of, evidence, levels, measured
 from sim.studies.served_errors import unmeasured
+from tests.properties import printed
 
 REPLAYED_PROFILE = "h100-sxm/llama-3.1-8b+llama-3.2-1b-measured"
 EAGLE, SPEEDUPS = "h100-sxm/llama-3.1-8b+eagle3", "h200-sxm/llama-3.1-8b+eagle3"
@@ -114,12 +112,11 @@ def test_near_saturation_a_level_answers_to_step_times_by_more_than_their_error(
 
 def test_the_table_says_levels_in_place_of_the_errors_of_kernels() -> None:
     result, found = compared(EAGLE, policy=["autoregressive", "continuous"], engine="sglang-0.5")
-    out = StringIO()
-    print_answer(Console(file=out, width=200), msgspec.structs.replace(result, levels=found))
-    assert "Your server's latency is" in out.getvalue()
-    assert "The engine's own times are averages over machines" in out.getvalue()
-    assert "held-out error" not in out.getvalue()
-    assert "body" not in out.getvalue()
+    text = printed(msgspec.structs.replace(result, levels=found), 200)
+    assert "Your server's latency is" in text
+    assert "The engine's own times are averages over machines" in text
+    assert "held-out error" not in text
+    assert "body" not in text
 
 
 def test_a_policy_near_saturation_moves_neither_end_of_what_is_said_of_the_others() -> None:

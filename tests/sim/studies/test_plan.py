@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import warnings
 from functools import cache
-from io import StringIO
 from typing import Any
 
 import msgspec
 import pytest
-from rich.console import Console
 
 from sim.costs.datasheets import POWER
 from sim.costs.profile import Profile
 from sim.costs.profile_files import load
-from sim.report.say import print_answer
 from sim.run.scenario import Scenario
 from sim.studies.plan.candidate_ranking import Candidate, Ranked, Refused, first_pass
 from sim.studies.plan.search import Rental, plan, with_world
 from sim.workload.classes import Goodput
+from tests.properties import printed
 
 ONE, FOUR = "h100-sxm/qwen3-32b", "h100-sxm/qwen3-32b-tp2"
 PAIR = "h200-sxm/llama-3.1-8b+eagle3"
@@ -130,9 +128,7 @@ def test_a_drafter_that_pays_is_in_the_row_and_its_lengths_are_by_load() -> None
     assert best.k_table == found.tuning.k_table
     assert "with eagle3 at K = " in found.verdict
     assert '"method": "eagle3"' in found.start
-    shown = StringIO()
-    print_answer(Console(file=shown, width=80), found)
-    lines = shown.getvalue().splitlines()
+    lines = printed(found).splitlines()
     assert len(lines) < 25
     assert max(len(line.rstrip()) for line in lines if "speculative-config" not in line) <= 80
     assert " ".join(" ".join(lines).split()).startswith(" ".join(found.verdict.split()))
@@ -163,8 +159,5 @@ def test_a_plan_says_joules_of_simulated_rows_where_it_is_asked() -> None:
     assert joules is not None
     assert idle_w < joules * row.output_tokens_per_s_per_gpu < limit_w
     assert "energy" not in found.scenario
-    console = Console(file=StringIO(), width=200)
-    print_answer(console, found)
-    assert isinstance(console.file, StringIO)
-    assert any(line.rstrip().endswith("J/tok") for line in console.file.getvalue().splitlines())
+    assert any(line.rstrip().endswith("J/tok") for line in printed(found, 200).splitlines())
     assert planned(scenario(), ONE, rate_per_s=5.0).deployments[0].joules_per_output_token is None

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import json
 import re
-from io import StringIO
 
 import msgspec
 import pytest
-from rich.console import Console
 
 import lanesim
 from sim.cli.main import run
 from sim.compare.verdict import Order
 from sim.report import comparisons
-from sim.report.say import print_answer
 from sim.studies.comparison.in_draws import compared
 from sim.studies.comparison.variants import Variants, parse_vary, tokens_of
 from sim.studies.comparison.varied import Varied, varied
-from tests.properties import assert_refused
+from tests.properties import assert_refused, printed
 
 PAIR = "h100-sxm/llama-3.1-8b"
 LOAD = {"request_rate": 8.0, "num_prompts": 40, "input_len": 512, "output_len": 32, "dataset_name": "fixed"}
@@ -33,9 +30,7 @@ def answer(**grid: list[object]) -> Varied:
 
 
 def shown(result: Varied, *, is_verbose: bool = False) -> list[str]:
-    out = StringIO()
-    print_answer(Console(file=out, width=80), result, is_verbose=is_verbose)
-    return [line.rstrip() for line in out.getvalue().splitlines()]
+    return [line.rstrip() for line in printed(result, is_verbose=is_verbose).splitlines()]
 
 
 @pytest.mark.parametrize("value", ["inf", "nan", "1.5", "x", "-k"])

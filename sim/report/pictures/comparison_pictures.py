@@ -1,22 +1,29 @@
-"""Timelines of recorded works, a panel per policy.
+"""Figures of a comparison: latency distributions, and what runs when, a panel per policy.
 
-Imports matplotlib; only called where figures were requested. Not here: the works (sim.metrics.records).
+Imports seaborn and matplotlib; only called where figures were requested. Not here: the numbers (sim.metrics.summary),
+the works (sim.metrics.records).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from sim.compare.side_by_side import Comparison
+from sim.interface.request import Request
 from sim.metrics.records import RunRecord, WorkRecord
-from sim.report.pictures.panels import headline, panel, save_and_close
+from sim.metrics.stats import Floats
+from sim.metrics.summary import latencies_s
+from sim.report.pictures.panels import COLOURS, headline, panel, save_and_close, set_log_scale, set_theme
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+TITLES = {"ttft": "TTFT (ms)", "tpot": "TPOT (ms)", "e2el": "E2EL (ms)"}
 KIND_COLOURS = {
     "prefill": "#4c72b0",
     "draft": "#dd8452",
@@ -28,6 +35,51 @@ KIND_HATCHES = {"prefill": "", "draft": "////", "verify": "....", "step": "", "c
 """They tell kinds apart in grey."""
 TIMELINE_WORKS, WINDOWS_TRIED = 60, 400
 """Works of the busiest stream that a timeline shows; times in the middle half of the runs where it might begin."""
+
+
+def draw_comparison(directory: Path, result: Comparison, records: Sequence[RunRecord]) -> None:
+    """latency_cdf.png over all replications, and timeline.png of the first requests of each policy.
+
+    Raises ValueError without the plotting libraries.
+    """
+    set_theme()
+    workload, speculation = result.scenario["workload"], result.scenario["speculation"]
+    title = (
+        f"{result.profile.name}: {workload['request_rate']} requests/s, {workload['dataset_name']}, "
+        f"k={speculation['num_speculative_tokens']}, {speculation['acceptance']}"
+    )
+    finished: dict[str, list[Request]] = {}
+    for record in records:
+        finished.setdefault(record.policy, []).extend(each for each in record.requests if each.is_finished)
+    draw_cdfs(directory / "latency_cdf.png", title, {name: latencies_s(each) for name, each in finished.items()})
+    if recorded := [record for record in records if record.works]:
+        draw_timelines(directory / "timeline.png", title, recorded)
+
+
+def draw_cdfs(path: Path, title: str, sides: Mapping[str, Mapping[str, Floats]]) -> None:
+    """TTFT, TPOT and E2EL (seconds, by metric) of each side, one step line each."""
+    import pandas as pd
+    import seaborn
+
+    table = pd.DataFrame(
+        [
+            (side, label, 1e3 * value_s)
+            for side, of in sides.items()
+            for name, label in TITLES.items()
+            for value_s in of[name]
+        ],
+        columns=["side", "metric", "ms"],
+    )
+    colours = dict(zip(sides, COLOURS * len(sides), strict=False))
+    grid = seaborn.displot(
+        table, kind="ecdf", x="ms", hue="side", col="metric", col_order=list(TITLES.values()), palette=colours,
+        height=3.4, facet_kws={"sharex": False, "legend_out": True},
+    )  # fmt: skip
+    for label, axis in grid.axes_dict.items():
+        set_log_scale(axis, "x")
+        panel(axis, x=label, y="share of requests")
+    headline(grid.figure, f"Share of requests within a latency\n{title}")
+    save_and_close(grid.figure, path)
 
 
 def draw_timelines(path: Path, title: str, records: Sequence[RunRecord]) -> None:
@@ -76,9 +128,13 @@ def draw_timelines(path: Path, title: str, records: Sequence[RunRecord]) -> None
 
 def busy_window(runs: Sequence[Sequence[WorkRecord]]) -> tuple[float, float]:
     """Start and end, seconds, of the stretch in the middle half of all runs in which the idlest of them has most to do;
-    as long as `timeline_window` has it for most of them."""
-    windows = [timeline_window(works) for works in runs]
-    length_s = float(np.median([end_s - start_s for start_s, end_s in windows]))
+    as long as TIMELINE_WORKS works on the busiest stream take in most of them."""
+    lengths_s = []
+    for works in runs:
+        stream, count = Counter(work.stream for work in works).most_common(1)[0]
+        busiest = [work for work in works if work.stream == stream][max(0, count // 2 - TIMELINE_WORKS // 2) :]
+        lengths_s.append(busiest[:TIMELINE_WORKS][-1].end_s - busiest[0].start_s)
+    length_s = float(np.median(lengths_s))
     last_s = min(max(work.end_s for work in works) for works in runs)
     starts_s = np.linspace(0.25 * last_s, max(0.25 * last_s, 0.75 * last_s - length_s), WINDOWS_TRIED)
     min_s = np.full(WINDOWS_TRIED, np.inf)
@@ -89,14 +145,3 @@ def busy_window(runs: Sequence[Sequence[WorkRecord]]) -> tuple[float, float]:
         min_s = np.minimum(min_s, done_s[1] - done_s[0])
     start_s = float(starts_s[min_s.argmax()])
     return start_s, start_s + length_s
-
-
-def timeline_window(works: Sequence[WorkRecord]) -> tuple[float, float]:
-    """Start and end, seconds, of a stretch in the middle of the run with TIMELINE_WORKS works on the busiest stream."""
-    by_stream: dict[str, list[WorkRecord]] = {}
-    for work in works:
-        by_stream.setdefault(work.stream, []).append(work)
-    busiest = max(by_stream.values(), key=len)
-    first = max(0, len(busiest) // 2 - TIMELINE_WORKS // 2)
-    stretch = busiest[first : first + TIMELINE_WORKS]
-    return stretch[0].start_s, stretch[-1].end_s
