@@ -79,6 +79,8 @@ def _validate(words: tuple[str, ...], fit_only: bool, **values: Any) -> None:
     for name, param in wanted.items():
         if param.required and name not in given:
             raise click.UsageError(f"Missing option '{param.opts[0]}'.")
+    if kind == DIRECTORY and not Path(words[0]).exists():
+        raise click.UsageError(f"no file or directory {words[0]!r} is there; a server's address begins with http://")
     form.body(form.flags(**given))
 
 
