@@ -21,6 +21,7 @@ from msgspec import Meta, Struct, structs
 from calibrate.cli.production import finish
 from calibrate.cli.profile_output import check_out
 from sim.cli.flags import ARGUMENT, COUNT, JsonFile, Overwrite, Tokens, command
+from sim.cli.lazy import forwarding
 from sim.cli.options import listed
 
 if TYPE_CHECKING:
@@ -71,8 +72,8 @@ class ProbeFlags(Struct, frozen=True, kw_only=True):
     overwrite: Overwrite = False
 
 
-@command("probe", ProbeFlags, example=EXAMPLE, hidden=True)
-def probe_command(flags: ProbeFlags) -> None:
+@command("fit", ProbeFlags, example=EXAMPLE)
+def fit_command(flags: ProbeFlags) -> None:
     """Time a server from outside: closed loops of streamed requests, several numbers of them at once. The largest is
     predicted from the others. Only the address that is given is called; it serves what is asked, so mind the bill."""
     from calibrate.served.reports import read_looks
@@ -96,6 +97,9 @@ def probe_command(flags: ProbeFlags) -> None:
     engine_of(flags.engine, load(flags.profile))
     with _keeping(measured, flags, len(levels)):
         _fit(_looked(flags, base, key, levels, measured), flags)
+
+
+probe_command = forwarding("probe", "validate", "--fit-only")
 
 
 def key_of(name: str | None) -> str | None:

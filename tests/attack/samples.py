@@ -441,7 +441,7 @@ def samples(folder: Path) -> dict[str, Sample]:
     cells = ("validate", "cells", "--profile", ALONE)
     derive = ("calibrate", "derive", "--from", ALONE, "--target", "{}", "--out", "{folder}/d.json")
     looks = ("--metrics-before", "{folder}/before.txt", "--metrics-after", "{}")
-    levels = ("probe", "{}", "--profile", PAIR, "--json", "{folder}/j.json")
+    levels = ("validate", "{}", "--fit-only", "--profile", PAIR, "--json", "{folder}/j.json")
     sweep = ("sweep", "{}", "--out", "{folder}/store", "--workers", "1")
     return {
         "scenario": read_by("s.yaml", SCENARIO, "compare", "{}", *TINY_RUN, "--replications", "1", "--workers", "1"),
