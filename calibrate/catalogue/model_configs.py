@@ -40,7 +40,7 @@ SERVED_BYTES = {"float32": 2, "bfloat16": 2, "float16": 2}
 """Bytes of a number as it is served, by the config's dtype: `--dtype auto` of vLLM and SGLang serves float32 in 16."""
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 Part = TypeVar("Part", Latent, Indexer, Linear, Compressed)
-EVERY_OTHER, EVERY_SIXTH_FULL = "gemma2", "gemma3_text"
+EVERY_OTHER, EVERY_SIXTH_FULL, CHUNKED = "gemma2", "gemma3_text", "llama4_text"
 GATED_QUERIES = "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"
 """Have gates beside their queries without saying so (attn_output_gate)."""
 FULL_INTERVAL = 4
@@ -220,6 +220,8 @@ def _of_config(path: Path, config: Config) -> ModelSource:
         config = {**{key: config[key] for key in ("tie_word_embeddings",) if key in config}, **text}
     config = config | {usual: config[key] for key, usual in KEYS.aliases.items() if config.get(key) is not None}
     kind = str(config.get("model_type"))
+    if kind == CHUNKED:
+        config = _llama4(path, config)
     for key, what in KEYS.not_understood.items():
         if config.get(key):
             raise ValueError(f"{path}: {key}={_short(config[key])}: no cost form here for {what}")
@@ -279,6 +281,24 @@ def _of_config(path: Path, config: Config) -> ModelSource:
         )
     assumed += [why for key, why in KEYS.unpriced.items() if config.get(key)]
     return ModelSource(shape, FAMILIES.get(kind), assumed="; ".join(assumed) or None)
+
+
+def _llama4(path: Path, config: Config) -> Config:
+    """`config` in the usual keys. One expert takes every token, and layers without experts are wider. Every fourth
+    layer has attention over all (transformers, Llama4TextConfig). The chunks of the others are windows of that size,
+    which read as much up to the end of the first chunk and more after it."""
+    layers = _whole(path, config, ("num_hidden_layers",))
+    sparse = layers // (_count(path, config, "interleave_moe_layer_step") or 1)
+    return config | {
+        "moe_intermediate_size": config.get("intermediate_size"),
+        "intermediate_size": config.get("intermediate_size_mlp"),
+        "n_shared_experts": 1,
+        "first_k_dense_replace": layers - sparse,
+        "sliding_window": config.get("attention_chunk_size"),
+        "attention_chunk_size": None,
+        "chunks_as_windows": True,
+        "layer_types": (["sliding_attention"] * 3 + ["full_attention"]) * (layers // 4),
+    }
 
 
 MTP_LAYERS = "num_nextn_predict_layers"

@@ -6,8 +6,12 @@ from __future__ import annotations
 import os
 import re
 from difflib import get_close_matches
+from importlib.util import find_spec
 from pathlib import Path
+from socket import create_connection
 from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies
 
 import msgspec
 
@@ -77,8 +81,11 @@ def downloaded(name: str) -> Path | None:
     Without huggingface_hub only the cache is read, which vLLM and transformers fill as well.
     """
     try:
-        from huggingface_hub import hf_hub_download
+        from huggingface_hub import constants, hf_hub_download
 
+        host = urlsplit(constants.ENDPOINT)
+        if not getproxies():  # Where the host is out of reach, hf_hub_download tries six times, a line each.
+            create_connection((host.hostname or "", host.port or 443), NETWORK_S).close()
         return Path(hf_hub_download(name, "config.json", etag_timeout=NETWORK_S))
     except (ImportError, OSError, ValueError):
         # No package, no network, no such repository, or one that asks for a licence: what the cache has may be enough.
@@ -96,9 +103,10 @@ def unknown_model(name: str, known: list[str]) -> str:
     if "/" not in name:
         return f"unknown model {name!r}{hint} (want a Hugging Face name, a config.json or a directory that holds one)"
     folder = name.rpartition("/")[2]
+    other = "" if find_spec("huggingface_hub") else f", or let lanesim get them: {install_line('tables')}"
     return (
         f"unknown model {name!r}{hint}; get its dimensions with `hf download {name} config.json --local-dir {folder}` "
-        f"and name {folder}/config.json, or let lanesim get them: {install_line('tables')}"
+        f"and name {folder}/config.json{other}"
     )
 
 

@@ -22,6 +22,7 @@ from calibrate.cli.engine_flags import cells_of, set_up
 from calibrate.cli.production import FitFlags, finish, priced
 from calibrate.cli.profile_output import check_out
 from sim.cli.flags import ARGUMENT, COUNT, Tokens, command
+from sim.cli.lazy import forwarding
 from sim.cli.options import listed
 
 EXAMPLE = (
@@ -54,8 +55,8 @@ class ProbeFlags(FitFlags, frozen=True, kw_only=True):
     output_len: Annotated[int, Meta(ge=2, le=10_000_000), "Tokens requested."] = 64
 
 
-@command("probe", ProbeFlags, example=EXAMPLE, hidden=True)
-def probe_command(flags: ProbeFlags) -> None:
+@command("fit", ProbeFlags, example=EXAMPLE)
+def fit_command(flags: ProbeFlags) -> None:
     """Time a server from outside: closed loops of streamed requests, several numbers of them at once. The largest is
     predicted from the others. Only the address that is given is called; it serves what is asked, so mind the bill."""
     from calibrate.served.fit import fit_served
@@ -90,6 +91,9 @@ def probe_command(flags: ProbeFlags) -> None:
         served = side.looks.rounds
         fitted = fit_served(priced(profile, raw, side.looks), served, cells_of(raw), on_step)
     finish(fitted, flags, served)
+
+
+probe_command = forwarding("probe", "validate", "--fit-only")
 
 
 def key_of(name: str | None) -> str | None:

@@ -16,7 +16,7 @@ from msgspec import Meta, structs
 
 from sim.cli.console import OnStep, claim, progress, say_runs, say_trace, show
 from sim.cli.flags import Draws, JsonFile, Overwrite, Seconds, Verbose, command
-from sim.cli.options import ServedFlags, gather, inputs_of, listed, with_assumptions
+from sim.cli.options import ServedFlags, gather, has_no_drafter, inputs_of, listed, with_assumptions
 from sim.files.json_values import value_at
 
 if TYPE_CHECKING:
@@ -32,13 +32,15 @@ EXAMPLE = (
     "    --num-speculative-tokens 5 --set engine.max_num_seqs=32 --input-len 512 --output-len 128"
 )
 WHOLE = "whole numbers with commas, such as 0,1,3"
+OTHERS = "--draft eagle3, mtp, dspark or a drafter's repository"
 
 
 class TuneFlags(ServedFlags, frozen=True, kw_only=True):
     """Flags of `lanesim tune`."""
 
     lengths: Annotated[
-        str | None, "Draft lengths to try. [default: 0,1,.. to num_speculative_tokens, and on while the last is best]"
+        str | None,
+        "Draft lengths to try. [default: 0,1,.. while the last is best, to the one that acceptance was measured at]",
     ] = None
     concurrencies: Annotated[str | None, "Requests in flight to try. [default: 1,2,4,.. to max_num_seqs]"] = None
     contexts: Annotated[
@@ -73,8 +75,9 @@ def tune_command(flags: TuneFlags) -> None:
     if flags.contexts and flags.input_len is not None:
         raise ValueError("--input-len: not with --contexts, which are the prompts' lengths")
     raw = gather(flags if flags.metrics is None else structs.replace(flags, method=None))
-    raw.setdefault("policy", ["continuous"])
     _check_metrics(flags)
+    if flags.metrics is None:
+        _choose_drafts(raw, has_lengths=flags.lengths is not None)
     lengths = listed("--lengths", flags.lengths, int, WHOLE)
     concurrencies = listed("--concurrencies", flags.concurrencies, int, WHOLE)
     with progress() as on_step:
@@ -98,6 +101,21 @@ def tune_command(flags: TuneFlags) -> None:
             scenario, flags, contexts, lengths, {"concurrencies": concurrencies, "on_done": on_step}, served
         )
     show(flags.json, result, is_verbose=flags.verbose)
+
+
+def _choose_drafts(raw: dict[str, Json], *, has_lengths: bool) -> None:
+    """N-grams where no drafter is named, with a note; and no longer drafts than acceptance was measured with."""
+    from sim.acceptance.forms import parse_quoted
+    from sim.acceptance.pairs import ANY, KINDS
+
+    if has_no_drafter(raw):
+        raw["speculation"] = {"method": "ngram"}
+        warnings.warn(f"no drafter is named: n-grams are tried; others: {OTHERS}", stacklevel=2)
+    speculation = raw.get("speculation")
+    if isinstance(speculation, dict) and not has_lengths and "acceptance" in speculation:
+        text = str(speculation["acceptance"])
+        known = None if text in (*KINDS, ANY) else parse_quoted(text).measured_k
+        speculation |= {} if known is None else {"num_speculative_tokens": known} | speculation
 
 
 def _check_metrics(flags: TuneFlags) -> None:
@@ -175,12 +193,12 @@ def _answer(
     if contexts is not None:
         return tune_contexts(scenario, profile, contexts, lengths=lengths, **asked)
     if served is None:
-        return tune(scenario, profile, lengths=lengths, **asked)
+        return tune(scenario, profile, lengths=lengths, **asked, **flags.repositories)
     fitted, note = _as_served(profile, served, scenario)
     in_use = PLAIN if served.accepted is None else served.accepted.draft_tokens
     if lengths is None and scenario.speculation.num_speculative_tokens < in_use:
         lengths = [*range(scenario.speculation.num_speculative_tokens + 1), in_use]
-    tuning = tune(scenario, fitted, lengths=lengths, in_use=in_use, **asked)
+    tuning = tune(scenario, fitted, lengths=lengths, in_use=in_use, **asked, **flags.repositories)
     return structs.replace(tuning, notes=[note, *tuning.notes])
 
 

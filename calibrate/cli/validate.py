@@ -23,7 +23,7 @@ FORMS = {
     DIRECTORY: "realrun.cli.validate:directory_command",
     FILE: "calibrate.cli.validate_file:file_command",
     SERVER: "calibrate.cli.validate_server:server_command",
-    FIT: "calibrate.cli.probe:probe_command",
+    FIT: "calibrate.cli.probe:fit_command",
 }
 """The command of each form; a file or directory that is called cells or vllm is reached as ./cells."""
 
@@ -79,6 +79,8 @@ def _validate(words: tuple[str, ...], fit_only: bool, **values: Any) -> None:
     for name, param in wanted.items():
         if param.required and name not in given:
             raise click.UsageError(f"Missing option '{param.opts[0]}'.")
+    if kind == DIRECTORY and not Path(words[0]).exists():
+        raise click.UsageError(f"no file or directory {words[0]!r} is there; a server's address begins with http://")
     form.body(form.flags(**given))
 
 

@@ -112,8 +112,8 @@ def kernels_of(tables: Path, gpu: str) -> str:
     origin = gpu if gpu in known else nearest(gpu, known)
     if origin is None:
         served = [*known, *(each for each in DATASHEETS if each not in known and nearest(each, known))]
-        # A suggestion from another maker or another line of GPUs is none.
-        alike = [each for each in served if LETTERS.findall(each)[0] == LETTERS.findall(gpu)[0]]
+        # Data sheets are NVIDIA's. A suggestion from another maker or another line of GPUs is none.
+        alike = [each for each in DATASHEETS if LETTERS.findall(each)[0] == LETTERS.findall(gpu)[0]]
         raise ValueError(f"{unknown('GPU', gpu, alike).partition(' (known')[0]} (known: {', '.join(served)})")
     return origin
 

@@ -1,4 +1,4 @@
-"""Levels of load and acceptance from files: a server's log, results of benchmarks, and what `lanesim probe` measured.
+"""Levels of load and acceptance from files: a log, results of benchmarks, and rounds of `lanesim validate --fit-only`.
 
 Of a log the lines count that vLLM and SGLang print every few seconds. A line is a mean over some seconds. Those that
 begin or end a level mix two, so a line counts where its neighbours ran as many requests and none waits. Logs do not say

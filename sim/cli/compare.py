@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from msgspec import Meta
 
@@ -84,7 +84,7 @@ def compare_command(flags: CompareFlags) -> None:
         return
     scenario = parse_scenario(replicated(raw))
     if flags.emit_vllm:
-        _print_lines(scenario)
+        _print_lines(scenario, flags.repositories)
         return
     claim(
         files={"--json": flags.json},
@@ -127,7 +127,7 @@ def _compare_values(raw: dict[str, Json], grid: dict[str, list[Json]], flags: Co
     scenarios = [one.scenario for _, settings in variants.by_load for one in settings]
     claim(files={"--json": flags.json}, inputs=[each for one in scenarios for each in inputs_of(flags.scenario, one)])
     say_trace(scenarios[0].workload, is_quiet=flags.json == "-")
-    result = varied(variants, lambda settings: _run(settings, flags))
+    result = varied(variants, lambda settings: _run(settings, flags), **flags.repositories)
     show(flags.json, result, is_verbose=flags.verbose)
 
 
@@ -143,7 +143,7 @@ def _check(flags: CompareFlags, *, is_grid: bool) -> None:
         raise ValueError("--save-detailed adds to the JSON: say where with --json FILE")
 
 
-def _print_lines(scenario: Scenario) -> None:
+def _print_lines(scenario: Scenario, named: Mapping[str, Any]) -> None:
     """Prints what can be typed, what it lacks as comments."""
     from sim.costs.profile_files import load
     from sim.run.resolve import resolve_all
@@ -151,7 +151,7 @@ def _print_lines(scenario: Scenario) -> None:
 
     profile = load(scenario.profile)
     resolve_all(scenario, profile)
-    serve, bench, notes = checking_lines(scenario, profile)
+    serve, bench, notes = checking_lines(scenario, profile, **named)
     print("\n".join([serve, bench, *(f"# {note}" for note in notes)]))
 
 

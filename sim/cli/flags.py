@@ -221,7 +221,7 @@ def _instead(option: str) -> str | None:
 
 
 def command(
-    name: str, flags: type[F], *, example: str, short_help: str | None = None, hidden: bool = False
+    name: str, flags: type[F], *, example: str, short_help: str | None = None
 ) -> Callable[[Callable[[F], None]], FlagsCommand]:
     """The click command that calls the decorated function with its flags; `example` ends the help, as it runs."""
 
@@ -233,7 +233,6 @@ def command(
             help=function.__doc__,
             epilog=f"\b\nExample:\n  {example}",
             short_help=short_help,
-            hidden=hidden,
         )
         made.flags, made.body = flags, function
         made.shared = getattr(flags, "shared", tuple(getattr(flags.__base__, "__struct_fields__", ())))

@@ -15,6 +15,7 @@ import click
 from msgspec import Meta, Struct, structs
 
 from sim.cli.flags import ARGUMENT, GOODPUT_METRICS
+from sim.model_names import DEGREE, model_key
 from sim.names import unknown
 
 if TYPE_CHECKING:
@@ -71,6 +72,19 @@ class ServedFlags(WorkloadFlags, frozen=True, kw_only=True):
     ] = None
     goodput: Goodput = ()
 
+    @property
+    def repositories(self) -> dict[str, Any]:
+        """The target and the drafter on Hugging Face that are named, for lines that start a server."""
+        from sim.run.launch_line import launched
+
+        target = str(self.scenario) if self.gpu is not None and not self.profile else ""
+        target = DEGREE.sub("", target).partition("+")[0] if self.serve is None else launched(self.serve).repository
+        draft = self.method or ""
+        return {
+            "target_model": target if "/" in target else None,
+            "draft_model": draft if "/" in draft else None,
+        }
+
 
 class CompareScenario(ServedFlags, frozen=True, kw_only=True):
     """All that set a scenario of `lanesim compare`."""
@@ -121,17 +135,19 @@ def gather(flags: WorkloadFlags, lists: dict[str, list[Json]] | None = None) -> 
 
         for name, value in speculation_of(given["speculative_config"]).items():
             set_dotted(raw, f"speculation.{name}", value)
-    profiles = list(dict.fromkeys(flags.profile))
+    profiles = list(flags.profile[0 if lists is not None else -1 :])
     gpu = given.get("gpu")
     if given.get("serve") is not None:
         profiles.append(_served_as(given, raw))
     elif flags.scenario is not None and is_model(flags.scenario):
         profiles.append(profile_named(str(flags.scenario), gpu))
     elif gpu is not None:
-        raise ValueError(f"--gpu {gpu} goes with MODEL, such as `meta-llama/Llama-3.1-8B --gpu {gpu}`")
+        other = "; --profile names its own GPU" * bool(profiles)
+        raise ValueError(f"--gpu {gpu} goes with MODEL, such as `meta-llama/Llama-3.1-8B --gpu {gpu}`{other}")
+    profiles = _distinct(profiles, several=lists is not None)
     if given.get("method") is not None:
         profiles, given["method"] = with_drafter(profiles, given["method"])
-    given["profile"] = profiles[0 if lists is not None else -1 :]
+    given["profile"] = profiles
     if NUMBER.fullmatch(text := given.get("acceptance") or ""):
         given["acceptance"] = f"{'length' if float(text) >= 1.0 else 'iid'}:{text}"
     for name, key in FLAT_NAMES.items():
@@ -152,21 +168,36 @@ def gather(flags: WorkloadFlags, lists: dict[str, list[Json]] | None = None) -> 
     return raw
 
 
+def _distinct(profiles: list[str], *, several: bool) -> list[str]:
+    """Each profile once, however it is spelt. Raises ValueError for MODEL beside another, where a command takes one."""
+    from sim.costs.profile_files import spelling
+
+    by_spelling = {spelling(each): each for each in profiles}
+    if len(by_spelling) > 1 and not several:
+        raise ValueError(f"{' and '.join(by_spelling)}: one profile at a time here; `lanesim compare` takes several")
+    return list(by_spelling.values())
+
+
 def with_assumptions(raw: dict[str, Json]) -> dict[str, Json]:
     """The scenario without speculation where its profile has no draft, and with any kind of prompts where it drafts, if
     nothing is said about them."""
     from sim.acceptance.pairs import ANY, SHORT_K
-    from sim.costs.profile_files import load
 
     speculation = raw.get("speculation")
     if speculation is None and raw.get("profile"):
-        has_draft = load(str(raw["profile"])).draft is not None
-        raw["speculation"] = {"acceptance": ANY} if has_draft else {"num_speculative_tokens": 0}
+        raw["speculation"] = {"num_speculative_tokens": 0} if has_no_drafter(raw) else {"acceptance": ANY}
     elif isinstance(speculation, dict) and "acceptance" not in speculation:
         speculation["acceptance"] = ANY
         if "method" in speculation:
             speculation.setdefault("num_speculative_tokens", SHORT_K)
     return raw
+
+
+def has_no_drafter(raw: dict[str, Json]) -> bool:
+    """True where nothing is said about speculation, and the profile has no draft."""
+    from sim.costs.profile_files import load
+
+    return bool(raw.get("profile")) and "speculation" not in raw and load(str(raw["profile"])).draft is None
 
 
 def _served_as(given: dict[str, Any], raw: dict[str, Json]) -> str:
@@ -175,12 +206,15 @@ def _served_as(given: dict[str, Any], raw: dict[str, Json]) -> str:
     from sim.run.launch_line import launched
     from sim.run.scenario_file import set_dotted
 
-    line = launched(given["serve"])
+    line, asked = launched(given["serve"]), given["scenario"]
+    if asked is not None and is_model(asked) and model_key(DEGREE.sub("", str(asked))) != model_key(line.repository):
+        raise ValueError(f"{asked} and --serve's {line.repository} are two models: leave {asked} out")
     for key, value in line.keys.items():
         set_dotted(raw, key, value)
     if given.get("method") is None:
         given["method"] = line.draft
-    named = f"{line.model}, {', '.join(f'{key}={value}' for key, value in line.keys.items())}"
+    named = ", ".join([line.model, *(f"{key}={value}" for key, value in line.keys.items())])
+    named += ", with vLLM's kernel times" * ("engine.name" in line.keys)
     left = f"; not read: {', '.join(line.unread)}" if line.unread else ""
     warnings.warn(f"--serve: simulated as {named}{left}", stacklevel=2)
     if given["gpu"] is None:

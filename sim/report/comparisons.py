@@ -10,6 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from sim.acceptance.pairs import ANY, KINDS
+from sim.compare.capacity import NEAR_SATURATION
 from sim.compare.side_by_side import MIN_FOR_P99, Comparison
 from sim.compare.verdict import METRIC, STATED, Order, Paired, PolicySummary, Standing, common_key, flips_at
 from sim.devices.contention import Regime
@@ -429,7 +430,9 @@ def level_lines(result: Comparison) -> list[str]:
     """Distances that levels may have from a server's, end to end, and the elasticity of latency to step times near
     saturation: a line each, where there is something to say."""
     if not result.levels:
-        return [costs_line(result.profile.errors)]
+        is_near = any(row.load.share > NEAR_SATURATION for row in result.policies)
+        beyond = "No error was measured so near to the highest rate that can be served, or above it."
+        return [costs_line(result.profile.errors), *[beyond] * is_near]
     widths = {level.policy: 100.0 * (level.interval[1] / level.mean_e2el_ms - 1.0) for level in result.levels}
     least = min(widths.values())
     alike = [level for level in result.levels if widths[level.policy] <= WIDER * least]

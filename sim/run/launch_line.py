@@ -22,8 +22,10 @@ STARTS = re.compile(r"serve|(.*\.)?(launch_server|api_server)|.*(vllm-openai|sgl
 FLAGS: dict[str, list[str]] = msgspec.json.decode(Path(__file__).with_suffix(".json").read_bytes())
 """What is read -> the flags that say it, vLLM's first: parts of a profile's name, or a key of a scenario."""
 MEANING = {flag: meaning for meaning, flags in FLAGS.items() for flag in flags}
-CHAIN = "speculative-eagle-topk", "1"
-"""SGLang's word for drafts that are no tree."""
+LENGTH = "speculation.num_speculative_tokens"
+CHAIN, TREE = (3, "1"), (5, "4")
+"""Steps and tokens a step that SGLang drafts by default: chains for DeepSeek and by a draft model, trees elsewhere
+(auto_choose_speculative_params of its server_args.py)."""
 SGLANG = "sglang-0.5"
 SGLANG_METHODS = {each.sglang: each.name for each in DRAFTERS.values() if each.sglang}
 SUFFIXES = {"k": 1_000, "m": 1_000_000, "K": 1 << 10, "M": 1 << 20}
@@ -39,12 +41,14 @@ class Launched(NamedTuple):
     keys: dict[str, Json]
     """Keys of a scenario, dotted."""
     unread: list[str]
+    repository: str
+    """The model alone, as the line loads it."""
 
 
 def launched(line: str) -> Launched:
     """Raises ValueError where the line names no model, or a value is not understood.
 
-    >>> launched("vllm serve Qwen/Qwen3-32B -tp 2 --kv-cache-dtype fp8 --max-num-seqs 64 --port 80")[::2]
+    >>> launched("vllm serve Qwen/Qwen3-32B -tp 2 --kv-cache-dtype fp8 --max-num-seqs 64 --port 80")[:3:2]
     ('Qwen/Qwen3-32B-kv8-tp2', {'engine.max_num_seqs': 64})
     """
     try:
@@ -58,14 +62,17 @@ def launched(line: str) -> Launched:
     for flag, value in _flags(words[at + 1 :]):
         if flag in MEANING:
             read[MEANING[flag]] = "false" if flag.startswith(("no-", "disable-", "enforce-")) else value
-        elif (flag, value) != CHAIN:
+        else:
             unread.append(f"--{flag} {value}".rstrip())
-    if "model" not in read:
-        raise ValueError(f"--serve {line!r}: names no model; want such as 'vllm serve meta-llama/Llama-3.1-8B -tp 2'")
+    if "model" not in read or (at < 0 and not line.startswith("-")):
+        raise ValueError(
+            f"--serve {line!r} starts no vLLM or SGLang; want such as 'vllm serve meta-llama/Llama-3.1-8B -tp 2'"
+        )
     keys: dict[str, Json] = {key: _number(key, read[key]) for key in read if "." in key}
     if is_sglang:
         keys["engine.name"] = SGLANG
-    return Launched(_model(read, unread), _draft(read, keys, unread), keys, unread)
+    draft = _draft(read, keys, unread)
+    return Launched(_model(read, unread), draft, keys, unread, _repository(read["model"]))
 
 
 def _flags(words: list[str]) -> Iterator[tuple[str, str]]:
@@ -86,7 +93,7 @@ def _flags(words: list[str]) -> Iterator[tuple[str, str]]:
         yield name, " ".join(values)
 
 
-def _number(key: str, text: str) -> Json:
+def _number(key: str, text: str) -> float:
     """A value of a scenario's key; vLLM's 8k is 8,000, its 8K 8,192."""
     if text in ("", "true", "false"):
         return text != "false"
@@ -94,7 +101,8 @@ def _number(key: str, text: str) -> Json:
     try:
         value = float(text[:-1] if factor > 1 else text) * factor
     except ValueError:
-        raise ValueError(f"--serve: {key}={text!r} is no number") from None
+        flag = FLAGS[key][0]
+        raise ValueError(f"--serve: --{flag} {text} is no number; want such as --{flag} 8") from None
     return int(value) if value == int(value) and "utilization" not in key else value
 
 
@@ -102,7 +110,7 @@ def _model(read: dict[str, str], unread: list[str]) -> str:
     name = _repository(read["model"])
     name += "-fp8" if read.get("weights") == "fp8" and "fp8" not in name.lower() else ""
     name += "-kv8" if read.get("kv", "").startswith("fp8") else ""
-    tp, dp, spread = (int(read.get(degree) or 1) for degree in ("tp", "dp", "ep"))
+    tp, dp, spread = (int(_number(degree, read.get(degree, "1"))) for degree in ("tp", "dp", "ep"))
     if dp > 1 and "shares" in read:
         tp //= dp
     elif dp > 1 and "spreads" not in read:
@@ -137,7 +145,16 @@ def _draft(read: dict[str, str], keys: dict[str, Json], unread: list[str]) -> st
         method = (named or "mtp") if is_head else SGLANG_METHODS.get(algorithm, "")
         if not method:
             unread.append(f"--speculative-algorithm {algorithm}: no speculation is simulated")
-            keys["speculation.num_speculative_tokens"] = 0
+            keys[LENGTH] = 0
             return None
+        if DRAFTERS[method].looks_up:
+            keys |= {LENGTH: _number("drafted", read["drafted"])} if "drafted" in read else {}
+        else:
+            is_chain = DRAFTERS[method].is_model or "deepseek" in read["model"].lower()
+            given = keys.get(LENGTH), read.get("topk", "1")
+            keys[LENGTH], width = given if LENGTH in keys else CHAIN if is_chain else TREE
+            if width != "1":
+                tree = f"--speculative-eagle-topk {width}: the tree is simulated as a chain of {keys[LENGTH]} drafts"
+                unread.append(f"{tree}, though it verifies and accepts more tokens")
         draft = draft if DRAFTERS[method].is_model else method
     return draft

@@ -41,6 +41,8 @@ SLOWER = 1.05
 FEW_PROMPTS, MANY_PROMPTS = 100, 1000
 """Requests, at most, of a run that tells what constants do to a latency: where queues are short, and near saturation.
 There a longer run's queues grow longer: where 10,000 requests showed an elasticity of 3.0, 1,000 showed one of 2.4."""
+MOST_TIMES = 10.0
+"""Factor on latency beyond which a range is none: such a server might not keep up with the load at all."""
 Z_975 = 1.96
 NONE = "none"
 """The method where nothing is drafted."""
@@ -202,7 +204,7 @@ def replay_line(cells: Sequence[EvidenceCell]) -> str:
 
 
 def levels(result: Comparison, policies: Sequence[Resolved]) -> list[Level]:
-    """The interval of the mean E2EL of each of the `policies` of a comparison where it is steady.
+    """The interval of the mean E2EL of each of the `policies` of a comparison where it is steady and has one.
 
     The simulator is as far off as it was on served cells (sim.studies.served_errors). Constants of the engine that were
     pooled over others come on top, unless cells were measured with it, by a run with all of them a standard deviation
@@ -228,6 +230,8 @@ def levels(result: Comparison, policies: Sequence[Resolved]) -> list[Level]:
             hypot((elasticity or 1.0) * max(0.0, far), constants, noise)
             for far in (errors.at(HIGH_95), -errors.at(LOW_95))
         )
+        if above > log(MOST_TIMES):
+            continue
         levels_of_policies.append(
             Level(
                 policy=row.policy,

@@ -136,7 +136,7 @@ def deployment(
 
 
 def checking_lines(
-    scenario: Scenario, profile: Profile, *, target_model: str | None = None
+    scenario: Scenario, profile: Profile, *, target_model: str | None = None, draft_model: str | None = None
 ) -> tuple[str, str, list[str]]:
     """The `vllm serve` and `vllm bench serve` lines that would check a scenario on the GPU, and in what they differ.
 
@@ -148,7 +148,7 @@ def checking_lines(
     >>> checking_lines(given, lanesim.load_profile(given.profile))[1].split()[:3]
     ['vllm', 'bench', 'serve']
     """
-    server = _Server(scenario, profile, target_model, None)
+    server = _Server(scenario, profile, target_model, draft_model)
     if server_of(scenario, profile) != VLLM:
         raise ValueError(
             f"engine {server.engine!r} is simulated, which a vLLM line does not start; want a vllm-... engine, or "
@@ -218,7 +218,10 @@ class _Server:
         self.scenario, self.profile, self._costs = scenario, profile, engine_for(scenario, profile)
         self.limits = limits_of(scenario, profile, self._costs)
         self.engine, self.method = self._costs.name, self.limits.method
-        self.target = checkpoint(profile.target, TARGET) if target_model is None else Checkpoint(target_model)
+        self.target = checkpoint(profile.target, TARGET)
+        if target_model is not None:
+            is_narrow = ONLINE in target_model.lower()
+            self.target = Checkpoint(target_model, None if is_narrow else self.target.quantization)
         kv = (profile.target.formats or Formats()).kv
         self._kv, self._ranks = kv, profile.data_parallel
         self._shares_experts = self._ranks > 1 and profile.target.experts is not None

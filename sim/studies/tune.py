@@ -10,6 +10,7 @@ is shown (sim.report.say).
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from math import inf, sqrt
@@ -159,8 +160,9 @@ def tune(
     tried = _loads(resolved, concurrencies)
     drawn, runner = cost_draws(resolved, draws, scenario.seed), Runner(workers, on_done)
     grid = simulate_grid(drawn, tried, _candidates(resolved, lengths), runner)
-    while lengths is None and (most := grid.lengths[-1]) < LONGEST and most in choice_of(grid, at).lengths:
-        further = tuple(range(most + 1, min(most + FURTHER, LONGEST) + 1))
+    end = resolved.quoted.measured_k or LONGEST
+    while lengths is None and (most := grid.lengths[-1]) < end and most in choice_of(grid, at).lengths:
+        further = tuple(range(most + 1, min(most + FURTHER, end) + 1))
         more = _values(drawn, tried, further, runner)
         grid = LengthGrid(tried, (*grid.settings, *further), np.concatenate([grid.values, more], axis=1))
         resolved = _drafting(resolved, further[-1])
@@ -251,7 +253,9 @@ def answer(
     # A server wants the first row from 1 on; beyond the last one it goes on with that.
     served = ((1, *choice.table[0][1:]), *choice.table[1:])
     asked = ((0,), tuple(k for k in grid.lengths if k > 0))
-    change = None
+    change, known, most = None, resolved.quoted.measured_k or LONGEST, max(choice.lengths)
+    if most > known:
+        warnings.warn(f"K = {most} is a guess: acceptance was measured with drafts of {known} tokens", stacklevel=2)
     if in_use is not None:
         chosen = np.stack([grid.of(k)[i] for i, k in enumerate(choice.lengths)])
         used = "no speculation" if in_use == PLAIN else f"K = {in_use}"

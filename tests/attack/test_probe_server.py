@@ -1,5 +1,5 @@
-"""`lanesim probe` and `lanesim validate URL` against servers that break the rules: one clear line and an exit code, or
-success where it should be.
+"""`lanesim validate URL`, with and without --fit-only, against servers that break the rules: one clear line and an exit
+code, or success where it should be.
 
 No way hangs beyond the deadline that was given, none takes the memory it is offered, and no key, prompt or address gets
 into a file.
@@ -126,7 +126,7 @@ def bounded() -> Iterator[None]:
 
 def probe(url: str, folder: Path, *flags: str, timeout_s: float = 10.0) -> int:
     with bounded():
-        return run(["probe", url, *FLAGS, f"{timeout_s:g}", "--out", str(folder / "m.json"), *flags])
+        return run(["validate", url, "--fit-only", *FLAGS, f"{timeout_s:g}", "--out", str(folder / "m.json"), *flags])
 
 
 @pytest.fixture(autouse=True)
@@ -308,7 +308,7 @@ def test_a_signal_ends_a_probe_that_waits(tmp_path: Path) -> None:
         (COMPLETIONS, drip(SSE + b":"), 2, signal.SIGTERM),
     ]
     for number, (path, way, sound, sign) in enumerate(ways):
-        command = [sys.executable, "-m", "sim.cli.entry", "probe", "URL", *FLAGS, "60"]
+        command = [sys.executable, "-m", "sim.cli.entry", "validate", "URL", "--fit-only", *FLAGS, "60"]
         command += ["--out", str(tmp_path / f"{number}.json")]
         with hostile(path, way, sound=sound) as server:
             command[command.index("URL")] = server.url

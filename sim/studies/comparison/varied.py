@@ -6,7 +6,8 @@ Not here: keys and values (variants), one comparison (in_draws), tables (sim.rep
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import msgspec
 
@@ -53,8 +54,8 @@ class Varied(msgspec.Struct, frozen=True, kw_only=True):
         return values
 
 
-def varied(variants: Variants, compare: Callable[[Sequence[Resolved]], Comparison]) -> Varied:
-    """The variants compared, load by load."""
+def varied(variants: Variants, compare: Callable[[Sequence[Resolved]], Comparison], **repositories: Any) -> Varied:
+    """The variants compared, load by load; `repositories` are those of serve_commands.deployment."""
     loads = [
         UnderLoad(keys={key: plain_value(value) for key, value in keys.items()}, comparison=compare(settings))
         for keys, settings in variants.by_load
@@ -65,7 +66,7 @@ def varied(variants: Variants, compare: Callable[[Sequence[Resolved]], Compariso
         resolved = next((one for one in settings if one.label == best), None)
         if resolved is None or resolved.label in start or len(start) == MAX_STARTS:
             continue
-        line, more = _start(resolved)
+        line, more = _start(resolved, repositories)
         if line:
             start[resolved.label] = line
             variants.notes |= dict.fromkeys(more)
@@ -100,10 +101,11 @@ def _word(comparison: Comparison, best: str | None) -> str:
     return word.value if word in OPEN else best or "none with a steady mean"
 
 
-def _start(resolved: Resolved) -> tuple[str, list[str]]:
+def _start(resolved: Resolved, repositories: Mapping[str, Any]) -> tuple[str, list[str]]:
     """The line that starts a server as it was simulated, empty where none does, and notes on it."""
     scenario, k = resolved.scenario, resolved.lengths.given
     if resolved.policy.name not in VLLM_POLICIES:
         return "", []
-    lines = deployment(scenario, resolved.profile, [[1, resolved.limits.max_num_seqs, k]], {})
+    table = [[1, resolved.limits.max_num_seqs, k]]
+    lines = deployment(scenario, resolved.profile, table, {}, **repositories)
     return lines.start, lines.notes

@@ -59,6 +59,8 @@ def shape_of(folder: Path, config: dict[str, Any], **changes: Any) -> ModelShape
         (STARCODER2_3B, 3.03, 3.03),
         (STARCODER, 15.5, 15.5),
         (QWEN3_NEXT, 80.0, 3.5),
+        (TABLE["meta-llama/Llama-4-Scout-17B-16E-Instruct"].config, 107.8, 17.2),
+        (TABLE["meta-llama/Llama-4-Maverick-17B-128E-Instruct"].config, 400.7, 17.2),
     ],
 )
 def test_published_parameter_counts_come_out(
@@ -81,6 +83,9 @@ def test_layers_and_formats_are_the_checkpoints_own(tmp_path: Path) -> None:
     gemma = shape_of(tmp_path, GEMMA_2_27B)
     assert (gemma.window_layers, gemma.tied_embeddings) == (23, True)
     assert shape_of(tmp_path, MIXTRAL_8X7B).window_layers == 0
+    chunks = source_of("meta-llama/Llama-4-Scout-17B-16E-Instruct", plain=False)
+    assert (chunks.shape.window, chunks.shape.window_layers) == (8192, 36)
+    assert "chunks" in str(chunks.assumed)
 
 
 def test_an_indexer_has_matrices_and_a_key_of_every_token(tmp_path: Path) -> None:

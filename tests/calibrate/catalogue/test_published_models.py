@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import msgspec
@@ -72,7 +74,9 @@ def test_every_line_has_a_source_and_as_many_parameters_as_its_name_says_or_a_re
         sizes = re.findall(r"-([\d.]+)([bm])(?![a-z\d])", name.lower())
         if sizes:
             said = max(float(size) * (1e9 if unit == "b" else 1e6) for size, unit in sizes)
-            assert 0.75 < shape.params / said < 1.7, name
+            is_active = re.search(r"-\d+e(-|$)", name.lower())
+            read = shape.layers * shape.active_layer_weights + shape.head_weights if is_active else shape.params
+            assert 0.75 < read / said < 1.7, name
     assert all("no cost form here" in each or "is not understood" in each for each in reasons)
     assert len(reasons) < 0.15 * len(TABLE)
 
@@ -108,6 +112,19 @@ def test_an_unknown_model_is_told_the_command_that_gets_its_config_and_no_other_
     assert f"`hf download {name} config.json --local-dir {name.partition('/')[2]}`" in str(refused.value)
     assert ("did you mean" in str(refused.value)) == (hint is not None)
     assert (hint or "") in str(refused.value)
+
+
+def test_a_host_out_of_reach_is_tried_once_and_says_nothing() -> None:
+    pytest.importorskip("huggingface_hub")
+    code = "from calibrate.catalogue.published_models import downloaded; assert downloaded('no/Model-9B') is None"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={"HF_ENDPOINT": "http://127.0.0.1:1", "HF_HOME": "/nonexistent"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_a_config_in_the_cache_of_hugging_face_is_read_and_named(

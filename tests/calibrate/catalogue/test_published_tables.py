@@ -77,8 +77,9 @@ def test_a_models_name_on_a_gpu_without_tables_is_scaled_from_the_nearest_and_sa
     ("name", "says"),
     [
         ("mi300x/llama-3.1-8b", "unknown GPU 'mi300x' (known: a100-sxm, a100-sxm-40gb, a100-pcie"),
+        ("b100/llama-3.1-8b", "unknown GPU 'b100'; did you mean 'b200-sxm'?"),
         ("a100-pcie/no/Model-9B", "`hf download no/Model-9B config.json --local-dir Model-9B`"),
-        ("a100-pcie/meta-llama/Llama-4-Scout-17B-16E-Instruct", "no cost form here for chunked attention"),
+        ("a100-pcie/nvidia/Nemotron-H-56B-Base-8K", "no cost form here for state-space layers"),
     ],
 )
 def test_what_cannot_be_made_says_why_and_suggests_no_other_maker(wheel: Path, name: str, says: str) -> None:

@@ -23,6 +23,7 @@ from sim.cli.main import run
         ("validate --levels 1,2 cells t.csv", "no option --levels in `lanesim validate FILE`"),
         ("validate http://localhost:1 --profile cpu/tiny --request-rate inf", "give --request-rate"),
         ("validate r --profil p.json", "No such option"),
+        ("validate nofile.json", "no file or directory 'nofile.json' is there"),
     ],
 )
 def test_a_line_that_fits_no_form_is_refused(line: str, says: str, capsys: pytest.CaptureFixture[str]) -> None:

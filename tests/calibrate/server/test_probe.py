@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from calibrate.cli.probe import probe_command
+from calibrate.cli.probe import fit_command
 from calibrate.cli.production import production_command
 from calibrate.served.as_sent import closed_loop
 from calibrate.served.line import LONE_REQUESTS
@@ -218,7 +218,7 @@ def test_a_probe_warms_up_goes_by_turns_and_predicts_the_largest_load(tmp_path: 
         flags = ["--levels", "1,2,3", "--rounds", "2"]
         flags += ["--input-len", "8", "--output-len", "4", "--profile", "cpu/tiny", "--json", str(tmp_path / "r.json")]
         flags += ["--out", str(tmp_path / "m.json")]
-        done = CliRunner().invoke(probe_command, [server.url, *flags])
+        done = CliRunner().invoke(fit_command, [server.url, *flags])
     assert done.exit_code == 0, done.output
     looked, warm_up, alone, counted = 2, 2 * 3, LONE_REQUESTS, 2 * 3 * 12
     assert len(server.asked) == looked + warm_up + alone + counted
@@ -253,7 +253,7 @@ def test_what_was_measured_is_kept_where_the_fit_fails_and_can_be_fitted_again(
     monkeypatch.chdir(tmp_path)
     with serving(prompt_tokens=5_000_000) as server:
         told = ["--rounds", "1", "--profile", "cpu/tiny", "--out", "mine.json"]
-        assert run(["probe", server.url, *SHORT, *told]) == 2
+        assert run(["validate", server.url, "--fit-only", *SHORT, *told]) == 2
     message = capsys.readouterr().err
     assert message.count("\n") == 1
     assert "1 of 1 rounds are in 'mine.measured.json'" in message
@@ -275,7 +275,7 @@ def test_an_interrupted_probe_keeps_its_whole_rounds(
     monkeypatch.chdir(tmp_path)
     one_round = 3 * 12
     with serving(stop_at=WARM_UP + one_round + 3) as server:
-        assert run(["probe", server.url, *SHORT, "--rounds", "2", "--profile", "cpu/tiny"]) == 130
+        assert run(["validate", server.url, "--fit-only", *SHORT, "--rounds", "2", "--profile", "cpu/tiny"]) == 130
         assert len(server.asked) < WARM_UP + one_round + 8
     message = capsys.readouterr().err
     assert "1 of 2 rounds are in 'probe.measured.json'" in message

@@ -19,6 +19,13 @@ def test_help_of_compare_shows_few_options_and_help_all_the_rest() -> None:
     assert [flag for flag in flags if flag not in text] == []
 
 
+def test_a_command_that_went_forwards_its_words_and_has_no_options(capsys) -> None:  # type: ignore[no-untyped-def]
+    assert run(["probe", "localhost", "--levels", "1,4"]) == 2
+    went, failed = capsys.readouterr().err.splitlines()
+    assert went == "lanesim: `lanesim probe` is `lanesim validate --fit-only` now"
+    assert failed == "lanesim: Missing option '--profile'."
+
+
 def test_every_flag_of_a_struct_sets_its_field_and_an_unknown_one_that_is_a_key_names_it(capsys) -> None:  # type: ignore[no-untyped-def]
     assert run(["capacity", "--profile", "cpu/tiny", "--burstiness", "2"]) == 2
     assert capsys.readouterr().err == "lanesim: no option --burstiness here: --set workload.burstiness=VALUE\n"

@@ -6,7 +6,12 @@ import pytest
 
 from sim.run.launch_line import launched
 
-SGLANG = {"engine.name": "sglang-0.5"}
+SGLANG, LENGTH = {"engine.name": "sglang-0.5"}, "speculation.num_speculative_tokens"
+START = "python -m sglang.launch_server --model"
+TREE = (
+    "--speculative-eagle-topk {}: the tree is simulated as a chain of {} drafts, though it verifies and accepts more "
+    "tokens"
+)
 
 
 @pytest.mark.parametrize(
@@ -41,7 +46,7 @@ SGLANG = {"engine.name": "sglang-0.5"}
             "Qwen3-235B-A22B-tp4-dp2",
             "eagle3",
             {"speculation.num_speculative_tokens": 3, "engine.max_num_seqs": 64, **SGLANG},
-            ["--speculative-eagle-topk 3"],
+            [TREE.format(3, 3)],
         ),
         (
             "vllm serve a/b --data-parallel-size 4 --enable-expert-parallel -tp 2",
@@ -51,15 +56,34 @@ SGLANG = {"engine.name": "sglang-0.5"}
             [],
         ),
         ("vllm serve a/b -dp 4", "a/b", None, {}, ["4 replicas: one is simulated"]),
+        (f"{START} a/b --speculative-algo EAGLE3", "a/b", "eagle3", {LENGTH: 5, **SGLANG}, [TREE.format(4, 5)]),
+        (f"{START} a/deepseek --speculative-algo EAGLE", "a/deepseek", "mtp", {LENGTH: 3, **SGLANG}, []),
+        (
+            f"{START} a/b --speculative-algo NGRAM --speculative-num-draft-tokens 4",
+            "a/b",
+            "ngram",
+            {LENGTH: 4, **SGLANG},
+            [],
+        ),
     ],
 )
 def test_a_line_is_a_model_a_drafter_keys_of_a_scenario_and_what_was_not_read(
     line: str, model: str, draft: str | None, keys: dict[str, object], unread: list[str]
 ) -> None:
-    assert launched(line) == (model, draft, keys, unread)
+    assert launched(line)[:4] == (model, draft, keys, unread)
 
 
-@pytest.mark.parametrize("line", ["vllm serve --port 80", "vllm serve 'a", "vllm serve a/b --max-num-seqs many"])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "vllm serve --port 80",
+        "vllm serve 'a",
+        "vllm serve a/b --max-num-seqs many",
+        "vllm serve a/b -tp two",
+        "ls -l",
+        "python my_server.py --model a/b",
+    ],
+)
 def test_a_line_that_is_not_understood_is_refused(line: str) -> None:
-    with pytest.raises(ValueError, match="--serve"):
+    with pytest.raises(ValueError, match=r"--serve.* (want such as|No closing)"):
         launched(line)

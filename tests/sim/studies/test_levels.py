@@ -110,6 +110,14 @@ def test_near_saturation_a_level_answers_to_step_times_by_more_than_their_error(
     assert text == f"Near saturation: steps 1 % longer make mean latency {longer}"
 
 
+def test_so_near_to_the_highest_rate_that_latency_has_no_range_no_error_is_said() -> None:
+    given: dict[str, Any] = {"policy": "autoregressive", "num_speculative_tokens": 0, "num_prompts": 1000}
+    near, found = compared("h100-sxm/llama-3.1-8b", **given, request_rate=4.8, input_len=8000, output_len=20)
+    assert found == []
+    assert level_lines(near)[1].startswith("No error was measured so near to the highest rate")
+    assert len(level_lines(compared("h100-sxm/llama-3.1-8b", **given)[0])) == 1
+
+
 def test_the_table_says_levels_in_place_of_the_errors_of_kernels() -> None:
     result, found = compared(EAGLE, policy=["autoregressive", "continuous"], engine="sglang-0.5")
     text = printed(msgspec.structs.replace(result, levels=found), 200)

@@ -53,6 +53,7 @@ def test_a_closed_loop_of_sglang_has_a_rate_that_is_no_number_of_json(tmp_path: 
     assert [level.concurrency for level in read_bench(path)] == [1.0]
     assert lanesim.load(path)["request_rate"].tolist() == [math.inf]
     assert check_file(path)[0] == "result of a benchmark"
+    assert check_file(path)[1].startswith("1 requests at once")
     with pytest.raises(ValueError, match="mean_tpot_ms"):
         read_bench(put(tmp_path, json.dumps(VLLM | {"mean_tpot_ms": math.inf})))
     with pytest.raises(ValueError, match="mean_tpot_ms"):

@@ -1,0 +1,76 @@
+"""A model, the line that starts a server, or a profile: what is asked is answered, or one line says what to change."""
+
+from __future__ import annotations
+
+import json
+import shlex
+
+import pytest
+
+from sim.cli.main import run
+
+NEW = "meta-llama/Llama-3.1-8B-Instruct --gpu h100"
+SMALL = "--num-prompts 4 --input-len 64 --output-len 8 --request-rate 1"
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("compare Qwen/Qwen3-8B --gpu h200 --serve 'vllm serve Qwen/Qwen3-32B'", "Qwen/Qwen3-8B and --serve's Qwen/"),
+        ("compare --profile cpu/tiny --gpu h200", "--profile names its own GPU"),
+        ("tune Qwen/Qwen3-8B --gpu h200 --profile cpu/tiny", "cpu/tiny and h200-sxm/qwen3-8b: one profile at a time"),
+        ("compare --serve 'ls -l' --gpu h200", "want such as 'vllm serve"),
+        ("tune Qwen/Qwen3-8B --gpu h200 --acceptance 2.6", "add --draft eagle3"),
+    ],
+)
+def test_what_does_not_go_together_is_named(line: str, says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(shlex.split(line)) == 2
+    message = capsys.readouterr().err
+    assert message.count("\n") == 1
+    assert says in message
+
+
+def test_a_model_said_twice_is_one(capsys: pytest.CaptureFixture[str]) -> None:
+    for line in (
+        f"compare cpu/tiny --profile cpu/tiny {SMALL}",
+        f"compare {NEW} --serve 'vllm serve meta-llama/Llama-3.1-8B' {SMALL}",
+    ):
+        assert run(shlex.split(line)) == 0
+        assert "profile=" not in capsys.readouterr().out
+
+
+def test_the_line_to_start_names_the_model_that_was_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    head = "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B"
+    assert run(shlex.split(f"compare {NEW} --draft {head} --emit-vllm {SMALL}")) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("vllm serve meta-llama/Llama-3.1-8B-Instruct ")
+    assert f'"model": "{head}"' in out
+    serve = "vllm serve some/Llama-3.1-8B-Instruct --quantization fp8"
+    assert run(["compare", "--serve", serve, "--gpu", "h100", "--emit-vllm", *SMALL.split()]) == 0
+    assert "serve some/Llama-3.1-8B-Instruct " in (out := capsys.readouterr().out)
+    assert "--quantization fp8" in out
+
+
+def test_a_line_of_sglang_is_said_to_be_priced_by_kernels_of_vllm(capsys: pytest.CaptureFixture[str]) -> None:
+    for server, is_said in (("sglang.launch_server --model-path", True), ("vllm serve", False)):
+        assert run(["compare", "--serve", f"{server} a/Llama-3.1-8B", "--gpu", "h100", *SMALL.split()]) == 0
+        note = next(line for line in capsys.readouterr().err.splitlines() if "simulated as" in line)
+        assert ("vLLM's kernel times" in note) == is_said
+        assert not note.endswith(",")
+
+
+def test_no_longer_drafts_are_tried_than_acceptance_was_measured_with(capsys: pytest.CaptureFixture[str]) -> None:
+    given = "--concurrencies 1 --draws 1 --input-len 64 --output-len 8 --json -"
+    for more, longest, is_guess in (("", 1, False), ("--num-speculative-tokens 3", 3, True)):
+        assert run(["tune", "cpu/tiny", "--acceptance", "length:1.99@1", *more.split(), *given.split()]) == 0
+        answer, notes = capsys.readouterr()
+        assert [row["k"] for row in json.loads(answer)["points"][0]["lengths"]] == [*range(longest + 1)]
+        assert ("K = 3 is a guess: acceptance was measured with drafts of 1" in notes) == is_guess
+
+
+def test_where_no_drafter_is_named_n_grams_are_tried(capsys: pytest.CaptureFixture[str]) -> None:
+    given = "--concurrencies 1 --draws 1 --input-len 64 --output-len 8 --json -"
+    assert run(["tune", *NEW.split(), *given.split()]) == 0
+    answer, notes = capsys.readouterr()
+    assert json.loads(answer)["scenario"]["speculation"]["method"] == "ngram"
+    assert "--draft eagle3" in notes
