@@ -54,6 +54,8 @@ PAIRED_METRICS = (
 )
 LABELS = ("policy", "seed", "replication", "load", "unstable", "engine", "async_scheduling", "partition")
 """Keys of a run that say which run it is and how it went, rather than measure it."""
+IN_PYTHON = "Python ran"
+"""How a note on policies that are not built in begins."""
 MIN_FOR_P99 = 10_000
 """Independent requests (`effective_requests`) over all replications that an interval of a 99th percentile needs."""
 TAIL_SHARE = 0.85
@@ -284,7 +286,7 @@ def compare(
 def _python_notes(policies: Sequence[Resolved], forms: Mapping[str, Sequence[str]]) -> list[str]:
     """A line on policies that are not built in."""
     names = [one.label for one in policies if not one.policy.is_built_in and PYTHON in forms[one.label]]
-    return [f"Python ran {in_words(names)}: the compiled core has only built-in policies."] if names else []
+    return [f"{IN_PYTHON} {in_words(names)}: the compiled core has only built-in policies."] if names else []
 
 
 def is_bracketed(profile: Profile, done: PointRun) -> bool:

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from sim.compare.side_by_side import MIN_FOR_P99, Comparison
+from sim.compare.side_by_side import IN_PYTHON, MIN_FOR_P99, Comparison
 from sim.compare.verdict import METRIC, STATED, Order, Paired, PolicySummary, Standing, common_key, flips_at
 from sim.devices.contention import Regime
 from sim.devices.partition import MEASURED
@@ -77,6 +77,7 @@ def said_varied(result: Varied, console: Console) -> Said:
         answer = "\n".join(f"{each.name}: {each.comparison.verdict}" for each in result.loads)
     lines = [(SERVED, _header(result)), *_sure(first), *_power(first)]
     lines += [(ASSUMED, note) for note in result.notes[:MAX_NOTES]]
+    lines += [("note", note) for note in first.notes if note.startswith(IN_PYTHON)]
     lines += [(START, line) for line in result.start.values()]
     loads = [(each.name, each.comparison) for each in result.loads]
     details: list[str | Table] = [*(f"note: {note}" for note in result.notes[MAX_NOTES:])]
