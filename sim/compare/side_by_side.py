@@ -33,7 +33,7 @@ from sim.metrics.records import RunRecord
 from sim.metrics.stats import interval_95
 from sim.metrics.summary import Run, number
 from sim.names import in_words
-from sim.run.compiled import PYTHON
+from sim.run.compiled import IN_PYTHON, PYTHON
 from sim.run.resolve import Resolved
 from sim.run.scenario import PlainScenario, to_plain
 
@@ -54,8 +54,6 @@ PAIRED_METRICS = (
 )
 LABELS = ("policy", "seed", "replication", "load", "unstable", "engine", "async_scheduling", "partition")
 """Keys of a run that say which run it is and how it went, rather than measure it."""
-IN_PYTHON = "Python ran"
-"""How a note on policies that are not built in begins."""
 MIN_FOR_P99 = 10_000
 """Independent requests (`effective_requests`) over all replications that an interval of a 99th percentile needs."""
 TAIL_SHARE = 0.85

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from sim.compare.side_by_side import IN_PYTHON, MIN_FOR_P99, Comparison
+from sim.compare.side_by_side import MIN_FOR_P99, Comparison
 from sim.compare.verdict import METRIC, STATED, Order, Paired, PolicySummary, Standing, common_key, flips_at
 from sim.devices.contention import Regime
 from sim.devices.partition import MEASURED
@@ -18,6 +18,7 @@ from sim.names import duration, in_words, span
 from sim.policies.options import DEFERRED, ONLY_TOGETHER, PARTITION_FLAGS
 from sim.report.said import ASSUMED, LIMITS, SERVED, START, SURE, Said
 from sim.report.tables import new_table, number
+from sim.run.compiled import IN_PYTHON
 from sim.studies.comparison.varied import Varied
 from sim.studies.cost_draws import ONLY_IF
 from sim.studies.evidence import REPLAYED
