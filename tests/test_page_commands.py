@@ -44,7 +44,7 @@ LEFT_OUT = {
     r"python -m calibrate\.(corun|campaign) .*--device cuda|.*--device cuda|\.venv-gpu/": "a GPU",
     r"lanesim (validate http|tune --metrics http)": SERVER,
     r"lanesim calibrate production": FILES,
-    r"lanesim (replay --policy shortest-first|validate results/replay # how)": "a package that the reader installs",
+    r"lanesim (replay .*--policy gentle|validate results/replay # how)": "a package that the reader installs",
     r"python -m validation (silicon|drafted|evidence|partition|pearl)": DATA,
     r"python -m validation step_records": "ten minutes of a real vLLM",
     r"python -m validation (constants (judge|refit) DATA|\w+ DATA)": DATA,

@@ -25,10 +25,15 @@ WITH_EXAMPLES = [
 ]
 """Modules whose docstrings hold examples."""
 BLOCKS = [
-    pytest.param(block, id=f"{page}-{number}")
+    pytest.param(*found, id=f"{page}-{number}")
     for page in ("README.md", "docs/extending.md", "docs/tutorials/researcher.md")
-    for number, block in enumerate(re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), flags=re.DOTALL))
+    for number, found in enumerate(
+        re.findall(
+            r"```python\n(.*?)```(?:\n\nIt prints[^\n]*\n\n```\n(.*?)```)?", (ROOT / page).read_text(), re.DOTALL
+        )
+    )
 ]
+"""Python of pages, and what a page says that it prints."""
 
 
 @pytest.mark.parametrize("name", PUBLIC)
@@ -57,11 +62,15 @@ def test_every_public_name_says_what_it_is() -> None:
         assert (inspect.getdoc(getattr(lanesim, name)) or "").strip(), name
 
 
-@pytest.mark.parametrize("block", BLOCKS)
-def test_the_pages_examples_run(block: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("block", "output"), BLOCKS)
+def test_the_pages_examples_run_and_print_what_stands_there(
+    block: str, output: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     module = ModuleType("example")
     monkeypatch.setitem(sys.modules, "example", module)
     exec(compile(block, "example", "exec"), vars(module))
+    printed = {line.rstrip() for line in [*capsys.readouterr().out.splitlines(), "…"]}
+    assert [line for line in output.splitlines() if line not in printed] == []
 
 
 def test_importing_it_imports_nothing_heavy_and_sets_nothing() -> None:

@@ -35,7 +35,7 @@ from sim.metrics.records import RunRecord
 from sim.metrics.stats import interval_95
 from sim.metrics.summary import Run, number
 from sim.names import in_words
-from sim.run.compiled import PYTHON
+from sim.run.compiled import IN_PYTHON, PYTHON
 from sim.run.resolve import Resolved
 from sim.run.scenario import PlainScenario, to_plain
 
@@ -294,7 +294,7 @@ def compare(
 def _python_notes(policies: Sequence[Resolved], forms: Mapping[str, Sequence[str]]) -> list[str]:
     """A line on policies that are not built in."""
     names = [one.label for one in policies if not one.policy.is_built_in and PYTHON in forms[one.label]]
-    return [f"Python ran {in_words(names)}: the compiled core has only built-in policies."] if names else []
+    return [f"{IN_PYTHON} {in_words(names)}: the compiled core has only built-in policies."] if names else []
 
 
 def is_bracketed(profile: Profile, done: PointRun) -> bool:

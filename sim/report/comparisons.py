@@ -20,6 +20,7 @@ from sim.names import duration, in_words, span
 from sim.policies.options import DEFERRED, ONLY_TOGETHER, PARTITION_FLAGS
 from sim.report.said import ASSUMED, LIMITS, SERVED, START, SURE, Said
 from sim.report.tables import new_table, number
+from sim.run.compiled import IN_PYTHON
 from sim.studies.comparison.varied import Varied
 from sim.studies.cost_draws import ONLY_IF
 from sim.studies.evidence import REPLAYED
@@ -79,6 +80,7 @@ def said_varied(result: Varied, console: Console) -> Said:
         answer = "\n".join(f"{each.name}: {each.comparison.verdict}" for each in result.loads)
     lines = [(SERVED, _header(result)), *_sure(first), *_power(first)]
     lines += [(ASSUMED, note) for note in result.notes[:MAX_NOTES]]
+    lines += [("note", note) for note in first.notes if note.startswith(IN_PYTHON)]
     lines += [(START, line) for line in result.start.values()]
     loads = [(each.name, each.comparison) for each in result.loads]
     details: list[str | Table] = [*(f"note: {note}" for note in result.notes[MAX_NOTES:])]

@@ -77,6 +77,8 @@ USAGE = np.dtype([("num_works", "i8"), ("tokens", "i8"), ("device_s", "f8")])
 MOST_STREAMS, MOST_WORKERS = 3, 64
 FORMS = SIMPY, PYTHON, CORE = "simpy", "python", "core"
 """Forms of the simulator that a run can be in."""
+IN_PYTHON = "Python ran"
+"""A note on policies that are not built in begins so."""
 Table = NDArray[np.void]
 told: Counter[str] = Counter()
 """Runs of this command by who served them: "core", "simpy", or the reason why Python did."""

@@ -25,6 +25,8 @@ class RequestView(msgspec.Struct, frozen=True, gc=False):
 
     waited_s: float
     """Seconds since the request arrived."""
+    prefill_tokens: int
+    """Tokens to compute before it decodes. A request that decodes has none left."""
     index: int
     """Counts up in order of arrival."""
     prompt_tokens: int
@@ -41,7 +43,7 @@ class RequestView(msgspec.Struct, frozen=True, gc=False):
     """Accepted ones among them."""
 
 
-_read = attrgetter(*RequestView.__struct_fields__[1:])
+_read = attrgetter(*RequestView.__struct_fields__[2:])
 
 
 class StepView(NamedTuple):
@@ -96,7 +98,7 @@ class Hooks:
 
     def first_tokens(self, request: Request, most: int, row_tokens: Sequence[int], chunks: Sequence[Chunk]) -> int:
         """The same for the first chunk of a waiting request."""
-        wanted = min(most, request.prompt_tokens + request.emitted_tokens)
+        wanted = min(most, self._view(request).prefill_tokens)
         given = self.tokens(request, wanted, row_tokens, chunks)
         return most if given == wanted else given
 
@@ -126,4 +128,7 @@ class Hooks:
         return StepView(self.budget_tokens, num_rows, row_tokens, sum([chunk.new_tokens for chunk in chunks]))
 
     def _view(self, request: Request) -> RequestView:
-        return RequestView(self.serving.host.now_s - request.arrival_s, *_read(request))
+        prefill_tokens = request.prefill_goal - request.prefilled_tokens - request.in_flight
+        if request.is_preempted:
+            prefill_tokens = request.prompt_tokens + request.emitted_tokens
+        return RequestView(self.serving.host.now_s - request.arrival_s, max(0, prefill_tokens), *_read(request))

@@ -56,8 +56,8 @@ def continuous(
     """The policy `continuous` with choices of your own. `lanesim.register` makes it known by its name.
 
     - `admit(waiting)` gives the request of `waiting` that is admitted next, or None to admit no other one in this step.
-    - `split(request, tokens, step)` gives the tokens of `request` in a step. A request with 0 tokens waits for the
-      next step, and nobody is admitted behind a waiting one.
+    - `split(request, tokens, step)` gives the tokens of `request` in a step. A running request with 0 tokens waits for
+      the next step. After 0 tokens for a waiting one no request is admitted in this step.
     - `draft_length(request, tokens, step)` gives the length of its next draft.
 
     `tokens` is what `continuous` would choose, and the most that a hook may give. Engines that do not mix prompts with

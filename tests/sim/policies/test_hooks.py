@@ -89,7 +89,7 @@ def test_the_hook_decides_who_is_admitted_next(rules: dict[str, Any]) -> None:
 
 
 def test_the_hook_sees_no_request_that_the_engine_has_not_seen() -> None:
-    """Two seats, and a look at arrivals after a step with prompts or three steps without. Request 3 comes at 26 s."""
+    """Two run at once. The engine takes requests in after a step with prompts, or after three steps without."""
     newest = hooked(admit=lambda waiting: waiting[-1])
     sent = [(0.0, 9), (1.0, 2), (1.0, 5), (26.0, 2)]
     requests = [request(index, arrival_s=at, prompt=4, output=output) for index, (at, output) in enumerate(sent)]
@@ -106,7 +106,7 @@ def test_nobody_is_admitted_while_the_hook_names_nobody() -> None:
 
 
 def test_the_hook_splits_the_budget_of_a_step() -> None:
-    """At most 3 tokens of prompts beside rows, and nobody is admitted in a step that has so many."""
+    """At most 3 tokens of prompts beside rows, and no request is admitted in a step that has so many."""
     seen = []
 
     def gentle(request: Any, tokens: int, step: Any) -> int:
@@ -179,5 +179,6 @@ def test_an_answer_says_that_python_ran_the_hooks() -> None:
     given = {"profile": "cpu/tiny", "num_prompts": 20, "request_rate": 10, "num_speculative_tokens": 2, "draws": 0}
     result = lanesim.compare(policy=["continuous", mine], **given)
     assert [row.ran_in for row in result.policies][1] == ["python"]
-    assert [note for note in result.notes if "mine" in note and "Python" in note]
+    assert "Python ran mine" in str(result)
     assert result.policies[0].mean == result.policies[1].mean
+    assert "Python ran policy=mine" in str(lanesim.compare(vary={"policy": ["continuous", mine]}, **given))
