@@ -100,7 +100,9 @@ def _source(points: Sequence[MeasuredPoint], weights: str, clocks: Sequence[Cloc
 def _start(is_cpu: bool, multiprocessors: int, attention: str, kv_layout: str) -> CompactKernels:
     """Plausible constants for the fit to start from."""
     kernel_s = CPU_START_S if is_cpu else CUDA_START_S
-    decode = DecodeAttention(fixed_s=4 * kernel_s, row_head_s=1e-7, bandwidth_share=0.5, sharpness=1.5)
+    decode = DecodeAttention(
+        fixed_s=4 * kernel_s, row_head_s=1e-7, bandwidth_share=0.5, sharpness=1.5, key_head_s=1e-10
+    )
     return CompactKernels(
         gemm=Gemm(
             compute_share=0.7,

@@ -62,6 +62,7 @@ DECODE = (
     Free("", "row_head_s", 1e-10, 1e-3),
     Free("", "bandwidth_share", 1e-3, 4.0),
     Free("", "sharpness", 1.0, 8.0),
+    Free("", "key_head_s", 1e-13, 1e-6),
 )
 """Constants of the attention of each head layout that was measured. Bandwidth shares may exceed 1: weights of a small
 model, or a short context, live in a cache."""
