@@ -24,11 +24,12 @@ from calibrate.fit.point_works import VISITS, Corun, TimedPass, l2_state
 from calibrate.fit.points_file import MeasuredSession
 from calibrate.measure import host_times
 from calibrate.measure.fits.measured_profile import profile_of
+from calibrate.measure.fits.serving_costs import ServingCosts, completed
 from calibrate.measure.machine import fingerprint, gpu, roofs
 from calibrate.measure.overlap_cells import coruns_within
 from calibrate.measure.pair import PairSpec, build, limits
 from calibrate.measure.rates import MAX_CORUN_S, measure
-from calibrate.measure.serving_overhead import REPEATS, ServingCosts, completed, measure_serving
+from calibrate.measure.serving_overhead import REPEATS, measure_serving
 from calibrate.measure.timing import BLOCK, MAX_REPETITIONS, MIN_REPETITIONS, Bench, count_kernels, repeat
 from realrun.host import cuda
 from realrun.host.driver import Driver, Watch

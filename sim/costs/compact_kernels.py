@@ -104,6 +104,8 @@ class DecodeAttention(Bounded, frozen=True, kw_only=True):
     bandwidth_share: Positive
     """Share of the peak bandwidth at which KV streams."""
     sharpness: Factor
+    key_head_s: Seconds = 0.0
+    """Least time per key and KV head, however few bytes a small head has."""
 
 
 class PrefillAttention(Bounded, frozen=True, kw_only=True):

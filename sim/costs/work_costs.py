@@ -24,6 +24,9 @@ from sim.interface.work import HOST, TARGET, Kind, Model, Work
 PIECE_KERNELS = 2
 """Kernels per layer that a captured pass with prompt chunks still launches eagerly: attention and KV write (vLLM's
 piecewise graphs)."""
+MIXED_LAUNCHES = 720 / 601
+"""Launches of our own pass of prompts and rows over those of the prompts alone, counted (docs/validation/host.md): rows
+have attention and acceptance of their own."""
 GRAPHED_DRAFT = "draft"
 """`cuda_graph`: passes of the draft model are captured, the target's are launched eagerly."""
 GRAPHED_DECODE = "decode"
@@ -238,7 +241,8 @@ class WorkCosts(ABC, Generic[PassesT]):
         host = self.host
         is_graphed = self.cuda_graph is True or (self.cuda_graph == GRAPHED_DRAFT and passes is self._draft)
         if has_chunks and not self._has_pieces:
-            return passes.num_kernels * max(host.prompt_kernel_s, host.eager_kernel_s)
+            own = MIXED_LAUNCHES if rows and self.drafts_apart else 1.0
+            return passes.num_kernels * max(host.prompt_kernel_s, host.eager_kernel_s) * own
         if self.cuda_graph == GRAPHED_DECODE:
             is_graphed = True
         if not is_graphed or tokens > self._max_graph_tokens:

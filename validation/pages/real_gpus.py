@@ -1,9 +1,9 @@
 """docs/real-gpus.md, what real GPUs said: `python -m validation real_gpus`.
 
-It simulates the committed replays (docs/validation/*-sxm) with the profiles of today and keeps the errors in
-sim/evidence, which answers quote and take their range from. It writes the error of a table's verify pass beside a
-measured one into the profiles of dense models on those GPUs. It needs committed files alone. Not here: errors of
-servers (validation.judge.evidence).
+It makes the measured profiles anew of their committed points. Then it simulates the committed replays
+(docs/validation/*-sxm) and keeps the errors in sim/evidence, which answers quote and take their range from. It writes
+the error of a table's verify pass beside a measured one into the profiles of dense models on those GPUs. It needs
+committed files alone. Not here: errors of servers (validation.judge.evidence).
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ from typing import Any
 import msgspec
 import pandas as pd
 
+from calibrate.fit import points_file
 from calibrate.fit.fit_errors import compare_points, kind_error
+from calibrate.measure.fits.measured_profile import refit
 from sim.compare.point_runs import Point, run_point
 from sim.costs.profile import MeasuredPoint
 from sim.costs.profile_files import load, ship_profile, shipped
@@ -150,6 +152,8 @@ def verify_rows(errors: pd.DataFrame) -> Iterator[dict[str, Any]]:
 
 def main(out: Path = PAGE) -> None:
     warnings.simplefilter("ignore")  # 8,192 prompt tokens are beyond the measured ones, as they were before the replays
+    for points in FOLDER.glob("*-sxm/*.points.jsonl"):
+        ship_profile(refit(points_file.read(points), load(f"{points.parent.name}/{PAIR}-measured")))
     before = msgspec.json.decode(CELLS.read_bytes(), type=Evidence)
     ran = list(replays())
     kept = [cell for cell in before.cells if not cell.policy]

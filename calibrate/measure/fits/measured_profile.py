@@ -11,10 +11,13 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
+import msgspec
+
 from calibrate.fit.pass_fit import fit_passes, start_constants
 from calibrate.fit.point_works import L2_STATES
 from calibrate.fit.points_file import Clocks, MeasuredSession
 from calibrate.measure.fits.overlap_fit import fit_overlap
+from calibrate.measure.fits.serving_costs import ServingCosts, completed
 from sim.costs.engine_costs import MEASURED_HERE
 from sim.costs.passes import HEAD_KERNELS
 from sim.costs.profile import IN_A_LOOP, SCHEMA, Gpu, HostCosts, MeasuredPoint, Overlap, Profile
@@ -47,6 +50,17 @@ def profile_of(
     )
     fitted = fit_passes(start, points)
     return fit_overlap(fitted, held.rates, cores=_cores(held.fingerprint) if is_cpu else None)
+
+
+def refit(held: MeasuredSession, shipped: Profile) -> Profile:
+    """`shipped`, made anew of its points file. Its phi stays, which is pooled over GPUs. So does its curve of shares of
+    the multiprocessors, whose fit is in the history."""
+    gpu, multiprocessors = msgspec.convert(held.host["gpu"], Gpu), int(held.host["multiprocessors"])
+    alone = profile_of(held, gpu, multiprocessors, shipped.target, shipped.draft)
+    fresh = completed(alone, msgspec.convert(held.serving, ServingCosts), is_cpu=False)
+    overlap = msgspec.structs.replace(fresh.overlap, phi=shipped.overlap.phi, partition=shipped.overlap.partition)
+    errors = fresh.errors | {kind: error for kind, error in shipped.errors.items() if kind not in fresh.errors}
+    return msgspec.structs.replace(fresh, name=shipped.name, overlap=overlap, errors=errors, points=())
 
 
 def _cores(fingerprint: Mapping[str, str]) -> float:

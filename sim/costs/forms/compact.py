@@ -70,7 +70,8 @@ class CompactPasses(ModelPasses):
         self.bandwidth_roof = kernels.gemm.bandwidth_share * gpu.bandwidth_bytes_per_s
         self.sharpness = decode.sharpness
         self.inverse_sharpness = 1.0 / decode.sharpness
-        self.context_coefficient = self.kv_bytes / (decode.bandwidth_share * gpu.bandwidth_bytes_per_s)
+        streamed_s = self.kv_bytes / (decode.bandwidth_share * gpu.bandwidth_bytes_per_s)
+        self.context_coefficient = max(streamed_s, decode.key_head_s * self._kv_heads)
         """Seconds per layer and token of context in a decode pass."""
         self._pair_s = 4.0 * self._head_size / (kernels.prefill_attention.compute_share * gpu.peak_flops)
         """Seconds per layer and pair of query and key, at the rate of prefill attention."""

@@ -50,7 +50,7 @@ class PairSlots:
         widths = [2 + width for width in (3 + part, 3 + part, 1 + beside, chunk, 4, 1)]
         numbers = (
             isinstance(self._costs, TableCosts),
-            passes.has_experts,
+            passes.has_experts or self._costs.drafts_apart,
             passes.layers,
             passes.extra_s,
             passes.phase_s,

@@ -14,9 +14,10 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from calibrate.measure import lanes, serving_overhead
+from calibrate.measure.fits.serving_costs import ServingCosts, completed
 from calibrate.measure.lanes import LaneSetting, ServedLane
 from calibrate.measure.pair import options_of, pair_spec
-from calibrate.measure.serving_overhead import ServingCosts, completed, look_s, served, waits
+from calibrate.measure.serving_overhead import look_s, served, waits
 from realrun.host.garbage_collector import frozen_heap
 from realrun.kernels.device_passes import PassShape
 from realrun.kernels.host_slots import PromptChunk

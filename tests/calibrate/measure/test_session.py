@@ -18,9 +18,9 @@ pytest.importorskip("scipy")
 from calibrate.fit import points_file
 from calibrate.fit.grid import mixed
 from calibrate.fit.point_works import VISITS, Corun, timed_pass_of
+from calibrate.measure.fits.serving_costs import ServingCosts, Waits
 from calibrate.measure.overlap_cells import coruns, coruns_within
 from calibrate.measure.pair import limits, pair_spec
-from calibrate.measure.serving_overhead import ServingCosts, Waits
 from calibrate.measure.session import Session
 from sim.costs.forms.build import build_costs
 from sim.costs.profile_files import load
