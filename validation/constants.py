@@ -311,7 +311,7 @@ def refits(data: Path) -> Iterator[Refit]:
 
         for name, after, error in zip(old, *fit(old, logs), strict=True):
             found = Refit(next(each for each in constants if name in each.names), name, old[name], after, error)
-            of |= {key: after for key in found.constant.held() if key[1] == name}
+            of.update((key, after) for key in found.constant.held() if key[1] == name)
             yield found
     for constant in every:
         for name in constant.names if constant.pooled else ():
