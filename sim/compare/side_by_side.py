@@ -254,7 +254,7 @@ def compare(
     paired = paired_differences(frame, profile.phi, bounded)
     forms = {label: list(dict.fromkeys(one.form for key, one in ran if key[0] == label)) for label in frame.policies}
     rows = [msgspec.structs.replace(_policy_summary(frame, label), ran_in=ran_in) for label, ran_in in forms.items()]
-    summaries = judged(rows, paired)
+    summaries, draft_tokens = judged(rows, paired), scenario.speculation.num_speculative_tokens
     return Comparison(
         scenario=to_plain(scenario),
         scenario_hash=scenario_hash,
@@ -273,7 +273,8 @@ def compare(
         notes=[
             *_rank_notes(policies[0]),
             *_transients(policies, length, summaries),
-            *_acceptance_notes(policies[0]),
+            # What the quoted acceptance leaves open at the draft length in use.
+            *(policies[0].quoted.notes([draft_tokens]) if draft_tokens else ()),
         ],
     )
 
@@ -340,12 +341,6 @@ def _rank_notes(resolved: Resolved) -> list[str]:
         f"{resolved.profile.name} is {ranks} data-parallel ranks, of which {count} is simulated: throughput, GPUs and "
         f"prices are of that part; --set devices.count={ranks} simulates all"
     ]
-
-
-def _acceptance_notes(resolved: Resolved) -> tuple[str, ...]:
-    """Notes on what the quoted acceptance leaves open at the draft length in use."""
-    draft_tokens = resolved.scenario.speculation.num_speculative_tokens
-    return () if not draft_tokens else resolved.quoted.notes([draft_tokens])
 
 
 def _policy_summary(frame: Frame, policy: str) -> PolicySummary:

@@ -183,11 +183,6 @@ class Resolved(_Unpriced):
         return _received, (values | {"policy": self.policy.name},)
 
     @property
-    def is_partitioned(self) -> bool:
-        """Lanes of the policy run on shares of the multiprocessors."""
-        return self.partition is not None
-
-    @property
     def partition(self) -> dict[str, float | bool] | None:
         """Shares of the multiprocessors by lane, and when they hold. None where streams share all of them."""
         return self.options.partition
