@@ -69,9 +69,7 @@ class RoundTimes:
 
     def round_s(self, rows: int, draft_tokens: int) -> float:
         """Seconds by the profile's costs."""
-        if self.drafted_anew is not None:
-            return self._steps.step_s(rows, draft_tokens, (), drafted_anew=self.drafted_anew)
-        return self._steps.round_s(rows, draft_tokens)
+        return self._steps.step_s(rows, draft_tokens, self.drafted_anew)
 
     def tokens_per_s(self, lengths: Sequence[int], drafter: int, rows: int) -> float:
         """Expected of rounds of so many rows with a draft model."""
