@@ -27,12 +27,7 @@ from sim.workload.generate import FIXED_INPUT_LEN, FIXED_OUTPUT_LEN
 PASSES = ("prefill", "decode", "draft", "verify")
 """Kinds of a profile's errors that are whole passes."""
 OUTPUT = "steady_output_throughput"
-IN_BRIEF = (
-    ("mean_ttft_ms", "first token"),
-    ("mean_tpot_ms", "per token"),
-    (METRIC, "latency"),
-    (OUTPUT, "tokens/s"),
-)
+IN_BRIEF = (("mean_ttft_ms", "first token"), ("mean_tpot_ms", "per token"), (METRIC, "latency"), (OUTPUT, "tokens/s"))
 """Columns of every comparison."""
 NAMES = {
     "mean_ttft_ms": "TTFT mean (ms)",

@@ -48,13 +48,7 @@ from sim.run.checks import (
 )
 from sim.run.draft_lengths import DraftLengths, RoundTimes, acceptance_at, controller_of, lengths_of
 from sim.run.drafters import DrafterCosts, draft_shape, pair_with
-from sim.run.limits import (
-    draft_slots,
-    engine_for,
-    limits_of,
-    name_in_rules,
-    served_by,
-)
+from sim.run.limits import draft_slots, engine_for, limits_of, name_in_rules, served_by
 from sim.run.scenario import Scenario
 from sim.workload.served import Served
 
@@ -454,11 +448,7 @@ def _costs_of(
     limits = one.limits
     sizes = engine.rules.graph_sizes(limits.max_num_seqs, one.lengths.given, limits.max_num_batched_tokens)
     return build_costs(
-        profile,
-        engine,
-        cuda_graph=one.scenario.engine.cuda_graph,
-        graphed_queries=graphed_queries,
-        graph_sizes=sizes,
+        profile, engine, cuda_graph=one.scenario.engine.cuda_graph, graphed_queries=graphed_queries, graph_sizes=sizes
     )
 
 

@@ -43,13 +43,7 @@ SGLANG = {"engine.name": "sglang-0.5"}
             {"speculation.num_speculative_tokens": 3, "engine.max_num_seqs": 64, **SGLANG},
             ["--speculative-eagle-topk 3"],
         ),
-        (
-            "vllm serve a/b --data-parallel-size 4 --enable-expert-parallel -tp 2",
-            "a/b-tp2-ep8-dp4",
-            None,
-            {},
-            [],
-        ),
+        ("vllm serve a/b --data-parallel-size 4 --enable-expert-parallel -tp 2", "a/b-tp2-ep8-dp4", None, {}, []),
         ("vllm serve a/b -dp 4", "a/b", None, {}, ["4 replicas: one is simulated"]),
     ],
 )
