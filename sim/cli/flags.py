@@ -156,9 +156,7 @@ def _parameter(field: structs.FieldInfo, hint: Any, notes: list[Any], *, is_list
     more_of |= {"required": True} if is_required else {"default": default}
     spellings = [note.extra["spelling"] for note in notes if isinstance(note, Meta) and note.extra]
     return click.Option(
-        [flag, *spellings, field.name],
-        help=next((note for note in notes if isinstance(note, str)), None),
-        **more_of,
+        [flag, *spellings, field.name], help=next((note for note in notes if isinstance(note, str)), None), **more_of
     )
 
 

@@ -265,7 +265,7 @@ def compare(
         for label, ran_in in forms.items()
         for row in [_policy_summary(frame, label)]
     ]
-    summaries = judged(rows, paired)
+    summaries, draft_tokens = judged(rows, paired), scenario.speculation.num_speculative_tokens
     return Comparison(
         scenario=to_plain(scenario),
         scenario_hash=scenario_hash,
@@ -286,7 +286,8 @@ def compare(
             *dict.fromkeys(note for one in policies for note in one.assumed),
             *_rank_notes(policies[0]),
             *_transients(policies, length, summaries),
-            *_acceptance_notes(policies[0]),
+            # What the quoted acceptance leaves open at the draft length in use.
+            *(policies[0].quoted.notes([draft_tokens]) if draft_tokens else ()),
         ],
     )
 
@@ -359,12 +360,6 @@ def _rank_notes(resolved: Resolved) -> list[str]:
         f"{resolved.profile.name} is {ranks} data-parallel ranks, of which {count} is simulated: throughput, GPUs and "
         f"prices are of that part; --set devices.count={ranks} simulates all"
     ]
-
-
-def _acceptance_notes(resolved: Resolved) -> tuple[str, ...]:
-    """Notes on what the quoted acceptance leaves open at the draft length in use."""
-    draft_tokens = resolved.scenario.speculation.num_speculative_tokens
-    return () if not draft_tokens else resolved.quoted.notes([draft_tokens])
 
 
 def _policy_summary(frame: Frame, policy: str) -> PolicySummary:

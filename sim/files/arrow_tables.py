@@ -76,7 +76,8 @@ def read_parquet(path: str | Path, what: str) -> pa.Table:
             table = table.replace_schema_metadata(None)
             names: list[str] = table.column_names
         except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-            raise ValueError(f"{where} cannot be read as Parquet: {_first_line(error)}") from None
+            line, *_ = str(error).splitlines() or [type(error).__name__]
+            raise ValueError(f"{where} cannot be read as Parquet: {line}") from None
     if twice := [name for index, name in enumerate(names) if name in names[:index]]:
         raise ValueError(f"{where}: column {twice[0]!r} is there twice")
     return table
@@ -120,10 +121,6 @@ def join_parquet(parts: Sequence[Path], path: Path) -> None:
             with pq.ParquetFile(part) as file:
                 for number in range(file.num_row_groups):
                     writer.write_table(file.read_row_group(number).cast(first))
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def _lines(path: str | Path, what: str) -> Iterator[str]:

@@ -43,16 +43,10 @@ def interval_95(samples: Sequence[float]) -> tuple[float, float] | None:
     count = len(samples)
     if count < 2:
         return None
-    mean, spread = _mean_and_spread(samples)
+    mean = sum(samples) / count
+    spread = sqrt(sum((sample - mean) ** 2 for sample in samples) / (count - 1))
     half = t_975(count - 1) * spread / sqrt(count)
     return mean - half, mean + half
-
-
-def _mean_and_spread(samples: Sequence[float]) -> tuple[float, float]:
-    """Mean and standard deviation of at least two samples."""
-    count = len(samples)
-    mean = sum(samples) / count
-    return mean, sqrt(sum((sample - mean) ** 2 for sample in samples) / (count - 1))
 
 
 def mean_and_variance(values: Floats, counts: Counts) -> tuple[float, float]:

@@ -41,11 +41,7 @@ def latencies_s(requests: Sequence[Request]) -> dict[str, Floats]:
     """`ttft`, `tpot`, `e2el` [requests] of finished requests, seconds; tpot only where two or more tokens came out."""
     arrival, first, last, tokens = _columns(requests)
     has_gaps = tokens > 1
-    return {
-        "ttft": first - arrival,
-        "tpot": (last - first)[has_gaps] / (tokens[has_gaps] - 1),
-        "e2el": last - arrival,
-    }
+    return {"ttft": first - arrival, "tpot": (last - first)[has_gaps] / (tokens[has_gaps] - 1), "e2el": last - arrival}
 
 
 def summarise(
@@ -276,10 +272,7 @@ def prefix_cache(record: RunRecord, measured: Requests) -> dict[str, float | Non
         return {"prefix_cache_hit_tokens": None, "prefix_cache_hit_rate": None}
     seated = measured.kept(~np.isnan(measured.column("scheduled_s")))
     tokens = _total(seated, "cached_tokens")
-    return {
-        "prefix_cache_hit_tokens": tokens,
-        "prefix_cache_hit_rate": _ratio(tokens, _total(seated, "prompt_tokens")),
-    }
+    return {"prefix_cache_hit_tokens": tokens, "prefix_cache_hit_rate": _ratio(tokens, _total(seated, "prompt_tokens"))}
 
 
 def _speculation(record: RunRecord, measured: Requests) -> dict[str, float | None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from rich.console import Console
@@ -29,12 +30,7 @@ from sim.workload.generate import FIXED_INPUT_LEN, FIXED_OUTPUT_LEN
 PASSES = ("prefill", "decode", "draft", "verify")
 """Kinds of a profile's errors that are whole passes."""
 OUTPUT = "steady_output_throughput"
-IN_BRIEF = (
-    ("mean_ttft_ms", "first token"),
-    ("mean_tpot_ms", "per token"),
-    (METRIC, "latency"),
-    (OUTPUT, "tokens/s"),
-)
+IN_BRIEF = (("mean_ttft_ms", "first token"), ("mean_tpot_ms", "per token"), (METRIC, "latency"), (OUTPUT, "tokens/s"))
 """Columns of every comparison."""
 NAMES = {
     "mean_ttft_ms": "TTFT mean (ms)",
@@ -70,7 +66,7 @@ def said_comparison(result: Comparison, console: Console) -> Said:
     notes = [note for note in result.notes if not note.startswith(ONLY_IF)]
     answer = "\n".join([*(line for line in result.evidence if line.startswith(REPLAYED)), result.verdict])
     lines += [(ASSUMED if note.startswith("acceptance of") else "note", note) for note in notes[:MAX_NOTES]]
-    return Said(answer, [("", _settings([("", result)]))], lines, _details(result, console))
+    return Said(answer, [("", _settings([("", result)]))], lines, partial(_details, [("", result)], [], console.width))
 
 
 def said_varied(result: Varied, console: Console) -> Said:
@@ -83,10 +79,9 @@ def said_varied(result: Varied, console: Console) -> Said:
     lines += [("note", note) for note in first.notes if note.startswith(IN_PYTHON)]
     lines += [(START, line) for line in result.start.values()]
     loads = [(each.name, each.comparison) for each in result.loads]
-    details: list[str | Table] = [*(f"note: {note}" for note in result.notes[MAX_NOTES:])]
-    for each in result.loads:
-        details += [each.name] * bool(each.name) + _details(each.comparison, console)
-    return Said(answer, [("", _settings(loads))], lines, details)
+    return Said(
+        answer, [("", _settings(loads))], lines, partial(_details, loads, result.notes[MAX_NOTES:], console.width)
+    )
 
 
 # -- one table
@@ -194,12 +189,14 @@ def _power(result: Comparison) -> list[tuple[str, str]]:
 # -- on demand
 
 
-def _details(result: Comparison, console: Console) -> list[str | Table]:
-    """Scenario, every metric with its interval, differences, and all that they rest on."""
-    shared, differing = _caps_lines(result)
-    lines: list[str | Table] = [*(f"caps: {line}" for line in shared + differing)]
-    lines += [_scheduling_line(result), *_metrics(result, console.width)]
-    return [*lines, *([_paired(result)] if len(result.policies) > 1 else []), *notes(result)]
+def _details(loads: Sequence[tuple[str, Comparison]], assumed: Sequence[str], width: int) -> list[str | Table]:
+    """Of each load every metric with its interval, differences, and all that they rest on."""
+    lines: list[str | Table] = [f"note: {note}" for note in assumed]
+    for name, result in loads:
+        shared, differing = _caps_lines(result)
+        lines += [*[name] * bool(name), *(f"caps: {line}" for line in shared + differing), _scheduling_line(result)]
+        lines += [*_metrics(result, width), *([_paired(result)] if len(result.policies) > 1 else []), *notes(result)]
+    return lines
 
 
 def _scenario_line(result: Comparison) -> str:

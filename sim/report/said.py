@@ -5,7 +5,7 @@ Not here: the parts of each answer (sim.report.comparisons, sim.report.say).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from rich.console import Console
@@ -32,8 +32,8 @@ class Said(NamedTuple):
     """Title and table."""
     lines: Sequence[tuple[str, str]] = ()
     """Label and text."""
-    details: Sequence[str | Table] = ()
-    """On demand, as it stands."""
+    details: Callable[[], Sequence[str | Table]] = tuple
+    """Makes what is printed on demand, as it stands."""
     more: str = MORE
     """Where the rest is."""
 
@@ -50,7 +50,7 @@ def print_said(console: Console, said: Said, *, is_verbose: bool = False) -> Non
     say(console, "")
     for label, text in [*said.lines, *([] if is_verbose else [("more", said.more)])]:
         _labelled(console, label, text)
-    for detail in said.details if is_verbose else ():
+    for detail in said.details() if is_verbose else ():
         if isinstance(detail, Table):
             print_table(console, detail)
         else:

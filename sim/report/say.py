@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import singledispatch
 
 from rich.console import Console
@@ -52,16 +52,18 @@ said_of.register(Comparison, said_comparison)
 said_of.register(Varied, said_varied)
 
 
-def _basis(answer: Stated, ranges: str, details: Sequence[str], notes: Sequence[str]) -> tuple[Lines, list[str]]:
+def _basis(
+    answer: Stated, ranges: str, details: Sequence[str], notes: Sequence[str]
+) -> tuple[Lines, Callable[[], list[str]]]:
     """How sure an answer is, in short and on demand; `ranges` names the intervals over draws."""
     if answer.costs is None:
-        return [], list(details)
+        return [], lambda: list(details)
     over = f"{ranges} {answer.draws} variations of GPU times and acceptance" if answer.draws else ""
     lines = [(SURE, costs_line(answer.costs.errors)), ("", over)]
     lines += [(ASSUMED, note) for note in notes[:1]]
-    more = [f"{ranges} {answer.draws} {answer.covers}"] if answer.draws else []
+    more = [*details, *[f"{ranges} {answer.draws} {answer.covers}"] * bool(answer.draws)]
     more += [f"costs: {answer.costs.source}", *(f"note: {note}" for note in notes), *answer.evidence]
-    return [(label, text) for label, text in lines if text], [*details, *more]
+    return [(label, text) for label, text in lines if text], lambda: more
 
 
 def _sentences(parts: Iterable[str]) -> str:

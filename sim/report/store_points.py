@@ -233,41 +233,31 @@ class StorePoints:
         rows = self.rows[self.rows["scenario_hash"] == scenario_hash]
         return {draw["seed"]: draw for draw in rows.to_dict("records")}
 
-    def paired(self, key: str, metric: str, base: Setting = None) -> pd.DataFrame:
-        """Differences of `metric` between values of `key`, draw by draw, all else equal; a row per rest of the keys.
+    def paired(self, metric: str) -> pd.DataFrame:
+        """Differences of `metric` between policies, draw by draw, all else equal; a row per rest of the keys.
 
-        `change_pct` against `base`, by default the first value, over so many `replications`, with `low` and `high`;
-        `is_clear` where the interval leaves out zero, `is_open` where the ends of phi's bracket disagree about that
-        or have no steady means, `is_overloaded` where none exist.
+        `change_pct` against the first policy, with `low` and `high`; `is_clear` where the
+        interval leaves out zero, `is_open` where the ends of phi's bracket disagree about that or have no steady means,
+        `is_overloaded` where none exist.
         """
         import pandas as pd
 
-        values = self.values(key)
-        first = values[0] if base is None else base
-        others = [value for value in values if value != first]
-        rest = [name for name in self.keys if name != key]
-        levels = [if_overlap(metric, level) for level in BRACKET]
-        names = {
-            *rest,
-            key,
-            metric,
-            "seed",
-            "is_steady",
-            *(name for name in (THROUGHOUT, *levels) if name in self.rows),
-        }
-        columns = {name: self.rows[name].tolist() for name in names}
+        first, *others = self.values("policy")
+        rest = [name for name in self.keys if name != "policy"]
+        needed = {*rest, "policy", metric, "seed", "is_steady", THROUGHOUT, *(if_overlap(metric, at) for at in BRACKET)}
+        columns = {name: self.rows[name].tolist() for name in needed if name in self.rows}
         rows = []
         for indices in self._rows_alike(*rest):
-            fixed = {name: columns[name][indices[0]] for name in rest}
-            draws: dict[Setting, dict[int, Draw]] = {}
+            draws: dict[str, dict[int, Draw]] = {}
             for index in indices:
                 draw = {name: values[index] for name, values in columns.items()}
-                draws.setdefault(draw[key], {})[draw["seed"]] = draw
-            for value in others:
-                both = [seed for seed in draws.get(first, {}) if seed in draws.get(value, {})]
+                draws.setdefault(draw["policy"], {})[draw["seed"]] = draw
+            for policy in others:
+                both = [seed for seed in draws.get(first, {}) if seed in draws.get(policy, {})]
                 if both:
-                    ours, theirs = ([draws[which][seed] for seed in both] for which in (first, value))
-                    rows.append(fixed | {key: value, "replications": len(both)} | _change(ours, theirs, metric))
+                    ours, theirs = ([draws[which][seed] for seed in both] for which in (first, policy))
+                    change = _change(ours, theirs, metric)
+                    rows.append({name: ours[0][name] for name in rest} | {"policy": policy} | change)
         return pd.DataFrame(rows)
 
 

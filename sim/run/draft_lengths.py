@@ -17,7 +17,6 @@ from sim.costs.cost import CostModel
 from sim.engine.controllers import VERIFYING, build_controller
 from sim.engine.draft_choice import HYSTERESIS, DraftChoice
 from sim.engine.draft_length import Controller
-from sim.interface.request import Request
 from sim.policies.options import EngineLimits
 from sim.run.forecast import StepForecast
 from sim.run.scenario import Speculation
@@ -58,7 +57,9 @@ class RoundTimes:
     @cached_property
     def _means(self) -> tuple[float, float]:
         """Tokens of a prompt and of an output, of the workload's sample."""
-        return mean_lengths(self.served.sample(self.seed).requests)
+        sample = self.served.sample(self.seed).requests
+        prompts, outputs = sum(r.prompt_tokens for r in sample), sum(r.output_tokens for r in sample)
+        return prompts / len(sample), outputs / len(sample)
 
     @cached_property
     def _steps(self) -> StepForecast:
@@ -68,9 +69,7 @@ class RoundTimes:
 
     def round_s(self, rows: int, draft_tokens: int) -> float:
         """Seconds by the profile's costs."""
-        if self.drafted_anew is not None:
-            return self._steps.step_s(rows, draft_tokens, (), drafted_anew=self.drafted_anew)
-        return self._steps.round_s(rows, draft_tokens)
+        return self._steps.step_s(rows, draft_tokens, self.drafted_anew)
 
     def tokens_per_s(self, lengths: Sequence[int], drafter: int, rows: int) -> float:
         """Expected of rounds of so many rows with a draft model."""
@@ -114,9 +113,3 @@ def controller_of(speculation: Speculation, draft_tokens: int, times: RoundTimes
 
 def _no_time(rows: int, draft_tokens: int) -> float:
     raise AssertionError("what may be drafted is decided before anything is priced")
-
-
-def mean_lengths(requests: Sequence[Request]) -> tuple[float, float]:
-    """Tokens of a prompt and of an output."""
-    prompts, outputs = (sum(r.prompt_tokens for r in requests), sum(r.output_tokens for r in requests))
-    return prompts / len(requests), outputs / len(requests)

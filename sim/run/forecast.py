@@ -19,33 +19,18 @@ class StepForecast:
         self._context_tokens = context_tokens
         self._has_draft = has_draft and not limits.method.looks_up
 
-    def round_s(self, rows: int, draft_tokens: int) -> float:
-        """A step of `rows` that each verify `draft_tokens` and draft as many anew."""
-        return self.step_s(rows, draft_tokens, ())
-
-    def step_s(
-        self, rows: int, draft_tokens: int, prompts: tuple[int, ...], *, drafted_anew: int | None = None
-    ) -> float:
-        """The same with whole `prompts` of so many tokens beside them; `drafted_anew` instead of as many."""
+    def step_s(self, rows: int, draft_tokens: int, drafted_anew: int | None = None) -> float:
+        """A step of `rows` that each verify `draft_tokens` and draft as many anew, or `drafted_anew`."""
         row_tokens = rows * (draft_tokens + 1)
         context_tokens = round(rows * self._context_tokens)
-        chunks = tuple(Chunk(tokens, 0) for tokens in prompts)
-        target = Work(
-            kind=Kind.STEP,
-            rows=rows,
-            row_tokens=row_tokens,
-            context_tokens=context_tokens,
-            chunks=chunks,
-            head_rows=row_tokens + len(chunks),
-        )
-        works = [target]
+        works = [
+            Work(kind=Kind.STEP, rows=rows, row_tokens=row_tokens, context_tokens=context_tokens, head_rows=row_tokens)
+        ]
         anew = draft_tokens if drafted_anew is None else drafted_anew
-        num_drafting = rows + len(chunks)
         if self._has_draft:
-            in_kv = context_tokens + sum(prompts)
-            works.append(self._limits.method.draft(num_drafting, row_tokens, in_kv, chunks, anew))
+            works.append(self._limits.method.draft(rows, row_tokens, context_tokens, (), anew))
         elif anew:
-            works.append(Work(kind=Kind.HOST, rows=num_drafting))
+            works.append(Work(kind=Kind.HOST, rows=rows))
         return self._seconds(works)
 
     def lane_requests_per_s(

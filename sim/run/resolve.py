@@ -50,14 +50,7 @@ from sim.run.checks import (
 )
 from sim.run.draft_lengths import DraftLengths, RoundTimes, acceptance_at, controller_of, lengths_of
 from sim.run.drafters import DrafterCosts, draft_shape, pair_with
-from sim.run.limits import (
-    draft_slots,
-    engine_for,
-    limits_of,
-    name_in_rules,
-    pool_rules,
-    served_by,
-)
+from sim.run.limits import draft_slots, engine_for, limits_of, name_in_rules, pool_rules, served_by
 from sim.run.scenario import Scenario
 from sim.workload.served import Served
 
@@ -192,11 +185,6 @@ class Resolved(_Unpriced):
         """Another process knows the policy by its name, and resolves nothing again."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         return _received, (values | {"policy": self.policy.name},)
-
-    @property
-    def is_partitioned(self) -> bool:
-        """Lanes of the policy run on shares of the multiprocessors."""
-        return self.partition is not None
 
     @property
     def partition(self) -> dict[str, float | bool] | None:
@@ -477,11 +465,7 @@ def _costs_of(
     limits = one.limits
     sizes = engine.rules.graph_sizes(limits.max_num_seqs, one.lengths.given, limits.max_num_batched_tokens)
     return build_costs(
-        profile,
-        engine,
-        cuda_graph=one.scenario.engine.cuda_graph,
-        graphed_queries=graphed_queries,
-        graph_sizes=sizes,
+        profile, engine, cuda_graph=one.scenario.engine.cuda_graph, graphed_queries=graphed_queries, graph_sizes=sizes
     )
 
 

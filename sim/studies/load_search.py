@@ -156,12 +156,7 @@ class LoadSearch:
         return sqrt(low * high)
 
     def _bisected(
-        self,
-        seeds: Sequence[int],
-        near: float | None,
-        runner: Runner,
-        stage: str = "",
-        closeness: float | None = None,
+        self, seeds: Sequence[int], near: float | None, runner: Runner, stage: str = "", closeness: float | None = None
     ) -> tuple[float, float, Curve]:
         def shares_at(load: float) -> list[float]:
             return on_points(attained_share, [self.point(load, seed) for seed in seeds], runner, stage)

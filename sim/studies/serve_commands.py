@@ -272,10 +272,7 @@ class _Server:
         # vLLM refuses to start where the pool of one rank is less than the longest context.
         held = (
             kv_capacity_tokens(
-                profile,
-                given.gpu_memory_utilization,
-                with_draft=speculative_config is not None,
-                engine=self._costs,
+                profile, given.gpu_memory_utilization, with_draft=speculative_config is not None, engine=self._costs
             )
             if blocks is None
             else blocks * given.block_size

@@ -223,10 +223,11 @@ def test_pairs_of_a_store_are_pairs_of_a_comparison(asked: Asked) -> Pair:
         grid = {"scenario": nested(asked), "replications": 3}
         (place / "grid.yaml").write_text(yaml.safe_dump(grid))
         said("sweep", str(place / "grid.yaml"), "--out", str(place / "store"), "--workers", "1")
-        frame = read_points(place / "store").paired("policy", "mean_e2el_ms", asked["policy"][0])
+        points = read_points(place / "store")
+    first, frame = points.values("policy")[0], points.paired("mean_e2el_ms")
     rows = {row["policy"]: row["change_pct"] for _, row in frame.iterrows()}
     found = runs({**asked, "replications": 3})
     by_policy = {name: [run["mean_e2el_ms"] for run in found if run["policy"] == name] for name in asked["policy"]}
-    base = by_policy[asked["policy"][0]]
+    base = by_policy[first]
     changes = {name: 100.0 * (sum(values) / sum(base) - 1.0) for name, values in by_policy.items() if name in rows}
     return Pair(rows, changes)

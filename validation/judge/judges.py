@@ -116,7 +116,7 @@ def steps(cells: Sequence[ServedLoad], profile: Profile, run: RunSpec, data: Pat
     judged = []
     for cell in cells:
         forecast = StepForecast(costs, EngineLimits(), cell.input_len or 0, has_draft=False)
-        step_s = forecast.step_s(round(cell.concurrency), cell.num_speculative_tokens, (), drafted_anew=0)
+        step_s = forecast.step_s(round(cell.concurrency), cell.num_speculative_tokens, drafted_anew=0)
         judged.append(JudgedLoad.beside(cell, {"tpot_ms": 1e3 * step_s}))
     return judged
 

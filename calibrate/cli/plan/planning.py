@@ -158,7 +158,7 @@ def disputed_step(
         return (f"not from {kernels}'s own tables: {stood_in}" if stood_in else None), None
     theirs_ms, predictor = own
     resolved = resolve(scenario, profile, "continuous")
-    ours_ms = 1e3 * StepForecast(resolved.costs, resolved.limits, context, has_draft=False).round_s(1, 0)
+    ours_ms = 1e3 * StepForecast(resolved.costs, resolved.limits, context, has_draft=False).step_s(1, 0)
     whose = f" ({stood_in.split(';')[0]})" if stood_in else ""
     step = f"a decode step takes {ours_ms:.1f} ms here{whose}, {theirs_ms:.1f} by {predictor}"
     if max(theirs_ms / ours_ms, ours_ms / theirs_ms) < DISPUTED:

@@ -24,13 +24,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 TITLES = {"ttft": "TTFT (ms)", "tpot": "TPOT (ms)", "e2el": "E2EL (ms)"}
-KIND_COLOURS = {
-    "prefill": "#4c72b0",
-    "draft": "#dd8452",
-    "verify": "#55a868",
-    "step": "#8172b3",
-    "copy": "#937860",
-}
+KIND_COLOURS = {"prefill": "#4c72b0", "draft": "#dd8452", "verify": "#55a868", "step": "#8172b3", "copy": "#937860"}
 KIND_HATCHES = {"prefill": "", "draft": "////", "verify": "....", "step": "", "copy": "xx"}
 """They tell kinds apart in grey."""
 TIMELINE_WORKS, WINDOWS_TRIED = 60, 400

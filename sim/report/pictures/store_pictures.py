@@ -288,7 +288,7 @@ def draw_improvement(points: StorePoints) -> Figure:
     panels = []
     for title, of_panel in _apart(points, ["policy", load, down]):
         has_first = first in of_panel.values("policy")
-        changes = of_panel.paired("policy", "mean_e2el_ms") if has_first else of_panel.rows[:0]
+        changes = of_panel.paired("mean_e2el_ms") if has_first else of_panel.rows[:0]
         changes = changes[[not row["is_overloaded"] for _, row in changes.iterrows()]]
         changes = changes.assign(text=[_change_text(row) for _, row in changes.iterrows()])
         for policy in others:

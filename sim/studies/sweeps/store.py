@@ -69,7 +69,7 @@ class Store:
         """The store at `path`, made if there is nothing. Raises ValueError where something else is, or none can be."""
         if path.exists() and not path.is_dir():
             raise ValueError(f"--out {str(path)!r} is a file; want a directory")
-        if path.is_dir() and not is_store(path):
+        if path.is_dir() and not (path / MARK).exists():
             strange = [name for name in sorted(os.listdir(path)) if not name.startswith(".")]
             if strange:
                 raise ValueError(f"--out {str(path)!r} holds {strange[0]!r} and is no store; choose another")
@@ -134,11 +134,6 @@ class Store:
     def _write(self, statement: str, rows: Sequence[tuple[Any, ...]]) -> None:
         with _writing(self.path), closing(connected(self.path / MARK, "rw")) as base, base:
             base.executemany(statement, rows)
-
-
-def is_store(path: Path) -> bool:
-    """A store is at `path`."""
-    return (path / MARK).exists()
 
 
 @contextmanager

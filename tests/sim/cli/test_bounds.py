@@ -14,28 +14,12 @@ import lanesim
 from sim.acceptance.models import MAX_DRAFT_TOKENS
 from sim.bounds import Bounds
 from sim.cli.flags import MAX_DRAWS, DraftTokens, Listed
-from sim.cli.main import run
 from sim.cli.options import SHARED
 from sim.run.scenario import Scenario
 from sim.studies import cost_draws
 from tests.sim.cli.test_consent import commands
 
 PAIR = "h100-sxm/llama-2-7b+tinyllama-1.1b"
-SLO = "--goodput ttft:500 tpot:40"
-CAPACITY = f"capacity --profile {PAIR} --policy pd {SLO}"
-REFUSED = {
-    f"{CAPACITY} --attainment nan": "nan is not in the range 0.0<x<1.0",
-    f"tune --profile {PAIR} --lengths 0,500": "must be at most 126",
-    f"validate http://h:1 --fit-only --profile {PAIR} --levels 1,1000000": "want 10000 requests at once at most",
-}
-
-
-@pytest.mark.parametrize("line", REFUSED)
-def test_what_is_beyond_every_bound_is_refused_with_its_range(line: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(line.split()) == 2
-    said = capsys.readouterr()
-    assert (said.out, said.err.count("\n")) == ("", 1)
-    assert REFUSED[line] in said.err
 
 
 def numbers(command: click.Command) -> Iterator[click.Parameter]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -97,58 +98,69 @@ def test_results_hold_scenario_summary_tables_trace_and_pictures(tmp_path: Path)
     assert list(tmp_path.iterdir()) == [out]
 
 
-BAD = {
-    "unknown policy": (["--policy", "pvd"], "pdv"),
-    "unknown profile": (["--policy", "pd", "--profile", "h100-sxm/llama-2-7b+tinylama-1.1b"], PAIR),
-    "nan rate": (["--policy", "pd", "--request-rate", "nan"], "request_rate=nan"),
-    "method of a lane": (["--policy", "pd", "--set", "speculation.method=ngram"], "continuous only"),
-    "head that is none": (["--policy", "continuous", "--set", "speculation.method=eagle3"], "+eagle3"),
-    "threshold below zero": (
-        ["--policy", "pd", "--set", "engine.rules.long_prefill_token_threshold=-1"],
-        "must be int from 0",
-    ),
-    "acceptance model": (["--policy", "pd", "--acceptance", "idd:0.5"], "iid"),
-    "no draft for pdv": (["--policy", "pdv", "--num-speculative-tokens", "0"], "needs a draft"),
-    "prompt beyond the context": (["--policy", "pd", "--input-len", "9000000"], "every request is rejected"),
-    "unknown key": (["--policy", "pd", "--set", "engine.max_num_seq=3"], "engine.max_num_seqs"),
-    "model without a gpu": (["meta-llama/Llama-3.1-8B"], "meta-llama/Llama-3.1-8B --gpu h200"),
-    "gpu without a model": (["--gpu", "h200"], "--gpu h200 goes with MODEL"),
-    "lengths beside a trace": (
-        ["--policy", "pd", "--dataset-name", "mooncake", "--dataset-path", "absent.jsonl"],
-        "input_len=64: the file of dataset_name='mooncake' says that",
-    ),
-    "pair needed": (
-        ["--profile", "h100-sxm/llama-2-7b", "--num-speculative-tokens", "2", "--policy", "pd"],
-        "draft model",
-    ),
-    "plots without out": (["--policy", "pd", "--plots"], "--out"),
-    "unknown flag": (["--polcy", "pd"], "--policy"),
-    "seed below 0": (["--policy", "pd", "--seed", "-1"], "seed=-1 must be at least 0"),
-    "base sixty": (["--policy", "pd", "--set", "workload.request_rate=1:30"], "workload.request_rate"),
-    "tag": (["--policy", "pd", "--set", "seed=!!int\t1"], "want plain values without tags"),
-    "unwritable json": (["--policy", "pd", "--json", "/proc/result.json"], "/proc"),
+SHORT = f"compare --profile {PAIR} {' '.join(SMALL)}"
+TINY, VARY = "compare --profile cpu/tiny --policy pd", "compare --profile h100-sxm/llama-3.1-8b --vary"
+CONFIG = """--speculative-config '{"method": "draft_model", "model": "m", "num_speculative_tokens": 3}'"""
+TWICE = "is given as well: leave one out"
+REFUSED = {
+    f"{SHORT} --policy pvd": "pdv",
+    f"compare {' '.join(SMALL)} --policy pd --profile h100-sxm/llama-2-7b+tinylama-1.1b": PAIR,
+    f"{SHORT} --policy pd --request-rate nan": "request_rate=nan",
+    f"{SHORT} --policy pd --set speculation.method=ngram": "continuous only",
+    f"{SHORT} --policy continuous --set speculation.method=eagle3": "+eagle3",
+    f"{SHORT} --policy pd --set engine.rules.long_prefill_token_threshold=-1": "must be int from 0",
+    f"{SHORT} --policy pd --acceptance idd:0.5": "iid",
+    f"{SHORT} --policy pdv --num-speculative-tokens 0": "needs a draft",
+    f"{SHORT} --policy pd --input-len 9000000": "every request is rejected",
+    f"{SHORT} --policy pd --set engine.max_num_seq=3": "engine.max_num_seqs",
+    f"{SHORT} meta-llama/Llama-3.1-8B": "meta-llama/Llama-3.1-8B --gpu h200",
+    f"{SHORT} --gpu h200": "--gpu h200 goes with MODEL",
+    f"{SHORT} --policy pd --dataset-name mooncake --dataset-path absent.jsonl": "input_len=64: the file of dataset",
+    f"compare {' '.join(SMALL)} --profile h100-sxm/llama-2-7b --num-speculative-tokens 2 --policy pd": "draft model",
+    f"{SHORT} --policy pd --plots": "--out",
+    f"{SHORT} --polcy pd": "--policy",
+    f"{SHORT} --policy pd --seed -1": "seed=-1 must be at least 0",
+    f"{SHORT} --policy pd --set workload.request_rate=1:30": "workload.request_rate",
+    f"{SHORT} --policy pd --set 'seed=!!int\t1'": "want plain values without tags",
+    f"{SHORT} --policy pd --json /proc/result.json": "/proc",
+    "comapre": "'compare'",
+    "profiles --gpu 000": "no shipped profile with --gpu 000; GPUs: ",
+    "capacity --profile cpu/tiny --num-speculative-tokens 0,2": "'0,2' is not a valid integer",
+    "capacity --profile cpu/tiny --policy pd --goodput ttft:500 --attainment nan": "nan is not in the range 0.0<x<1.0",
+    f"tune --profile {PAIR} --lengths 0,500": "must be at most 126",
+    f"validate http://h:1 --fit-only --profile {PAIR} --levels 1,1000000": "want 10000 requests at once at most",
+    f"{TINY} --num-speculative-tokens 2,2": "a value stands twice",
+    f"{TINY} --num-speculative-tokens 0,2 --out somewhere": "lanesim sweep",
+    f"{VARY} prefix_cache": "want KEY=A,B, such as prefix_cache=on,off",
+    f"{VARY} prefix_cache=on": "prefix_cache=on: want two or more values that differ",
+    f"{VARY} prefix_cache=on,onn": "prefix_cache='onn': want on or off",
+    f"{VARY} speculation=off,eagel3": "did you mean 'eagle3'?",
+    f"{VARY} speculation=off,mtp": "has no such draft; pairs shipped: h100-sxm/llama-3.1-8b+eagle3",
+    f"{VARY} gpu=h100,b100": "GPU 'b100'",
+    f"{VARY} context=1k,1.0001k": "1.0001k: want a whole number of tokens, such as 1500 or 1.5k",
+    f"{VARY} max_num_seq=4,64": "unknown key 'max_num_seq'; did you mean",
+    f"{VARY} max_num_seqs=4,8 --set engine.max_num_seqs=16": TWICE,
+    f"{VARY} context=1k,2k --input-len 500": TWICE,
+    f"{VARY} request_rate=1,2 --request-rate 2,3": TWICE,
+    f"{VARY} policy=pd,continuous --policy pd": TWICE,
+    f"{VARY} max_num_seqs=4,8 --vary engine.max_num_seqs=16,32": TWICE,
+    f"{VARY} goodput.ttft_ms=100,200 --goodput ttft:300": TWICE,
+    f"{VARY} num_speculative_tokens=1,2 {CONFIG}": TWICE,
 }
+"""Command lines, and what the one line of the error names."""
 
 
-@pytest.mark.parametrize("case", BAD)
+@pytest.mark.parametrize("line", REFUSED)
 def test_bad_input_is_one_clear_line_and_exit_code_2(
-    case: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    line: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    flags, named = BAD[case]
-    out = tmp_path / "out"
-    arguments = compare(*flags) if "--plots" in flags else compare(*flags, "--out", str(out))
-    assert run(arguments) == 2
+    monkeypatch.chdir(tmp_path)
+    has_folder = line.startswith("compare") and "--vary" not in line and not {"--plots", "--out"} & set(line.split())
+    assert run([*shlex.split(line), *["--out", "out"] * has_folder]) == 2
     captured = capsys.readouterr()
-    assert captured.out == ""
-    assert captured.err.startswith("lanesim: ")
-    assert captured.err.count("\n") == 1
-    assert named in captured.err
+    assert (captured.out, captured.err[:9], captured.err.count("\n")) == ("", "lanesim: ", 1)
+    assert REFUSED[line] in captured.err
     assert list(tmp_path.iterdir()) == []
-
-
-def test_an_unknown_command_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["comapre"]) == 2
-    assert "'compare'" in capsys.readouterr().err
 
 
 def test_several_values_of_a_flag_begin_with_a_sentence_of_all(capsys: pytest.CaptureFixture[str]) -> None:

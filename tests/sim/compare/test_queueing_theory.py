@@ -23,7 +23,7 @@ from sim.policies import works
 from sim.policies.options import EngineLimits
 from sim.policies.registry import PolicyOptions
 from tests.sim.constant_costs import ConstantCosts
-from tests.sim.support import PeriodicDraws, SimRun, serve
+from tests.sim.support import PeriodicDraws, SimRun, request, serve
 
 pytestmark = pytest.mark.slow
 TOKEN_S = 1e-6
@@ -51,13 +51,7 @@ def arrivals_s(rate_per_s: float, count: int, seed: int) -> np.ndarray:
 def requests(rate_per_s: float, service_s: np.ndarray, seed: int) -> list[Request]:
     arrivals = arrivals_s(rate_per_s, len(service_s), seed)
     return [
-        Request(
-            index=i,
-            id=str(i),
-            arrival_s=float(at_s),
-            prompt_tokens=max(1, round(float(demand_s) / TOKEN_S)),
-            output_tokens=1,
-        )
+        request(i, arrival_s=float(at_s), prompt=max(1, round(float(demand_s) / TOKEN_S)), output=1)
         for i, (at_s, demand_s) in enumerate(zip(arrivals, service_s, strict=True))
     ]
 

@@ -117,5 +117,3 @@ def test_profiles_are_listed_of_gpus_a_part_of_whose_name_begins_so(capsys: pyte
     assert cli.run(["profiles", "--gpu", "6000"]) == 0
     names = [line.split()[0] for line in capsys.readouterr().out.splitlines() if "/" in line]
     assert {name.partition("/")[0] for name in names} == {"rtx-pro-6000-server"}
-    assert cli.run(["profiles", "--gpu", "000"]) == 2
-    assert "no shipped profile with --gpu 000; GPUs: " in capsys.readouterr().err

@@ -8,35 +8,20 @@ from math import inf
 import numpy as np
 import pytest
 
-from sim.engine.time_series import GapSamples
 from sim.interface.request import Request
-from sim.interface.request_columns import Requests
 from sim.metrics.load import SHORT_RUN_ERROR, Load, Verdict, judge, needs_capacity, saturated_throughput, trace_rate
 from sim.metrics.records import RunRecord, StreamUsage
+from tests.sim.metrics.test_summary import asked
+from tests.sim.metrics.test_summary import record as of_summary
 
 ONE_TOKEN = (1.0, 1.0)
 
 
 def served(
-    index: int,
-    arrival_s: float,
-    scheduled_s: float,
-    last_s: float,
-    first_s: float | None = None,
-    prompt_tokens: int = 1,
-    output_tokens: int = 1,
-) -> Request:
-    return Request(
-        index=index,
-        id=str(index),
-        arrival_s=arrival_s,
-        prompt_tokens=prompt_tokens,
-        output_tokens=output_tokens,
-        emitted_tokens=output_tokens,
-        scheduled_s=scheduled_s,
-        first_token_s=last_s if first_s is None else first_s,
-        last_token_s=last_s,
-    )
+    index: int, arrival_s: float, scheduled_s: float, last_s: float, first_s: float | None = None,
+    tokens: tuple[int, int] = (1, 1),
+) -> Request:  # fmt: skip
+    return asked(index, (arrival_s, scheduled_s, last_s if first_s is None else first_s, last_s), tokens)
 
 
 def used(stream: str, device: str, device_s: float) -> StreamUsage:
@@ -44,23 +29,7 @@ def used(stream: str, device: str, device_s: float) -> StreamUsage:
 
 
 def record(requests: list[Request], *, busy_s: float, end_s: float) -> RunRecord:
-    return RunRecord(
-        policy="pd",
-        seed=0,
-        requests=Requests.of(requests),
-        gaps=GapSamples(),
-        end_s=end_s,
-        window_s=None,
-        usage=[],
-        device_busy_s=busy_s,
-        num_polls=0,
-        queue_mean=0.0,
-        queue_peak=0,
-        kv_tokens_mean=0.0,
-        kv_tokens_peak=0,
-        kv_capacity_tokens=1,
-        is_open_loop=True,
-    )
+    return of_summary(requests=requests, usage=[], device_busy_s=busy_s, end_s=end_s)
 
 
 @pytest.mark.parametrize(
@@ -115,7 +84,7 @@ def test_requests_that_happen_to_be_short_tell_the_throughput_of_those_as_long_a
         prompt_tokens, output_tokens = 100 + 20 * (i % 7), 11 + 3 * (i % 5)
         first_s = now_s + prompt_tokens / 100.0
         last_s = first_s + 0.1 * (output_tokens - 1)
-        requests.append(served(i, 0.0, now_s, last_s, first_s, prompt_tokens, output_tokens))
+        requests.append(served(i, 0.0, now_s, last_s, first_s, (prompt_tokens, output_tokens)))
         now_s = last_s
     rate, _ = saturated_throughput(requests, 1, (400.0, 61.0))
     assert rate == pytest.approx(1.0 / (4.0 + 6.0))

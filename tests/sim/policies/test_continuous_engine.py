@@ -94,7 +94,7 @@ def test_ngrams_are_looked_up_between_the_sampled_tokens_and_the_next_step(is_as
         assert later.issue_start_s == lookup.ready_s == pytest.approx(step.ready_s + 4 * costs.host.ngram_row_s)
     middle, context_tokens = works[49:52], works[49].work.context_tokens / 4
     assert middle[0].work.kind is Kind.STEP
-    forecast = StepForecast(costs, limits, context_tokens, has_draft=True).round_s(4, 3)
+    forecast = StepForecast(costs, limits, context_tokens, has_draft=True).step_s(4, 3)
     assert middle[2].issue_start_s - middle[0].issue_start_s == pytest.approx(forecast, rel=1e-6)
 
 

@@ -24,16 +24,10 @@ def test_a_result_file_is_loaded_as_a_row_with_the_columns_of_a_store(tmp_path: 
     assert frame["mean_e2el_ms"].tolist() == own.frame()["mean_e2el_ms"].tolist()
 
 
-def test_several_profiles_are_a_grid_and_a_command_for_one_refuses_lists(capsys: pytest.CaptureFixture[str]) -> None:
+def test_several_profiles_are_a_grid(capsys: pytest.CaptureFixture[str]) -> None:
     assert run([*FLAGS, "--profile", "h100-sxm/llama-2-7b+tinyllama-1.1b", "--json", "-"]) == 0
     (load,) = json.loads(capsys.readouterr().out)["loads"]
     assert [row["policy"] for row in load["comparison"]["policies"]] == [
         "profile=cpu/tiny",
         "profile=h100-sxm/llama-2-7b+tinyllama-1.1b",
     ]
-    assert run(["capacity", "--profile", "cpu/tiny", "--num-speculative-tokens", "0,2"]) == 2
-    assert "'0,2' is not a valid integer" in capsys.readouterr().err
-    assert run([*FLAGS, "--num-speculative-tokens", "2,2"]) == 2
-    assert "a value stands twice" in capsys.readouterr().err
-    assert run([*FLAGS, "--num-speculative-tokens", "0,2", "--out", "somewhere"]) == 2
-    assert "lanesim sweep" in capsys.readouterr().err

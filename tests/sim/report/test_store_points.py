@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
 
-import lanesim
 from sim.compare.side_by_side import MIN_FOR_P99
 from sim.metrics.stats import interval_95
-from sim.report.store_points import ACCEPTANCE, RATE, K, StorePoints, read_points
+from sim.report.store_points import ACCEPTANCE, RATE, StorePoints
 from tests.properties import assert_refused
 
 METRIC = "mean_e2el_ms"
@@ -61,7 +59,7 @@ def test_differences_are_taken_draw_by_draw() -> None:
     """Both differ widely between draws, and by exactly a tenth in each."""
     rows = [row("a", 1.0, seed, value) for seed, value in ((3, 100.0), (1, 300.0))]
     rows += [row("b", 1.0, seed, value) for seed, value in ((1, 320.0), (3, 120.0))]
-    (change,) = points(*rows).paired("policy", METRIC).to_dict("records")
+    (change,) = points(*rows).paired(METRIC).to_dict("records")
     assert (change["policy"], change["change_pct"]) == ("b", pytest.approx(10.0))
     assert (change["low"], change["high"]) == (pytest.approx(10.0), pytest.approx(10.0))
     assert change["is_clear"]
@@ -81,7 +79,7 @@ def test_a_difference_is_open_where_an_end_of_the_bracket_denies_it_or_is_too_he
 ) -> None:
     rows = [row("a", 1.0, seed, 100.0) for seed in (1, 2)]
     rows += [row("b", 1.0, seed, 120.0 + seed, **each) for seed, each in zip((1, 2), more, strict=True)]
-    (change,) = points(*rows).paired("policy", METRIC).to_dict("records")
+    (change,) = points(*rows).paired(METRIC).to_dict("records")
     assert (change["is_clear"], change["is_open"], change["is_overloaded"]) == (True, is_open, False)
 
 
@@ -120,17 +118,3 @@ def test_points_are_chosen_by_a_key_and_a_value_that_is_not_there_is_named() -> 
     assert both.where({RATE: 2.0}).rows[RATE].tolist() == [2.0]
     assert_refused(lambda: both.where({RATE: 3}), "workload.request_rate=3: the store has 1.0, 2.0")
     assert_refused(lambda: both.where({"color": "red"}), "color: not a key that this store varies", f"({RATE})")
-
-
-def test_pairs_are_differences_from_a_base_all_else_equal(tmp_path: Path) -> None:
-    scenario = {"profile": "cpu/tiny", "policy": ["continuous", "pd"], "workload": {"num_prompts": 6}}
-    grid = {"workload.request_rate": [2, 8], "speculation.num_speculative_tokens": [1, 2, 3]}
-    frame = lanesim.sweep({"scenario": scenario, "grid": grid, "replications": 2}, out=tmp_path, workers=1)
-    found = read_points(tmp_path).paired(K, METRIC, 2)
-    assert sorted(found[[RATE, "policy", K]].itertuples(index=False, name=None)) == [
-        (rate, policy, k) for rate in (2.0, 8.0) for policy in ("continuous", "pd") for k in (1, 3)
-    ]
-    own = frame[(frame[RATE] == 2.0) & (frame["policy"] == "pd")].groupby(K)[METRIC].mean()
-    row = found[(found[RATE] == 2.0) & (found["policy"] == "pd") & (found[K] == 3)].iloc[0]
-    assert row["change_pct"] == pytest.approx(100.0 * (own[3] - own[2]) / own[2])
-    assert row["low"] < row["change_pct"] < row["high"]

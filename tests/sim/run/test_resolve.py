@@ -26,15 +26,7 @@ from sim.run.scenario_file import parse_override
 from sim.run.simulate import simulate
 
 PAIR = "h100-sxm/llama-2-7b+tinyllama-1.1b"
-LOOKUPS = (
-    "load_engine",
-    "find_policy",
-    "build_controller",
-    "limits_of",
-    "engine_of",
-    "parse_quoted",
-    "best_partition",
-)
+LOOKUPS = ("load_engine", "find_policy", "build_controller", "limits_of", "engine_of", "parse_quoted", "best_partition")
 
 
 def scenario(policy: str, **changes: Any) -> Scenario:

@@ -113,39 +113,6 @@ def test_a_setting_whose_order_is_open_is_unsure() -> None:
     assert texts[Order.SAME] == "the same"
 
 
-DRAFTS_OF_3 = '{"method": "draft_model", "model": "m", "num_speculative_tokens": 3}'
-TWICE = "is given as well: leave one out"
-
-
-@pytest.mark.parametrize(
-    ("text", "flags", "named"),
-    [
-        ("prefix_cache", (), "want KEY=A,B, such as prefix_cache=on,off"),
-        ("prefix_cache=on", (), "prefix_cache=on: want two or more values that differ"),
-        ("prefix_cache=on,onn", (), "prefix_cache='onn': want on or off"),
-        ("speculation=off,eagel3", (), "did you mean 'eagle3'?"),
-        ("speculation=off,mtp", (), "has no such draft; pairs shipped: h100-sxm/llama-3.1-8b+eagle3"),
-        ("gpu=h100,b100", (), "GPU 'b100'"),
-        ("context=1k,1.0001k", (), "1.0001k: want a whole number of tokens, such as 1500 or 1.5k"),
-        ("max_num_seq=4,64", (), "unknown key 'max_num_seq'; did you mean"),
-        ("max_num_seqs=4,8", ("--set", "engine.max_num_seqs=16"), TWICE),
-        ("context=1k,2k", ("--input-len", "500"), TWICE),
-        ("request_rate=1,2", ("--request-rate", "2,3"), TWICE),
-        ("policy=pd,continuous", ("--policy", "pd"), TWICE),
-        ("max_num_seqs=4,8", ("--vary", "engine.max_num_seqs=16,32"), TWICE),
-        ("goodput.ttft_ms=100,200", ("--goodput", "ttft:300"), TWICE),
-        ("num_speculative_tokens=1,2", ("--speculative-config", DRAFTS_OF_3), TWICE),
-    ],
-)
-def test_what_cannot_be_varied_is_said_in_a_line(
-    text: str, flags: tuple[str, ...], named: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(["compare", "--profile", PAIR, "--vary", text, *flags]) == 2
-    error = capsys.readouterr().err
-    assert named in error
-    assert error.count("\n") == 1
-
-
 def test_a_key_that_is_varied_in_python_has_no_value_beside_it() -> None:
     given = {"profile": "cpu/tiny", "max_num_seqs": 4, "vary": {"engine.max_num_seqs": [4, 8]}}
     assert_refused(lambda: lanesim.compare(**given), "is given as well")
