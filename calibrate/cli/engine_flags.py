@@ -31,10 +31,10 @@ Requests = Annotated[
 ]
 
 
-class JudgingFlags(Struct, frozen=True, kw_only=True):
-    """Flags of a file; None where not given."""
+class ServedFlags(Struct, frozen=True, kw_only=True):
+    """Flags of loads that a server had; None where not given."""
 
-    profile: Annotated[str, "Cost profile: gpu/target[+draft], or a path."]
+    profile: Annotated[str, "Cost profile of the GPU and models: gpu/target[+draft], or a path."]
     engine: Annotated[
         str | None, "Engine and version that served, such as vllm-0.12 [the profile's own, else vllm-0.32]."
     ] = None
@@ -69,7 +69,7 @@ def cells_of(raw: Mapping[str, Any], requests: Sequence[tuple[int, int]] = ()) -
     return CellSetup(**blocks, requests=requests, seed=raw.get("seed", 0))
 
 
-def check_outputs(flags: JudgingFlags, inputs: Iterable[str | Path | None]) -> None:
+def check_outputs(flags: ServedFlags, inputs: Iterable[str | Path | None]) -> None:
     """Hold --out and --json until the command ends. Raises ValueError, before any work, where one cannot be, or is one
     of the `inputs`."""
     out = flags.out
@@ -78,7 +78,7 @@ def check_outputs(flags: JudgingFlags, inputs: Iterable[str | Path | None]) -> N
     claim(files={"--out": None if out is None else out / RESULT, "--json": flags.json}, inputs=inputs)
 
 
-def write_result(result: Mapping[str, Json], flags: JudgingFlags) -> None:
+def write_result(result: Mapping[str, Json], flags: ServedFlags) -> None:
     """`result` as JSON into --out and --json."""
     from sim.files import write
     from sim.report.results import to_json

@@ -9,12 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import click
 from click.core import ParameterSource
-from msgspec import Struct
 
-from calibrate.cli.engine_flags import cells_of, set_up
+from calibrate.cli.engine_flags import ServedFlags, cells_of, set_up
 from calibrate.cli.profile_output import check_out, print_saved, save
-from sim.cli.flags import DraftTokens, JsonFile, Overwrite, Seconds, command
-from sim.cli.options import Overrides
+from sim.cli.flags import DraftTokens, Seconds, command
 
 if TYPE_CHECKING:
     from calibrate.served.fit import Production
@@ -33,15 +31,10 @@ MAX_SPREAD_PCT = 15.0
 """Rounds that differ by more are said to be noisy: a median of them is no better than that."""
 
 
-class FitFlags(Struct, frozen=True, kw_only=True):
-    """Flags that say what is fitted and where it goes."""
+class FitFlags(ServedFlags, frozen=True, kw_only=True):
+    """Flags of loads that a profile is fitted to."""
 
-    profile: Annotated[str, "Profile of the GPU and models: a name or a path."]
-    engine: Annotated[str | None, "Engine to start from [as in compare]."] = None
-    set: Overrides = ()
     out: Annotated[Path | None, "Profile to write, with the server's constants as its own."] = None
-    json: JsonFile = None
-    overwrite: Overwrite = False
 
 
 class ProductionFlags(FitFlags, frozen=True, kw_only=True):

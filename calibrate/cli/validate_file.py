@@ -15,9 +15,9 @@ from msgspec import Meta
 
 from calibrate.cli.engine_flags import (
     Budget,
-    JudgingFlags,
     Requests,
     Seats,
+    ServedFlags,
     cells_of,
     check_outputs,
     set_up,
@@ -39,7 +39,7 @@ ARRIVAL = "ttft_arrival"
 TITLES = {ARRIVAL: "TTFT from arrival"}
 
 
-class FileFlags(JudgingFlags, frozen=True, kw_only=True):
+class FileFlags(ServedFlags, frozen=True, kw_only=True):
     """Flags of a file."""
 
     path: Annotated[Path, ARGUMENT, Meta(title="FILE")]

@@ -56,23 +56,25 @@ def scenario(name: str, **engine: Any) -> Scenario:
     )
 
 
+def as_seen(request: Request, seconds_more: float = 0.0) -> ServedRequest:
+    """A request as whoever sent it sees it, so much later than its engine."""
+    return ServedRequest(
+        index=request.index,
+        due_s=request.arrival_s,
+        sent_s=request.arrival_s,
+        first_s=request.first_token_s + seconds_more,
+        last_s=request.last_token_s + seconds_more,
+        prompt_tokens=request.prompt_tokens,
+        output_tokens=request.output_tokens,
+    )
+
+
 def served(given: Scenario, law: Profile, requests: list[Request], at_once: int) -> list[ServedRequest]:
     """`requests` by a server whose law is the simulator's, at most so many in flight."""
-    loop = structs.replace(given, workload=structs.replace(given.workload, request_rate=float("inf")))
-    loop = structs.replace(loop, workload=structs.replace(loop.workload, max_concurrency=at_once))
+    workload = structs.replace(given.workload, request_rate=float("inf"), max_concurrency=at_once)
+    loop = structs.replace(given, workload=workload)
     record = simulate(resolve_all(loop, law)[0], 0, requests=requests)
-    return [
-        ServedRequest(
-            index=each.index,
-            due_s=0.0,
-            sent_s=each.arrival_s,
-            first_s=each.first_token_s,
-            last_s=each.last_token_s,
-            prompt_tokens=each.prompt_tokens,
-            output_tokens=each.output_tokens,
-        )
-        for each in record.requests
-    ]
+    return list(map(as_seen, record.requests))
 
 
 def rounds_of(given: Scenario, law: Profile, accepted: Accepted | None = None) -> list[ServedLoad]:
@@ -183,7 +185,7 @@ def test_steps_without_drafts_and_requests_that_differ_are_in_the_acceptance() -
     lucky, unlucky = (
         [
             ServedRequest(index=index, due_s=0.0, sent_s=0.0, output_tokens=tokens, gaps_s=(0.02,) * 8)
-            for index, tokens in enumerate([tokens] * 8)
+            for index in range(8)
         ]
         for tokens in (25, 9)
     )

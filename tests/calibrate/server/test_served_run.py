@@ -26,6 +26,8 @@ from sim.interface.request import Request
 from sim.run.experiment import Experiment
 from sim.run.resolve import resolve_all
 from sim.run.scenario import Goodput, Scenario, parse_scenario
+from sim.run.simulate import simulate
+from tests.calibrate.server.test_looks import as_seen
 from tests.calibrate.server.test_probe import serving
 
 SENDING: dict[str, Any] = {"words_per_token": 1.0, "block_tokens": 16}
@@ -211,37 +213,22 @@ def test_no_more_is_sent_than_allowed(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "12 requests would be sent" in capsys.readouterr().err
 
 
-def scenario(k: int = 0) -> Scenario:
+def scenario(k: int = 0, acceptance: str = "iid:0.8") -> Scenario:
     return parse_scenario(
         {
             "profile": "cpu/tiny",
             "policy": "continuous" if k else "autoregressive",
             "workload": {"num_prompts": 20, "request_rate": 20.0, "input_len": 48, "output_len": 16},
-            "speculation": {"num_speculative_tokens": k, "acceptance": "iid:0.8"},
+            "speculation": {"num_speculative_tokens": k, "acceptance": acceptance},
         }
     )
 
 
 def served_by_the_simulator(given: Scenario, seconds_more: float = 0.0) -> tuple[list[Request], list[ServedRequest]]:
     """Requests of a scenario and what a server whose law is the simulator's would be seen to do with them."""
-    from sim.run.simulate import simulate
-
-    profile = load(given.profile)
-    resolved = resolve_all(given, profile)[0]
-    planned = Experiment(resolved, 0).requests()
-    sent = [
-        ServedRequest(
-            index=each.index,
-            due_s=each.arrival_s,
-            sent_s=each.arrival_s,
-            first_s=each.first_token_s + seconds_more,
-            last_s=each.last_token_s + seconds_more,
-            prompt_tokens=each.prompt_tokens,
-            output_tokens=each.output_tokens,
-        )
-        for each in simulate(resolved, 0).requests
-    ]
-    return planned, sent
+    resolved = resolve_all(given, load(given.profile))[0]
+    sent = [as_seen(each, seconds_more) for each in simulate(resolved, 0).requests]
+    return Experiment(resolved, 0).requests(), sent
 
 
 def judged(
@@ -288,16 +275,7 @@ def test_first_tokens_are_as_unsure_as_few_requests_leave_the_time_before_the_en
 def test_acceptance_that_the_server_counted_is_a_part_of_its_own() -> None:
     """Predicted with 0.8, served with none accepted: once that is known, most of the error is gone."""
     planned, _ = served_by_the_simulator(scenario(4))
-    _, sent = served_by_the_simulator(
-        parse_scenario(
-            {
-                "profile": "cpu/tiny",
-                "policy": "continuous",
-                "workload": {"num_prompts": 20, "request_rate": 20.0, "input_len": 48, "output_len": 16},
-                "speculation": {"num_speculative_tokens": 4, "acceptance": "iid:0.0"},
-            }
-        )
-    )
+    _, sent = served_by_the_simulator(scenario(4, "iid:0.0"))
     told = judged(scenario(4), sent, planned, Accepted(drafts=100.0, draft_tokens=4, rates=(0.0, 0.0, 0.0, 0.0)))
     errors = {part: abs(told.errors[part]["tpot"]["mean"]["error_pct"]) for part in told.errors}
     assert [*errors] == ["predicted", "as sent", "as accepted"]
