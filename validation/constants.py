@@ -17,7 +17,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
-from functools import cache
+from functools import cache, partial
 from hashlib import sha256
 from math import log1p
 from pathlib import Path
@@ -292,6 +292,18 @@ def fit(old: Mapping[str, float], logs: Callable[[dict[str, float]], list[float]
     return (found.x * start).tolist(), (spread * start).tolist()
 
 
+def _logs(
+    judges: Judges, of: Mapping[Key, float], source: str, group: Sequence[Constant], tried: Mapping[str, float]
+) -> list[float]:
+    """Logarithms of simulated over measured by the cells of a source, with some values of a group tried beside all
+    values in `of`."""
+    known: Known = {}
+    with changed({**of, **{key: tried[key[1]] for each in group for key in each.held()}}):
+        lists = [judges.errors(source, each.fitted_on[source], each, known) for each in group]
+    # Constants that the same cells see count these once.
+    return [log1p(error / 100.0) for cells in dict.fromkeys(map(tuple, lists)) for *_, error in cells]
+
+
 def refits(data: Path) -> Iterator[Refit]:
     """Of constants that have a fit, those of one source together beside all that were fitted before; then of what is
     pooled over them."""
@@ -300,15 +312,7 @@ def refits(data: Path) -> Iterator[Refit]:
     for (source, *_), constants in together.items():
         old = {name: value for each in constants for (_, name), value in each.held().items()}
 
-        def logs(
-            tried: Mapping[str, float], source: str = source, group: Sequence[Constant] = constants
-        ) -> list[float]:
-            known: Known = {}
-            with changed(of | {key: tried[key[1]] for each in group for key in each.held()}):
-                lists = [judges.errors(source, each.fitted_on[source], each, known) for each in group]
-            # Constants that the same cells see count these once.
-            return [log1p(error / 100.0) for cells in dict.fromkeys(map(tuple, lists)) for *_, error in cells]
-
+        logs = partial(_logs, judges, of, source, constants)
         for name, after, error in zip(old, *fit(old, logs), strict=True):
             found = Refit(next(each for each in constants if name in each.names), name, old[name], after, error)
             of.update((key, after) for key in found.constant.held() if key[1] == name)

@@ -24,7 +24,6 @@ from validation.judge.accuracy_page import (
     classes,
     crossing,
     decisions,
-    draw_speedups,
     frame,
     write_report,
 )  # fmt: skip
@@ -321,9 +320,3 @@ def test_cells_that_constants_were_fitted_on_are_met(title: str, index: int, met
     sizes = [abs(error) for each in made.judged if (error := each.error_pct(metric)) is not None]
     assert all(each.is_fit for each in made.judged)
     assert sum(sizes) / len(sizes) < most
-
-
-def test_the_figure_of_speedups_is_drawn(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    draw_speedups(frame([section([drafting(8, 1.8, 1.9), drafting(32, 0.9, 0.8, role="fitted")])]), tmp_path / "f.png")
-    assert (tmp_path / "f.png").stat().st_size > 10_000

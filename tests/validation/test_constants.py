@@ -165,3 +165,23 @@ def test_a_fit_finds_values_and_how_well_the_cells_know_them() -> None:
     )
     assert (found, free) == (pytest.approx(2.0, abs=1e-3), pytest.approx(4.0, abs=1e-3))
     assert error == pytest.approx(0.01 / 7**0.5, rel=0.01)
+
+
+class Law:
+    """Cells of two sources. The first wants a REDUCE_RATIO of 2, the second a product of 3 with SUSTAINED_RATIO."""
+
+    def __init__(self, data: Path, *, is_fitted: bool) -> None:
+        assert is_fitted
+
+    def errors(self, judge: str, metric: str, constant: object, known: object) -> list[tuple[str, str, float]]:
+        share = lookups.REDUCE_RATIO * (lookups.SUSTAINED_RATIO / 3.0 if judge == "second" else 0.5)
+        return [("vllm", judge, 100.0 * share - 100.0)] * 2
+
+
+def test_a_constant_is_fitted_beside_the_new_values_of_those_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = {"where": [program.IMPORTER], "given_by": ["m"]}
+    fits = {"first": "REDUCE_RATIO", "second": "SUSTAINED_RATIO"}
+    constants = [program.Constant(names=[each], fitted_on={source: ""}, **given) for source, each in fits.items()]
+    monkeypatch.setattr(program, "read_specs", lambda: program._File(judges={}, constants=constants))
+    monkeypatch.setattr(program, "Judges", Law)
+    assert [found.new for found in program.refits(Path())] == pytest.approx([2.0, 1.5], rel=1e-3)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from calibrate.cli.imports import import_command
 from calibrate.served.load import ServedLoad
@@ -217,8 +218,9 @@ def test_rows_of_one_label_that_contradict_each_other_are_both_in_doubt() -> Non
 
 
 def test_a_days_runs_draft_or_do_not() -> None:
-    """Of three pairs a day's second runs are 1.6, 1.3 and 1.1 times as fast: the third drafts as well, and so does a
-    row without a twin. Another day's are 1.1 times as fast in all but one, which alone is doubted."""
+    """Of three pairs a day's second runs are 1.6, 1.3 and 1.1 times as fast: the third drafts as well, and so do a row
+    without a twin and one of the same version on another GPU. Another day's are 1.1 times as fast in all but one, which
+    alone is doubted."""
 
     def rows(day: str, *tpot_ms: str) -> list[ServedLoad]:
         source = {"silicon_data_source": f"source_file=x.csv; measured={day}T22:26:21Z; workflow"}
@@ -230,7 +232,8 @@ def test_a_days_runs_draft_or_do_not() -> None:
 
     plain, fast = rows("2025-12-15", "16", "13", "11"), rows("2026-01-14", "10", "10", "10", "10")
     assert plain[0].day == "2025-12-15"
-    assert drafting([*plain, *fast]) == {each.id for each in fast}
+    elsewhere = structs.replace(fast[0], id="elsewhere", gpu="gb200")
+    assert drafting([*plain, *fast, elsewhere]) == {*(each.id for each in fast), "elsewhere"}
     newer = rows("2026-01-14", "10", "12", "10")
     assert drafting([*plain, *newer]) == {newer[0].id}
 
@@ -256,6 +259,8 @@ def test_runs_that_cut_experts_draft_beside_those_of_the_day_that_do_not() -> No
 def test_a_run_that_two_dumps_have_is_one_cell() -> None:
     first, again, other = cell(), cell(id="b", silicon_tpot_ms="10.005"), cell(id="c", silicon_tpot_ms="10.1")
     assert first_runs([first, again, other, cell(id="d", isl="2048")]) == {"a": "a", "b": "a", "c": "c", "d": "d"}
+    renamed = [cell(**R1), cell(id="b", model_path="deepseek-ai/DeepSeek-V3"), other]
+    assert first_runs(renamed) == {"a": "a", "b": "a", "c": "c"}
 
 
 def test_of_several_readings_the_peer_gets_the_kindest_of_each_group() -> None:

@@ -3,10 +3,10 @@
     python -m validation accuracy DATA_FOLDER [--out docs/accuracy.md] [--only PART ...]
 
 DATA_FOLDER holds the public data that the sections name; none of it is part of this repository. A part that cannot be
-run is reported as such, and the command exits with 1. The figure of speed-ups lies beside the report. A speed-up's
-sign, the concurrency at which it crosses 1, and the draft length that one would deploy are what a user acts on. The
-regret is what deploying lanesim's choice loses in measured throughput. Not here: the sections themselves
-(validation.judge.sections), cells of one's own (`lanesim validate cells`).
+run is reported as such, and the command exits with 1. A speed-up's sign, the concurrency at which it crosses 1, and the
+draft length that one would deploy are what a user acts on. The regret is what deploying lanesim's choice loses in
+measured throughput. Not here: the sections themselves (validation.judge.sections), cells of one's own (`lanesim
+validate cells`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from calibrate.served.load import JUDGED, ServedLoad
-from sim.files.write import write_figure
 from sim.metrics.compared import THROUGHPUT
 from validation.judge.sections import SPEEDUP, JudgedSection, section_of
 from validation.judge.specs import ROOT, SECTIONS, SectionSpec, specs
@@ -31,13 +30,11 @@ from validation.tables import off_pct, page
 if TYPE_CHECKING:
     import pandas as pd
 
-FIGURE = "accuracy-speedup.png"
 CELLS = Path("validation/accuracy-cells.csv")
 """Every cell, relative to the page's folder."""
 PAGE = ROOT / "docs/accuracy.md"
 NEAR_ONE = 0.05
 """A measured speed-up this close to 1 has no sign: jobs differ by as much."""
-FIGURE_INCHES, DPI = 6.4, 150
 METRICS = {
     "tok/s": (THROUGHPUT,),
     "TPOT": ("tpot_ms", "itl_ms"),
@@ -101,9 +98,6 @@ def write_report(sections: Sequence[SectionSpec], data: Path, out: Path) -> int:
     """The page and its cells; 1 where a section could not be run."""
     built, failures = build(sections, data)
     cells, bars = frame(built), bars_of(built)
-    decided = cells[cells["decides"]][SPEEDUP].notna().any()
-    if decided:
-        draw_speedups(cells, out.parent / FIGURE)
     met = (bars["met"] == "yes").sum()
     page(
         out,
@@ -115,7 +109,6 @@ def write_report(sections: Sequence[SectionSpec], data: Path, out: Path) -> int:
         summary=bars,
         classes=classes(cells),
         decisions=decisions(cells),
-        figure=f"\n![measured against predicted speed-up]({FIGURE})\n" if decided else "",
         fitted=[f"{section.spec.title}: {section.fitted}" for section in built],
     )
     (out.parent / CELLS).parent.mkdir(parents=True, exist_ok=True)
@@ -124,7 +117,7 @@ def write_report(sections: Sequence[SectionSpec], data: Path, out: Path) -> int:
     return 1 if failures else 0
 
 
-# -- tables and the figure
+# -- tables
 
 
 def frame(sections: Sequence[JudgedSection]) -> pd.DataFrame:
@@ -256,42 +249,3 @@ def _regrets_pct(cells: pd.DataFrame) -> list[float]:
             chosen = means[f"{THROUGHPUT}_simulated"].idxmax()
             regrets.append(100.0 * (1.0 - means.loc[chosen, THROUGHPUT] / means[THROUGHPUT].max()))
     return regrets
-
-
-def draw_speedups(cells: pd.DataFrame, path: Path) -> None:
-    """Measured against predicted speed-up, one point a cell, the 1 : 1 line, and where the signs differ shaded."""
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    import matplotlib.pyplot as plt
-
-    from sim.report.pictures.panels import set_theme
-
-    set_theme()
-    sides = [SPEEDUP, f"{SPEEDUP}_simulated"]
-    cells = cells[cells["decides"]].dropna(subset=SPEEDUP)
-    figure, axis = plt.subplots(figsize=(FIGURE_INCHES, FIGURE_INCHES))
-    low, high = 0.9 * cells[sides].min(axis=None), 1.06 * cells[sides].max(axis=None)
-    axis.fill_between([low, 1.0], 1.0, high, color="0.94", linewidth=0)
-    axis.fill_between([1.0, high], low, 1.0, color="0.94", linewidth=0)
-    axis.plot([low, high], [low, high], color="black", linewidth=1.0, label="1 : 1")
-    colours = plt.get_cmap("tab10")
-    markers = dict(zip(sorted(cells["gpu"].unique()), "osD^v", strict=False))
-    for index, ((gpu, method, k), of) in enumerate(cells.groupby(["gpu", "method", "num_speculative_tokens"])):
-        for is_fit, points in of.groupby(of["role"] != JUDGED):
-            axis.scatter(
-                *points[sides].to_numpy().T, s=34, marker=markers[gpu], edgecolor=colours(index), zorder=3,
-                facecolor="white" if is_fit else colours(index),
-                label=f"{gpu}, {method} k={k}" + ", fitted on" * bool(is_fit),
-            )  # fmt: skip
-    axis.set(xscale="log", yscale="log", xlim=(low, high), ylim=(low, high))
-    ticks = [tick for tick in (0.5, 0.6, 0.8, 1.0, 1.2, 1.5, 2.0, 2.5, 3.0) if low <= tick <= high]
-    for side in (axis.xaxis, axis.yaxis):
-        side.set_ticks(ticks, [f"{tick:g}" for tick in ticks])
-        side.set_minor_locator(mpl.ticker.NullLocator())
-    axis.set_xlabel("measured speed-up in output throughput")
-    axis.set_ylabel("predicted by lanesim")
-    axis.set_aspect("equal")
-    axis.legend(frameon=False, loc="upper left", fontsize="small")
-    write_figure(path, lambda scratch: figure.savefig(scratch, dpi=DPI, bbox_inches="tight"))
-    plt.close(figure)

@@ -104,7 +104,7 @@ def drafting(cells: Sequence[ServedLoad]) -> set[str]:
         if len(same) > 1
     }
     names = {name for name, ratio in ratios.items() if ratio > TWIN_RATIO}
-    for campaign in (_campaign, lambda cell: (*_campaign(cell), cell.ep is not None), _release):
+    for campaign in (_campaign, _release):
         for runs in grouped(with_mtp, campaign).values():
             known = [ratios[cell.id] for cell in runs if cell.id in ratios]
             if known and median(known) > CAMPAIGN_RATIO:
@@ -131,15 +131,14 @@ def _labels(cell: ServedLoad) -> tuple[Hashable, ...]:
     return architecture(cell), cell.engine, cell.gpu, cell.weights, *widths, cell.input_len, cell.output_len
 
 
-def _campaign(cell: ServedLoad) -> tuple[Hashable, ...]:
-    """One day's runs of a model; those that keep whole experts on a device, or cut all, are told apart, too."""
-    server = cell.engine, cell.engine_version, cell.gpu, cell.weights
-    return architecture(cell), *server, cell.dp > 1, cell.day
-
-
 def _release(cell: ServedLoad) -> tuple[Hashable, ...]:
     """One day's runs of a model with one version of an engine, on any GPU."""
     return architecture(cell), cell.engine, cell.engine_version, cell.day
+
+
+def _campaign(cell: ServedLoad) -> tuple[Hashable, ...]:
+    """Those on one GPU in one format that all keep whole experts on a device, or all cut them."""
+    return *_release(cell), cell.gpu, cell.weights, cell.dp > 1, cell.ep is not None
 
 
 def first_runs(cells: Iterable[ServedLoad]) -> dict[str, str]:
