@@ -19,6 +19,7 @@ import msgspec
 
 MAIN_GROUP = "layer"
 """The one layer whose KV the pool holds."""
+STOP_TOKEN = 1
 OWN_TOKENS, POSITION_BITS = 1 << 40, 24
 """Tokens that no other request has begin here, above all ids of content."""
 QUIET = {
@@ -92,6 +93,7 @@ class VllmScheduler:
         self._requests: dict[int, Any] = {}
         self._num_preempted: dict[int, int] = {}
         self._contents: dict[int, tuple[int, ...]] = {}
+        self._stops: dict[int, int] = {}
         self._num_calls = 0
         self._gave_way: set[int] = set()
         """Preempted in plans without tokens."""
@@ -113,9 +115,12 @@ class VllmScheduler:
         arrival_time: float,
         priority: int = 0,
         content: tuple[int, ...] = (),
+        stop_tokens: int = 0,
     ) -> None:
         """Request `index` comes in; the lowest `priority` goes first. Its tokens are those of `content`, chained ids of
-        whole blocks from its beginning, and nobody else's behind these."""
+        whole blocks from its beginning, and nobody else's behind these. The output token number `stop_tokens`, if any,
+        ends its answer."""
+        self._stops[index] = prompt_tokens + stop_tokens - 1 if stop_tokens else -1
         tokens = [self._token(index, content, position) for position in range(prompt_tokens)]
         request = self._vllm.request(index, tokens, max_tokens, arrival_time, priority, self._hasher)
         self._contents[index] = content
@@ -123,7 +128,14 @@ class VllmScheduler:
         self._num_preempted[index] = 0
         self._scheduler.add_request(request)
 
+    def abort(self, index: int) -> None:
+        """Whoever asked for `index` is gone."""
+        self._scheduler.finish_requests([str(index)], self._vllm.aborted)
+        del self._requests[index], self._num_preempted[index], self._contents[index]
+
     def _token(self, index: int, content: tuple[int, ...], position: int) -> int:
+        if position == self._stops[index]:
+            return STOP_TOKEN
         block = position // self.settings.block_size
         return content[block] if block < len(content) else OWN_TOKENS + (index << POSITION_BITS) + position
 
@@ -226,6 +238,7 @@ class _Vllm:
         self._request = import_module("vllm.v1.request")
         self._sampling = import_module("vllm.sampling_params")
         self._outputs = import_module("vllm.v1.outputs")
+        self.aborted = self._request.RequestStatus.FINISHED_ABORTED
         self.version = str(getattr(import_module("vllm.version"), "__version__", "unknown"))
 
     def config(self, settings: SchedulerSettings) -> Any:
@@ -310,7 +323,8 @@ class _Vllm:
     def request(
         self, index: int, tokens: Sequence[int], max_tokens: int, arrival_time: float, priority: int, hasher: Any
     ) -> Any:
-        sampling = self._sampling.SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
+        stops = {"stop_token_ids": [STOP_TOKEN], "ignore_eos": True}
+        sampling = self._sampling.SamplingParams(temperature=0.0, max_tokens=max_tokens, **stops)
         return _of(
             self._request.Request,
             request_id=str(index),

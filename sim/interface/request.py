@@ -38,6 +38,8 @@ class Request:
     """Higher ones go first of those that wait for admission."""
     slo_class: str | None = None
     """Name of its class among the scenario's."""
+    unforeseen_tokens: int = 0
+    """Tokens beyond `output_tokens` that an engine plans for, since it cannot foresee the end of the answer."""
 
     prefilled_tokens: int = 0
     """Tokens that prefill brought into KV: of the prompt, and after a preemption of the output so far."""

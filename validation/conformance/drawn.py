@@ -10,6 +10,8 @@ import random
 from pathlib import Path
 from traceback import extract_tb
 
+import msgspec
+
 from realrun.installed.vllm_scheduler import Planned, SchedulerSettings, VllmScheduler
 from validation.conformance.logs import Decision, Log, LoggedRequest
 
@@ -27,10 +29,16 @@ SINCE = {
     "async_priority": 32,
     "dspark": 32,
     "ranks_interval": 33,
+    "stop": 32,
+    "async_stop_eagle3": 32,
+    "abort": 32,
+    "async_abort_eagle3": 32,
     "v2_draft_model": 33,
     "v2_async_eagle3": 33,
     "v2_dspark": 33,
     "v2_priority": 33,
+    "v2_async_stop_mtp": 33,
+    "prefix_dspark": 33,
 }
 """vLLM's minor version from which on a feature is drawn; all others always. A seated request has drafts where one token
 is padded to a round: nothing drafted them, and none is accepted."""
@@ -60,10 +68,16 @@ FEATURES = (
     "async_interval",
     "async_priority",
     "ranks_interval",
+    "stop",
+    "async_stop_eagle3",
+    "abort",
+    "async_abort_eagle3",
     "v2_draft_model",
     "v2_async_eagle3",
     "v2_dspark",
     "v2_priority",
+    "v2_async_stop_mtp",
+    "prefix_dspark",
 )
 """Events that a schedule is drawn to show; each has one of them at least, and memory runs out in half of them."""
 MAX_STEPS = 3000
@@ -110,8 +124,13 @@ def drawn_log(feature: str, seed: int, engine: str) -> Log:
                 arrival_time=float(index),
                 priority=request.priority,
                 content=request.content,
+                stop_tokens=request.stop_tokens,
             )
             arrived.append(request)
+        for index, request in enumerate(arrived):
+            if 0 <= request.abort_step <= len(steps) and scheduler.is_unfinished(index):
+                scheduler.abort(index)
+                arrived[index] = msgspec.structs.replace(request, abort_step=len(steps))
         planned = scheduler.schedule()
         number = len(steps)
         if planned.tokens:
@@ -140,7 +159,7 @@ def drawn_log(feature: str, seed: int, engine: str) -> Log:
 
 
 def _at(request: LoggedRequest, step: int) -> LoggedRequest:
-    return LoggedRequest(step, request.prompt_tokens, request.output_tokens, request.priority, request.content)
+    return msgspec.structs.replace(request, step=step)
 
 
 def _ngrams(draw: random.Random, planned: Planned, settings: SchedulerSettings) -> dict[int, int]:
@@ -216,7 +235,10 @@ def _requests(draw: random.Random, feature: str, longest: int, block_size: int) 
             content = (*begun, *[100_000 * (1 + turn) + system * 1000 + i for i in range(draw.randint(0, 3))])
             prompt = max(prompt, len(content) * block_size + draw.randint(0, block_size))
         priority = draw.randint(0, 2) if "priority" in feature else 0
-        requests.append(LoggedRequest(step, prompt, draw.randint(1, 40), priority, content))
+        output = draw.randint(1, 40)
+        stop = draw.randint(1, output) if "stop" in feature and draw.random() < 0.8 else 0
+        abort = step + draw.randint(0, 25) if "abort" in feature and draw.random() < 0.5 else -1
+        requests.append(LoggedRequest(step, prompt, output, priority, content, stop, abort))
         step += draw.randint(0, gap)
     return requests
 

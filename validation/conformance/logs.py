@@ -35,6 +35,10 @@ class LoggedRequest(msgspec.Struct, frozen=True, array_like=True):
     """The lowest goes first."""
     content: tuple[int, ...] = ()
     """Chained ids of whole blocks that other requests may have as well."""
+    stop_tokens: int = 0
+    """A stop token ends its answer after so many tokens; 0: nothing but `output_tokens` does."""
+    abort_step: int = -1
+    """The number of steps with tokens before it was aborted; -1: it was not."""
 
 
 class Decision(msgspec.Struct, frozen=True, array_like=True):

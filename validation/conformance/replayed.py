@@ -100,7 +100,8 @@ class _Replay:
                 id=str(index),
                 arrival_s=0.0,
                 prompt_tokens=each.prompt_tokens,
-                output_tokens=min(each.output_tokens, settings.max_model_len - each.prompt_tokens),
+                output_tokens=each.stop_tokens or min(each.output_tokens, settings.max_model_len - each.prompt_tokens),
+                unforeseen_tokens=each.output_tokens - each.stop_tokens if each.stop_tokens else 0,
                 priority=-each.priority,
                 content=each.content,
             )
@@ -128,7 +129,7 @@ class _Replay:
                         break
                     self._arrive()
                     continue
-                flight, planned = begin_step(serving, planned), None
+                flight, planned = self._without_aborted(begin_step(serving, planned)), None
                 if flight.is_empty:
                     flight = None
                     continue
@@ -137,7 +138,7 @@ class _Replay:
                 lengths = dict(zip([request.index for request in members], chosen, strict=True))
             if limits.async_scheduling:
                 planned = self._plan(lengths)
-            self._commit(flight, lengths)
+            self._commit(self._without_aborted(flight), lengths)
             flight = None
         return self.steps
 
@@ -149,6 +150,9 @@ class _Replay:
         arrivals = self.log.requests
         while self.num_arrived < len(arrivals) and arrivals[self.num_arrived].step <= len(self.steps):
             self._arrive()
+        for request, each in zip(self.requests[: self.num_arrived], arrivals, strict=False):
+            if 0 <= each.abort_step <= len(self.steps) and not request.is_finished:
+                self._abort(request)
         seated = {request.index for request in self.running}
         before = self.num_preemptions
         step = plan_step(self.serving, self.running, self.limits, drafting)
@@ -175,6 +179,25 @@ class _Replay:
             self.steps.append(Decision(tokens, drafts, tuple(preempted), cached, not step.uses_drafts))
             self.num_preemptions = [request.num_preemptions for request in self.requests]
         return step
+
+    def _abort(self, request: Request) -> None:
+        """It is gone, from a step under way as well."""
+        request.output_tokens, request.unforeseen_tokens = request.emitted_tokens, 0
+        if request in self.running:
+            self.running.remove(request)
+        elif not request.is_preempted:
+            self.serving.intake.remove(request)
+        self.serving.release(request)
+
+    def _without_aborted(self, step: Step) -> Step:
+        prompts = [each for each in zip(step.prompts, step.chunks, strict=True) if not each[0].is_finished]
+        rows = [each for each in zip(step.rows, step.row_tokens, strict=True) if not each[0].is_finished]
+        return step._replace(
+            rows=[row for row, _ in rows],
+            row_tokens=[tokens for _, tokens in rows],
+            prompts=[prompt for prompt, _ in prompts],
+            chunks=tuple(chunk for _, chunk in prompts),
+        )
 
     def _commit(self, step: Step, lengths: dict[int, int]) -> None:
         """`step` brings what the log's tape says; drafts for the next one are as long as it has them, where they

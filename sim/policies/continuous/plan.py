@@ -117,7 +117,7 @@ def _fill(
             if is_deferred:
                 continue
             tokens, held = min(missing, longest, budget - slots), prefilled + in_flight
-        elif not has_rows or (in_flight and request.emitted_tokens + 1 >= request.output_tokens):
+        elif not has_rows or (in_flight and not _may_go_on(request, 1)):
             continue
         else:
             held = request.context_tokens + in_flight
@@ -156,11 +156,11 @@ def _fill(
             step.prompts.append(request)
             chunks.append(Chunk(tokens, held))
             carries_prompts = True
-            uses_drafts |= tokens >= missing and request.emitted_tokens + 1 < request.output_tokens
+            uses_drafts |= tokens >= missing and _may_go_on(request, 1)
         else:
             step.rows.append(request)
             step.row_tokens.append(tokens)
-            uses_drafts |= request.emitted_tokens + 1 + (in_flight > 0) < request.output_tokens
+            uses_drafts |= _may_go_on(request, 1 + (in_flight > 0))
     can_seat = has_prompts and not has_preempted and not (is_deferred and limits.defers_last_token)
     num_seats = limits.max_num_seqs if can_seat else 0
     first = FirstChunk(0 if step.prompts else limits.padded_tokens, bool(step.rows), is_deferred)
@@ -185,13 +185,18 @@ def _fill(
         budget -= chunk.new_tokens + slots
         end = chunk.history_tokens + chunk.new_tokens
         carries_prompts |= chunk.history_tokens < request.prefill_goal - 1
-        uses_drafts |= end >= request.prefill_goal and request.emitted_tokens + 1 < request.output_tokens
+        uses_drafts |= end >= request.prefill_goal and _may_go_on(request, 1)
     if not is_deferred and not has_preempted:
         serving.intake.has_left_waiting = bool(serving.inbox)
     serving.intake.num_steps += not step.is_empty
     if carries_prompts:
         serving.intake.last_prompt_step = serving.intake.num_steps
     return step._replace(chunks=tuple(chunks), uses_drafts=uses_drafts)
+
+
+def _may_go_on(request: Request, num_tokens: int) -> bool:
+    """It may have more to come after `num_tokens` more."""
+    return request.emitted_tokens + num_tokens < request.output_tokens + request.unforeseen_tokens
 
 
 def _defers_prompts(serving: Serving, running: Sequence[Request], limits: EngineLimits) -> bool:
