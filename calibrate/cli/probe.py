@@ -18,11 +18,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import click
 from msgspec import Meta, Struct, structs
 
+from calibrate.cli.engine_flags import set_up
 from calibrate.cli.production import finish
 from calibrate.cli.profile_output import check_out
 from sim.cli.flags import ARGUMENT, COUNT, JsonFile, Overwrite, Tokens, command
 from sim.cli.lazy import forwarding
-from sim.cli.options import listed
+from sim.cli.options import Overrides, listed
 
 if TYPE_CHECKING:
     from calibrate.served.reports import ServerLooks
@@ -38,7 +39,6 @@ OF_A_MEASUREMENT = (
     *("measured", "timeout_s", "api_key_env"),
 )
 """Flags that mean nothing where the loads are measured already."""
-OF_A_FIT = ("engine", "max_num_seqs", "max_num_batched_tokens")
 MAX_SPREAD_PCT = 15.0
 """Rounds that differ by more are said to be noisy: a median of them is no better than that."""
 
@@ -56,8 +56,7 @@ class ProbeFlags(Struct, frozen=True, kw_only=True):
     input_len: Annotated[Tokens, "Tokens of each prompt."] = 128
     output_len: Annotated[int, Meta(ge=2, le=10_000_000), "Tokens requested."] = 64
     engine: Annotated[str | None, "Engine to start from [as in compare]."] = None
-    max_num_seqs: Annotated[int | None, Meta(ge=1, le=COUNT), "The server's. [the engine's own]"] = None
-    max_num_batched_tokens: Annotated[Tokens | None, "The server's. [the engine's own]"] = None
+    set: Overrides = ()
     timeout_s: Annotated[float, Meta(gt=0.0, le=86_400.0), "Longest that one answer may take, to its last byte."] = (
         300.0
     )
@@ -137,7 +136,8 @@ def _keeping(measured: Path, flags: ProbeFlags, num_levels: int) -> Iterator[Non
     """An error within the block, or a signal, says what is kept in the file `measured`, and how to fit it."""
     from calibrate.served.reports import read_looks
 
-    given = [(_flag(name), getattr(flags, name)) for name in ("profile", *OF_A_FIT, "out", "json")]
+    given = [(_flag(name), getattr(flags, name)) for name in ("profile", "engine", "out", "json")]
+    given += [("--set", text) for text in flags.set]
     words = [str(word) for flag, value in given if value is not None for word in (flag, value)]
     again = shlex.join(["lanesim", "validate", str(measured), "--fit-only", *words])
     try:
@@ -154,18 +154,9 @@ def _keeping(measured: Path, flags: ProbeFlags, num_levels: int) -> Iterator[Non
 
 def _raw(flags: ProbeFlags) -> dict[str, Any]:
     """The scenario of the loops."""
-    engine = {"name": flags.engine, **{name: getattr(flags, name) for name in OF_A_FIT[1:]}}
-    return {
-        "profile": flags.profile,
-        "policy": "continuous",
-        "engine": {name: value for name, value in engine.items() if value is not None},
-        "workload": {
-            "num_prompts": 1,
-            "request_rate": 1.0,
-            "input_len": flags.input_len,
-            "output_len": flags.output_len,
-        },
-    }
+    lengths = {"input_len": flags.input_len, "output_len": flags.output_len}
+    raw = set_up(flags.engine, flags.set) | {"profile": flags.profile, "policy": "continuous"}
+    return raw | {"workload": {"num_prompts": 1, "request_rate": 1.0, **lengths}}
 
 
 def _looked(flags: ProbeFlags, base: str, key: str | None, levels: list[int], measured: Path) -> ServerLooks:

@@ -1,4 +1,4 @@
-"""`lanesim validate URL`, with and without --fit-only, against servers that break the rules: one clear line and an exit code,
+"""`lanesim validate URL`, also with --fit-only, against servers that break the rules: one clear line and an exit code,
 or success where it should be.
 
 No way hangs beyond the deadline that was given, none takes the memory it is offered, and no key, prompt or address gets

@@ -31,7 +31,8 @@ READ = {
 }
 """Parameters of text that name nothing which is written; every other one is an output."""
 SLO = "--goodput ttft:500 tpot:40"
-VLLM = "validate vllm --requests x.jsonl --profile {pair} --max-num-seqs 8 --max-num-batched-tokens 512"
+LIMITS = "--set engine.max_num_seqs=8 --set engine.max_num_batched_tokens=512"
+VLLM = f"validate vllm --requests x.jsonl --profile {{pair}} {LIMITS}"
 OUTPUTS: dict[tuple[str, str], str] = {
     ("compare", "--json"): "compare --profile {pair} --policy pd --json there",
     ("compare", "--out"): "compare --profile {pair} --policy pd --out full",
