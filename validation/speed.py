@@ -112,7 +112,7 @@ def simulated(case: SpeedCase, core: str) -> Used:
         *("compare", "--policy", case.policy, "--profile", PAIR, "--dataset-name", "azure-conv", "--seed", "0"),
         *("--num-prompts", str(case.num_prompts), "--request-rate", str(case.rate), "--acceptance", f"iid:{ACCEPTED}"),
         *("--num-speculative-tokens", str(case.draft_tokens), "--set", "speculation.method=ngram"),
-        *("--max-num-seqs", "256", "--set", "engine.max_num_batched_tokens=2048"),
+        *("--set", "engine.max_num_seqs=256", "--set", "engine.max_num_batched_tokens=2048"),
         *("--set", "engine.async_scheduling=false", "--save-detailed", "--json", "-"),
         *(word for key in case.keys for word in ("--set", key)),
         core=core,

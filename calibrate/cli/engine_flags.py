@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from msgspec import Meta, Struct
 
 from sim.cli.console import claim, write_text
-from sim.cli.flags import COUNT, JsonFile, Overwrite
+from sim.cli.flags import JsonFile, Overwrite
 from sim.cli.options import Overrides
 
 if TYPE_CHECKING:
@@ -20,9 +20,6 @@ if TYPE_CHECKING:
     from sim.files.json_values import Json
 
 RESULT = "validation.json"
-UpToBillion = Annotated[int, Meta(le=10**9)]
-Seats = Annotated[int, Meta(le=COUNT), "The server's [the engine's]; of cells without such a column."]
-Budget = Annotated[UpToBillion, "Likewise."]
 Requests = Annotated[
     Path,
     Meta(title="FILE"),
@@ -46,12 +43,11 @@ class ServedFlags(Struct, frozen=True, kw_only=True):
     overwrite: Overwrite = False
 
 
-def set_up(engine: str | None, overrides: Sequence[str], **limits: int | None) -> dict[str, Any]:
-    """The raw scenario of the flags: the `engine` block of that name and `limits`, and what --set says."""
+def set_up(engine: str | None, overrides: Sequence[str]) -> dict[str, Any]:
+    """The raw scenario of the flags: the `engine` block of that name, and what --set says."""
     from sim.run.scenario_file import parse_override, set_dotted
 
-    block = {"name": engine, **limits}
-    raw: dict[str, Any] = {"engine": {name: value for name, value in block.items() if value is not None}}
+    raw: dict[str, Any] = {"engine": {} if engine is None else {"name": engine}}
     for text in overrides:
         set_dotted(raw, *parse_override(text))
     return raw

@@ -14,9 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from msgspec import Meta
 
 from calibrate.cli.engine_flags import (
-    Budget,
     Requests,
-    Seats,
     ServedFlags,
     cells_of,
     check_outputs,
@@ -51,8 +49,6 @@ class FileFlags(ServedFlags, frozen=True, kw_only=True):
         "What prompts have in common, one line per request in the same order: prefix_blocks (chained ids of 16-token "
         "blocks) or input_tok_ids.",
     ] = None
-    max_num_seqs: Seats | None = None
-    max_num_batched_tokens: Budget | None = None
     num_speculative_tokens: Annotated[int, Meta(le=126), "Draft length; a server with /metrics says its own."] = 0
 
 
@@ -78,8 +74,7 @@ def file_command(flags: FileFlags) -> None:
     from calibrate.served.stamped_requests import STAMPS
     from sim.costs.profile_files import load
 
-    limits = {"max_num_seqs": flags.max_num_seqs, "max_num_batched_tokens": flags.max_num_batched_tokens}
-    raw = set_up(flags.engine, flags.set, **limits)
+    raw = set_up(flags.engine, flags.set)
     tape = str(raw.get("speculation", {}).get("acceptance")).removeprefix("tape:")
     inputs = [flags.path, flags.requests, flags.prompts, flags.profile, flags.engine, tape, tape.rpartition("#")[0]]
     check_outputs(flags, inputs)
@@ -133,9 +128,8 @@ def _recorded(flags: FileFlags, raw: dict[str, Any]) -> None:
 
     tokens, acceptance = flags.num_speculative_tokens, raw.get("speculation", {}).get("acceptance")
     for name in ("max_num_seqs", "max_num_batched_tokens"):
-        if getattr(flags, name) is None:
-            flag = f"--{name.replace('_', '-')}"
-            raise ValueError(f"{str(flags.path)!r}: its requests do not say the server's limits: add {flag} N")
+        if name not in raw["engine"]:
+            raise ValueError(f"{str(flags.path)!r} does not say the server's limits: add --set engine.{name}=N")
     if tokens > 0 and raw.get("policy") == "autoregressive":
         raise ValueError(f"--num-speculative-tokens {tokens}: autoregressive drafts nothing; use continuous")
     if tokens > 0 and acceptance is None:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from sim.cli.console import claim, progress, say_runs, say_trace, show
 from sim.cli.flags import Draws, JsonFile, Overwrite, Price, Rate, Share, Verbose, command
-from sim.cli.options import MaxNumSeqs, ServedFlags, gather, inputs_of, with_assumptions
+from sim.cli.options import ServedFlags, gather, inputs_of, with_assumptions
 
 EXAMPLE = (
     "lanesim capacity --profile h100-sxm/llama-3.1-8b --policy autoregressive \\\n"
@@ -17,7 +17,6 @@ EXAMPLE = (
 class CapacityFlags(ServedFlags, frozen=True, kw_only=True):
     """Flags of `lanesim capacity`."""
 
-    max_num_seqs: MaxNumSeqs = None
     attainment: Annotated[Share, "Share of the requests that meets all SLOs."] = 0.95
     target_rate: Annotated[Rate | None, "Requests per second to find the replicas for."] = None
     price: Price = None

@@ -55,10 +55,6 @@ class CompareFlags(CompareScenario, frozen=True, kw_only=True):
     overwrite: Overwrite = False
 
     listed: ClassVar[tuple[str, ...]] = SHARED
-    shown: ClassVar[tuple[str, ...]] = (
-        *("policy", "profile", "gpu", "serve", "method", "request_rate", "num_prompts", "input_len", "output_len"),
-        *("num_speculative_tokens", "acceptance", "replications", "vary", "set", "json"),
-    )
 
 
 @command("compare", CompareFlags, example=EXAMPLE)

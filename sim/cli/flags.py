@@ -174,21 +174,19 @@ def spread_goodput(args: Sequence[str]) -> list[str]:
 
 
 class FlagsCommand(click.Command):
-    """A command whose help lists its own flags before those of every scenario, and of a Struct with `shown` only those
-    and --help-all. --goodput takes several values at once, as `vllm bench serve` has it."""
+    """A command whose help lists its own flags before those of every scenario. --goodput takes several values at once,
+    as `vllm bench serve` has it."""
 
-    shown: tuple[str, ...] = ()
     shared: tuple[str, ...] = ()
     flags: type[Struct]
     body: Callable[[Any], None]
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         rows: dict[bool, list[tuple[str, str]]] = {False: [], True: []}
-        is_all = not self.shown or ctx.meta.get(HELP_ALL, False)
         for param in self.get_params(ctx):
             record = param.get_help_record(ctx) if isinstance(param, click.Option) else None
-            if record is not None and (is_all or param.name in self.shown):
-                rows[is_all and param.name in self.shared].append(record)
+            if record is not None:
+                rows[param.name in self.shared].append(record)
         for is_shared, records in rows.items():
             if records:
                 with formatter.section("Scenario" if is_shared else "Options"):
@@ -201,9 +199,6 @@ class FlagsCommand(click.Command):
             if any(param.name == "set" for param in self.params) and (word := _instead(error.option_name)):
                 raise click.UsageError(word) from None
             raise
-
-
-HELP_ALL = "lanesim.help_all"
 
 
 def _instead(option: str) -> str | None:
@@ -234,23 +229,6 @@ def command(
         )
         made.flags, made.body = flags, function
         made.shared = getattr(flags, "shared", tuple(getattr(flags.__base__, "__struct_fields__", ())))
-        made.shown = getattr(flags, "shown", ())
-        if made.shown:
-            help_all: dict[str, Any] = {
-                "is_eager": True,
-                "expose_value": False,
-                "callback": _help_all,
-                "help": "Show all options.",
-            }
-            made.params.append(click.Option(["--help-all"], is_flag=True, **help_all))
-            made.shown += ("help_all",)
         return made
 
     return wrap
-
-
-def _help_all(context: click.Context, _: click.Parameter, is_given: bool) -> None:
-    if is_given:
-        context.meta[HELP_ALL] = True
-        click.echo(context.get_help())
-        context.exit()

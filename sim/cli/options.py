@@ -27,9 +27,6 @@ NUMBER = re.compile(r"\d+(\.\d+)?")
 
 RequestRate = Annotated[float | None, "Requests per second; inf = all at once."]
 MaxConcurrency = Annotated[int | None, "Most requests in flight; without --request-rate a closed loop of as many."]
-MaxNumSeqs = Annotated[
-    int | None, "Requests admitted and unfinished, in every policy; default: the engine's on that GPU."
-]
 NumPrompts = Annotated[str | None, "Requests per run; auto = as many as steady means take."]
 Goodput = Annotated[tuple[str, ...], Meta(title="NAME:MS"), "SLO as ttft:200 tpot:50 e2el:5000."]
 Overrides = Annotated[tuple[str, ...], Meta(title="KEY=VALUE"), "Any scenario key, dotted (docs/scenario.md)."]
@@ -98,7 +95,6 @@ class CompareScenario(ServedFlags, frozen=True, kw_only=True):
     ] = None
     request_rate: RequestRate = None
     max_concurrency: MaxConcurrency = None
-    max_num_seqs: MaxNumSeqs = None
     seed: Annotated[int | None, "Replication r draws from child r of it."] = None
     replications: Annotated[int | None, "Runs per policy: 4 of several, 1 of one."] = None
     speculative_config: Annotated[

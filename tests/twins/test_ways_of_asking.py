@@ -87,7 +87,10 @@ DRAFTED = ("--profile", "h100-sxm/llama-3.1-8b+eagle3", "--policy", "continuous"
         ((LLAMA, "--gpu", "H100"), PLAIN),
         (("h100/" + LLAMA,), PLAIN),
         ((LLAMA, "--gpu", "h100", "--draft", "x/EAGLE3-LLaMA3.1", "--acceptance", "2.5"), DRAFTED),
-        (("--serve", f"vllm serve {LLAMA} --max-num-seqs 4", "--gpu", "h100"), (*PLAIN, "--max-num-seqs", "4")),
+        (
+            ("--serve", f"vllm serve {LLAMA} --max-num-seqs 4", "--gpu", "h100"),
+            (*PLAIN, "--set", "engine.max_num_seqs=4"),
+        ),
         ((LLAMA, "--gpu", "h100", "--input-len", "1.5k"), (*PLAIN, "--input-len", "1500")),
     ],
 )

@@ -117,7 +117,7 @@ class Rental(Stated, frozen=True, kw_only=True):
             "input-len": workload["input_len"],
             "output-len": workload["output_len"],
             "num-speculative-tokens": best.num_speculative_tokens,
-            "max-num-seqs": engine["max_num_seqs"],
+            "set": f"engine.max_num_seqs={engine['max_num_seqs']}",
             "acceptance": speculation["acceptance"] if best.num_speculative_tokens else None,
         }
         words = ["lanesim", "capacity", "--profile", best.profile, "--policy", POLICY]

@@ -114,7 +114,7 @@ def test_waves_and_the_tables_own_columns_size_a_cell(tmp_path: Path) -> None:
     rows = [{"concurrency": 4, "input_len": 100, "output_len": 16, "num_prompts": prompts, "max_num_seqs": seqs,
              "tpot_ms": 9} for prompts, seqs in (("", ""), (6, ""), ("", 1))]  # fmt: skip
     path = str(write_table(tmp_path / "t.csv", rows))
-    cells = result_of(file_command, path, "--profile", PAIR, "--max-num-seqs", "64")["cells"]
+    cells = result_of(file_command, path, "--profile", PAIR, "--set", "engine.max_num_seqs=64")["cells"]
     assert [cell["num_prompts"] for cell in cells] == [40, 6, 40]
     assert cells[2]["metrics"]["tpot_ms"]["simulated"] < cells[0]["metrics"]["tpot_ms"]["simulated"]
 

@@ -17,7 +17,7 @@ from calibrate.served.stamped_requests import read_requests
 from sim.interface.request import Request
 from tests.realrun.recorded_runs import EPOCH_S, MONOTONIC_S, PROFILE, refusal, result_of, served, stamps, write_lines
 
-LIMITS = ["--profile", PROFILE, "--max-num-seqs", "256", "--max-num-batched-tokens", "2048"]
+LIMITS = ["--profile", PROFILE, "--set", "engine.max_num_seqs=256", "--set", "engine.max_num_batched_tokens=2048"]
 LIMITS += ["--set", "engine.async_scheduling=false"]
 RUNS = Path(__file__).parents[4] / "shared/data/llmservingsim/bench/examples"
 needs_runs = pytest.mark.skipif(not RUNS.is_dir(), reason="the published runs are absent")
@@ -63,7 +63,8 @@ def test_data_parallel_ranks_have_seats_of_their_own(tmp_path: Path) -> None:
     """Two requests at once and one seat: on one rank the second waits for the first's last token."""
     path = write_lines(tmp_path / "requests.jsonl", [row(0), row(0, request_id="r1")])
     results = [
-        result_of(file_command, *flags(path, "--max-num-seqs", "1", "--set", f"devices.count={n}")) for n in "12"
+        result_of(file_command, *flags(path, "--set", "engine.max_num_seqs=1", "--set", f"devices.count={n}"))
+        for n in "12"
     ]
     one, two = (result["metrics"]["e2el"]["p99"]["simulated"] for result in results)
     assert two == pytest.approx(results[0]["metrics"]["e2el"]["p50"]["simulated"] / 1.5, rel=0.05)

@@ -387,7 +387,7 @@ def test_every_command_that_takes_a_file_has_the_same_loads_of_it(name: str, tmp
     more = MEANS if name.endswith(".log") else []
     loads = loads_of(path, None, {"input_len": 100, "output_len": 40})
     assert more or check_file(path)[1].startswith(in_words(loads))
-    limits = ["--max-num-seqs", "8", "--max-num-batched-tokens", "512"]
+    limits = ["--set", "engine.max_num_seqs=8", "--set", "engine.max_num_batched_tokens=512"]
     done = CliRunner().invoke(file_command, [str(path), "--profile", "cpu/tiny", "--json", "-", *limits, *more])
     assert done.exit_code == 0, done.output
     judged = json.loads(done.output)

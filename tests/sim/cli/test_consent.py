@@ -37,7 +37,8 @@ READ = {
 }
 """Parameters of text that name nothing which is written; every other one is an output."""
 SLO = "--goodput ttft:500 tpot:40"
-VLLM = "validate vllm --requests x.jsonl --profile {pair} --max-num-seqs 8 --max-num-batched-tokens 512"
+LIMITS = "--set engine.max_num_seqs=8 --set engine.max_num_batched_tokens=512"
+VLLM = f"validate vllm --requests x.jsonl --profile {{pair}} {LIMITS}"
 OUTPUTS: dict[tuple[str, str], str] = {
     ("compare", "--json"): "compare --profile {pair} --policy pd --json there",
     ("compare", "--out"): "compare --profile {pair} --policy pd --out full",
@@ -93,10 +94,10 @@ OVER_INPUTS = {
     "profile": "calibrate derive --from p.json --gpu h200-sxm --out p.json",
     "replay": "validate r --json r/summary.json",
     "cells": "validate cells x.csv --profile {pair} --json x.csv",
-    "real run": "validate vllm --requests x.jsonl --profile {pair} --max-num-seqs 8 --max-num-batched-tokens 512 "
+    "real run": "validate vllm --requests x.jsonl --profile {pair} --set engine.max_num_seqs=8 --set engine.max_num_batched_tokens=512 "
     "--json x.jsonl",
-    "prompts": "validate vllm --requests x.jsonl --prompts y.jsonl --profile {pair} --max-num-seqs 8 "
-    "--max-num-batched-tokens 512 --json y.jsonl",
+    "prompts": "validate vllm --requests x.jsonl --prompts y.jsonl --profile {pair} "
+    "--set engine.max_num_seqs=8 --set engine.max_num_batched_tokens=512 --json y.jsonl",
     "request list": "validate cells x.csv --requests y.csv --profile {pair} --json y.csv",
     "grid": "sweep grid.yaml --out new --json grid.yaml",
     "result of a sweep": "sweep grid.yaml --out new --json new",

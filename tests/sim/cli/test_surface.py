@@ -1,22 +1,8 @@
-"""What users face: the help of compare, and flags that are keys. Commands and options are counted in budget.toml."""
+"""What users face: commands and flags that went. Commands and options are counted in budget.toml."""
 
 from __future__ import annotations
 
-import click
-
-from sim.cli.compare import CompareFlags, compare_command
 from sim.cli.main import run
-
-SHOWN = 16
-
-
-def test_help_of_compare_shows_few_options_and_help_all_the_rest() -> None:
-    context = click.Context(compare_command)
-    assert sum(line.startswith("  --") for line in compare_command.get_help(context).splitlines()) == SHOWN
-    context.meta["lanesim.help_all"] = True
-    text = compare_command.get_help(context)
-    flags = [f"--{name.rstrip('_').replace('_', '-')}" for name in CompareFlags.__struct_fields__ if name != "scenario"]
-    assert [flag for flag in flags if flag not in text] == []
 
 
 def test_a_command_that_went_forwards_its_words_and_has_no_options(capsys) -> None:  # type: ignore[no-untyped-def]

@@ -35,7 +35,7 @@ SGLANG = "sglang-0.5"
 FLAGS = [
     "compare", "--emit-vllm", "--policy", "continuous", "--profile", "h100-sxm/llama-3.1-8b+llama-3.2-1b",
     "--input-len", "300", "--output-len", "50", "--request-rate", "4", "--num-prompts", "200",
-    "--max-num-seqs", "64", "--set", "engine.max_num_batched_tokens=4096", "--num-speculative-tokens", "3",
+    "--set", "engine.max_num_seqs=64", "--set", "engine.max_num_batched_tokens=4096", "--num-speculative-tokens", "3",
 ]  # fmt: skip
 
 
