@@ -28,8 +28,8 @@ ANY = "any"
 """Acceptance where the prompts are not stated."""
 SHORT_K = 3
 """Draft length where none is stated: nearly all pairs were measured at it."""
-LONGEST, LONGEST_MTP = 5, 3
-"""Draft lengths up to which lengths are tried."""
+LONGEST = {"mtp": 3}
+"""Draft length up to which lengths are tried, by method; 5 of all others."""
 LOOKED_UP = "ngram"
 """Method whose acceptance says nothing of a drafter's, nor theirs of it."""
 SIZE = re.compile(r"(\d+(?:\.\d+)?)b(?=-|$)")
@@ -153,7 +153,7 @@ def origin_of(text: str, target: str, params: int, method: str, k: int) -> str:
 
 
 def longest_of(method: str) -> int:
-    return LONGEST_MTP if method == "mtp" else LONGEST
+    return LONGEST.get(method, 5)
 
 
 def _key(pair: Pair) -> tuple[str, str]:

@@ -94,7 +94,8 @@ OVER_INPUTS = {
     "profile": "calibrate derive --from p.json --gpu h200-sxm --out p.json",
     "replay": "validate r --json r/summary.json",
     "cells": "validate cells x.csv --profile {pair} --json x.csv",
-    "real run": "validate vllm --requests x.jsonl --profile {pair} --set engine.max_num_seqs=8 --set engine.max_num_batched_tokens=512 "
+    "real run": "validate vllm --requests x.jsonl --profile {pair} "
+    "--set engine.max_num_seqs=8 --set engine.max_num_batched_tokens=512 "
     "--json x.jsonl",
     "prompts": "validate vllm --requests x.jsonl --prompts y.jsonl --profile {pair} "
     "--set engine.max_num_seqs=8 --set engine.max_num_batched_tokens=512 --json y.jsonl",
