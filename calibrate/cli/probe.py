@@ -22,7 +22,6 @@ from calibrate.cli.engine_flags import cells_of, set_up
 from calibrate.cli.production import FitFlags, finish, priced
 from calibrate.cli.profile_output import check_out
 from sim.cli.flags import ARGUMENT, COUNT, Tokens, command
-from sim.cli.lazy import forwarding
 from sim.cli.options import listed
 
 EXAMPLE = (
@@ -91,9 +90,6 @@ def fit_command(flags: ProbeFlags) -> None:
         served = side.looks.rounds
         fitted = fit_served(priced(profile, raw, side.looks), served, cells_of(raw), on_step)
     finish(fitted, flags, served)
-
-
-probe_command = forwarding("probe", "validate", "--fit-only")
 
 
 def key_of(name: str | None) -> str | None:

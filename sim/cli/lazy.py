@@ -28,24 +28,6 @@ def command_at(place: str) -> click.Command:
     return command
 
 
-def forwarding(name: str, *words: str) -> click.Command:
-    """The command that went by `name`, hidden and without options: its words go to `lanesim WORDS`, with a line on
-    stderr."""
-
-    def forward(rest: tuple[str, ...]) -> None:
-        context = click.get_current_context().find_root()
-        assert isinstance(context.command, click.Group)
-        click.echo(f"lanesim: `lanesim {name}` is `lanesim {' '.join(words)}` now", err=True)
-        command = context.command.get_command(context, words[0])
-        assert command is not None
-        with command.make_context(words[0], [*words[1:], *rest], parent=context) as inner:
-            command.invoke(inner)
-
-    rest = click.Argument(["rest"], nargs=-1, type=click.UNPROCESSED)
-    settings = {"ignore_unknown_options": True, "help_option_names": []}
-    return click.Command(name, params=[rest], callback=forward, hidden=True, context_settings=settings)
-
-
 class LazyGroup(click.Group):
     """Sub-commands by name from `commands` and, with `entry_points`, from what is installed in that group.
 

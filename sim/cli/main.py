@@ -52,8 +52,20 @@ class Interrupted(Exception):
     """A signal asked the process to stop."""
 
 
+ALIASES = {"probe": ("validate", "--fit-only")}
+"""Commands that went, and the words that stand for them now."""
+
+
 class MainGroup(LazyGroup):
-    """An interrupt does not print an empty line of its own, as click has it."""
+    """An interrupt does not print an empty line of its own, as click has it; commands that went still run."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if (words := ALIASES.get(args[0])) is not None:
+            click.echo(f"lanesim: `lanesim {args[0]}` is `lanesim {' '.join(words)}` now", err=True)
+            args = [*words, *args[1:]]
+        return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> object:
         try:
