@@ -3,7 +3,7 @@ STEP`; with a STEP of 3, before every third.
 
 For every kind there is an old state, a writer that puts a new one in its place, and what a reader must find after the
 writer died and after the same writer has run again. Prints how many died. Copies of this process die, so that each
-takes milliseconds. Not here: the assertions about full disks and two writers (tests/sim/cli/test_outputs.py).
+takes milliseconds. Not here: the assertions about full disks and two writers (tests/sim/cli/test_consent.py).
 """
 
 from __future__ import annotations
