@@ -36,6 +36,8 @@ class Order(StrEnum):
     OVERLAP = "depends on overlap"
     DRAWS = "depends on draws"
     """The runs show one, but not in all draws of costs and acceptance within their errors."""
+    REPLAYS = "depends on replays"
+    """Runs show one, which turns round where the simulator's errors on replays are taken out of both means."""
     NONE = "none"
     """Nothing can be said: a load without steady means, or streams that overlap up to the roofs."""
 
@@ -54,6 +56,7 @@ STATED = (Order.LOWER, Order.HIGHER)
 HANGS_ON = {
     Order.OVERLAP: "how well two streams overlap",
     Order.DRAWS: "errors of GPU times and acceptance",
+    Order.REPLAYS: "how far off the simulator was on a real GPU",
     Order.NONE: "how well two streams overlap",
 }
 """What an order depends on that is open; under `roofs` overlap is an upper bound."""

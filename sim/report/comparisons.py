@@ -284,7 +284,7 @@ def _difference(row: Paired) -> str:
     sign = "+" if row.difference > 0 else ""
     text = f"{sign}{number(row.difference)}"
     phi = flips_at(row)
-    if phi is not None or row.order in (Order.OVERLAP, Order.DRAWS):
+    if phi is not None or row.order in (Order.OVERLAP, Order.DRAWS, Order.REPLAYS):
         return f"{text}\n{row.order.value}" + ("" if phi is None else f"\nphi* {phi}")
     return text + ("\n[{}, {}]".format(*map(number, row.interval)) if row.interval else "")
 

@@ -21,8 +21,8 @@ import msgspec
 from sim.compare.capacity import NEAR_SATURATION
 from sim.compare.point_runs import Point, run_point
 from sim.compare.run_length import settled
-from sim.compare.side_by_side import Comparison, Level
-from sim.compare.verdict import PolicySummary
+from sim.compare.side_by_side import Comparison, Level, drafting
+from sim.compare.verdict import METRIC, STATED, Order, PolicySummary, judged, sign_of, verdict
 from sim.costs.engine_costs import EngineCosts, with_engine
 from sim.costs.profile import Profile
 from sim.draws import child_seed
@@ -201,6 +201,40 @@ def replay_line(cells: Sequence[EvidenceCell]) -> str:
     errors = in_words([f"{abs(cell.error_pct):.0f} % {'high' if cell.error_pct > 0 else 'low'}" for cell in ranked])
     gpu = first.gpu.partition("-")[0].upper()
     return f"{REPLAYED} {gpu}, one run each: mean E2EL {shown}.{faster} The simulator is {errors} there."
+
+
+def as_replayed(result: Comparison, policies: Sequence[Resolved]) -> Comparison:
+    """`result` without the orders that turn round where the simulator's errors on replays near the load are taken out
+    of both means."""
+    gpu, model = policies[0].profile.gpu.name, measured_name(policies[0].profile.target)
+    ratios = {
+        row.policy: {
+            cell.in_flight: 1.0 / (1.0 + cell.error_pct / 100.0)
+            for cell in measured().cells
+            if cell.policy and cell.engine == asked.engine and _is_near(asked, cell)
+            if not _differs(cell, gpu, model, asked)
+        }
+        for row, asked in zip(result.policies, asked_of_comparison(result, policies), strict=True)
+    }
+    means = {row.policy: row.mean[METRIC] or 0.0 for row in result.policies}
+    paired = []
+    for row in result.paired:
+        ours, theirs = ratios[row.a], ratios[row.b]
+        shifts = [
+            means[row.a] * (ours[load] - 1.0) - means[row.b] * (theirs[load] - 1.0)
+            for load in ours.keys() & theirs.keys()
+        ]
+        if shifts and row.metric == METRIC and row.order in STATED and row.interval is not None:
+            low, high = row.interval
+            interval = min(low, low + min(shifts)), max(high, high + max(shifts))
+            if sign_of(interval) is not row.order:
+                row = msgspec.structs.replace(row, order=Order.REPLAYS, interval=interval)
+        paired.append(row)
+    if paired == result.paired:
+        return result
+    summaries = judged(result.policies, paired)
+    said = verdict(summaries, paired, drafting(policies))
+    return msgspec.structs.replace(result, policies=summaries, paired=paired, verdict=said)
 
 
 def levels(result: Comparison, policies: Sequence[Resolved]) -> list[Level]:

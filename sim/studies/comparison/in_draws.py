@@ -15,7 +15,7 @@ from sim.compare.pool import OnDone
 from sim.compare.side_by_side import Comparison, compare
 from sim.run.resolve import Resolved
 from sim.studies.cost_draws import over_draws
-from sim.studies.evidence import asked_of_comparison, evidence, levels
+from sim.studies.evidence import as_replayed, asked_of_comparison, evidence, levels
 
 
 def compared(
@@ -34,6 +34,7 @@ def compared(
     result = compare(policies, workers=workers, on_done=on_done, **how)
     if draws != 0:
         result = over_draws(result, policies, draws, workers=workers, on_done=on_done)
+    result = as_replayed(result, policies)
     near, distances = [], []
     for alike in _by_costs(policies):
         rows = [row for row, one in zip(result.policies, policies, strict=True) if one in alike]

@@ -132,6 +132,15 @@ def test_the_fast_path_of_a_draft_agrees_with_the_general_sum_of_its_passes() ->
     assert REAL.cost(work).device_s == pytest.approx(general_s, rel=1e-12)
 
 
+def test_keys_of_small_heads_take_at_least_a_time_of_their_own() -> None:
+    """Eight keys of one head: 4 bytes each at a byte a second are faster than 5 s each, and slower than 3 s each."""
+    for least_s, key_s in ((5.0, 5.0), (3.0, 4.0)):
+        attention = msgspec.structs.replace(PLAIN.compact.decode_attention, key_head_s=least_s)
+        kernels = msgspec.structs.replace(PLAIN.compact, multi_head_decode_attention=attention)
+        costs = CompactCosts(msgspec.structs.replace(PLAIN, kernels=kernels))
+        assert costs.cost(decode(1, 7)).device_s == pytest.approx(body_s(1) + head_s(1) + 100.0 + 8 * key_s)
+
+
 def test_host_and_copy_works_use_no_kernels_of_a_model() -> None:
     costs = CompactCosts(PLAIN)
     assert costs.cost(Work(kind=Kind.HOST, host_s=0.5)) == (0.5, 0.0, 0.0, 0, 0.0)

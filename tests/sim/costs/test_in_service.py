@@ -95,6 +95,15 @@ def test_chunks_that_are_not_captured_are_launched_kernel_by_kernel() -> None:
     assert pieces.launch_s == pytest.approx(1e-5 + 2 * TINY.target.layers * TINY.host.eager_kernel_s)
 
 
+def test_our_own_pass_of_prompts_and_rows_launches_720_kernels_where_prompts_alone_launch_601() -> None:
+    host = {"engine": MEASURED_HERE, "captures_chunks": False, "eager_kernel_s": 1e-5}
+    prompts = Work(kind=Kind.STEP, chunks=(Chunk(64, 0),), head_rows=1)
+    both = msgspec.structs.replace(VERIFY, kind=Kind.STEP, chunks=prompts.chunks)
+    ours, engines = build_costs(changed(**host)), build_costs(changed(**host | {"engine": None}))
+    assert 601 * ours.cost(both).launch_s == pytest.approx(720 * ours.cost(prompts).launch_s)
+    assert engines.cost(both).launch_s == engines.cost(prompts).launch_s == ours.cost(prompts).launch_s
+
+
 def test_a_draft_with_prompts_is_a_pass_of_their_own_and_then_a_captured_draft_behind_its_launch() -> None:
     """As a replay runs it: the prompts kernel by kernel, and the rows' draft once all is launched."""
     draft = Work(

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -101,6 +102,11 @@ def test_what_was_moved_away_is_kept_where_another_folder_has_taken_its_name(tmp
     assert [text for name, text in content(tmp_path).items() if name.endswith("-old/a")] == ["1"]
 
 
+def assert_refused_to(problem: str, **wanted: Any) -> None:
+    with pytest.raises(ValueError, match=problem), destinations(**wanted):
+        pass
+
+
 def test_an_output_that_is_an_input_is_refused_under_every_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -110,36 +116,17 @@ def test_an_output_that_is_an_input_is_refused_under_every_name(
     (tmp_path / "link").symlink_to(read)
     os.link(read, tmp_path / "hard")
     for name in ("x.yaml", "./x.yaml", str(read), "link", "hard", "missing/../x.yaml"):
-        with (
-            pytest.raises(ValueError, match=r"^--json .* is read, too"),
-            destinations(files={"--json": name}, inputs=["x.yaml"]),
-        ):
-            pass
-    with (
-        pytest.raises(ValueError, match=r"^--out .* holds 'r/s.yaml', which is read"),
-        destinations(folders={"--out": made(tmp_path / "r", "s.yaml")}, inputs=["r/s.yaml"]),
-    ):
-        pass
-
-
-def made(folder: Path, name: str) -> Path:
-    folder.mkdir()
-    (folder / name).write_text("")
-    return folder
+        assert_refused_to(r"^--json .* is read, too", files={"--json": name}, inputs=["x.yaml"])
+    write_text(tmp_path / "r" / "s.yaml", "")
+    assert_refused_to("^--out .* holds 'r/s.yaml', which", folders={"--out": tmp_path / "r"}, inputs=["r/s.yaml"])
 
 
 def test_two_outputs_in_one_place_are_refused(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    for files, folders, names in (
-        ({"--json": out, "--fitted": str(out)}, {}, ()),
-        ({"--json": out}, {"--out": out}, ()),
-        ({"--json": out / "summary.json"}, {"--out": out}, ("summary.json",)),
-    ):
-        with (
-            pytest.raises(ValueError, match="choose another"),
-            destinations(files=files, folders=folders, own_names=names),
-        ):
-            pass
+    assert_refused_to("choose another", files={"--json": out, "--fitted": str(out)})
+    assert_refused_to("choose another", files={"--json": out}, folders={"--out": out})
+    given = {"files": {"--json": out / "summary.json"}, "folders": {"--out": out}}
+    assert_refused_to("choose another", **given, own_names=("summary.json",))
     with destinations(files={"--json": out / "own.json"}, folders={"--out": out}, own_names=("summary.json",)):
         pass
     assert content(tmp_path) == {}
@@ -159,8 +146,7 @@ def test_places_that_cannot_be_written_are_refused_before_the_work(
         ({}, {"--out": Path()}, "is the directory that this runs in"),
         ({}, {"--out": Path("/proc")}, "is a mount point"),
     ):
-        with pytest.raises(ValueError, match=problem), destinations(files=files, folders=folders):
-            pass
+        assert_refused_to(problem, files=files, folders=folders)
 
 
 def test_streams_and_stdout_are_written_as_they_are() -> None:
