@@ -285,7 +285,7 @@ def _load(resolved: Resolved, records: Sequence[RunRecord]) -> Load:
 
 def _frame(runs: Sequence[Run], loads: Mapping[str, Load]) -> Frame:
     """The runs of replays by policy: no phi of theirs is assumed."""
-    middle = PhiLevel.MIDDLE
+    middle: str = PhiLevel.MIDDLE
     by_policy = {(policy, middle): [run for run in runs if run["policy"] == policy] for policy in loads}
     return Frame(by_policy, {(policy, middle): load for policy, load in loads.items()})
 

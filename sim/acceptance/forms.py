@@ -7,6 +7,7 @@ models' mathematics (models), recorded tapes (tape), a request's draws (draws), 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -20,7 +21,7 @@ from sim.acceptance.models import (
     PerPositionAcceptance,
     check_rate,
 )
-from sim.acceptance.pairs import ANY, KINDS
+from sim.acceptance.pairs import PROMPTS
 from sim.acceptance.quoted import (
     LengthInUse,
     MeasuredLength,
@@ -53,6 +54,7 @@ requests; the others say themselves that all are alike."""
 SPREAD_FORM = "vllm:.54,.33,.21~1.1 (standard deviation of requests on the logit scale), ~.9..1.2, ~natural or ~random"
 Build = Callable[[Sequence[float], int], Acceptance]
 """Makes a model of the numbers after the colon and the draft length; raises ValueError."""
+BARE = re.compile(r"\d+(\.\d+)?")
 GROUP = "lanesim.acceptances"
 """Entry points of installed packages."""
 
@@ -115,7 +117,7 @@ def _form_of(name: str) -> AcceptanceForm:
         return _registered[name]
     entries = installed(GROUP)
     if name not in entries:
-        raise ValueError(unknown("acceptance model", name, [*KINDS, ANY, *FORMS, *_registered, *entries]))
+        raise ValueError(unknown("acceptance model", name, [*PROMPTS, *FORMS, *_registered, *entries]))
     return loaded(f"acceptance {name!r}", entries[name], AcceptanceForm)
 
 
@@ -130,7 +132,7 @@ def parse_quoted(text: str) -> Quoted:
     what vLLM's synthetic sampler makes of a length, and of rates; `tape:FILE` recorded. `~S` after the numbers of the
     first four: requests differ, by a standard deviation of S on the logit scale; `~LOW..HIGH`: by one between these,
     drawn; `~0`: they are alike; `~natural`, `~random`: as they do on such prompts, which lengths and vLLM's rates do by
-    default. Raises ValueError, one line.
+    default. A bare number below 1 is `iid`, any other `length`. Raises ValueError, one line.
 
     >>> import lanesim
     >>> quoted = lanesim.parse_quoted("vllm:.74,.49,.37")
@@ -141,11 +143,11 @@ def parse_quoted(text: str) -> Quoted:
     """
     if not isinstance(text, str):
         raise PluginError(f"acceptance {shown(text)}: want a text such as iid:0.7")
+    if BARE.fullmatch(text.strip()):
+        text = f"{'length' if float(text) >= 1.0 else 'iid'}:{text}"
     name, colon, rest = text.partition(":")
     name, rest = name.strip().lower(), rest.strip()
-    if not colon and (guess := _bare_number(name)) is not None:
-        raise ValueError(f"acceptance {text!r}: a number of what? write {guess}")
-    if name in (*KINDS, ANY):
+    if not colon and name in PROMPTS:
         raise ValueError(f"acceptance {text!r} is known of a profile's own drafter alone; write {FORMS['length']}")
     registered = None if name in FORMS else _form_of(name)
     form = FORMS[name] if registered is None else registered.form
@@ -184,17 +186,6 @@ def num_rates(text: str) -> int | None:
     """
     name, _, rest = text.partition(":")
     return rest.count(",") + 1 if name.strip().lower() in ("vllm", "per-position") else None
-
-
-def _bare_number(text: str) -> str | None:
-    """The likely meaning of a number without a name; None for what is none."""
-    try:
-        value = float(text)
-    except ValueError:
-        return None
-    if 0.0 <= value <= 1.0:
-        return f"iid:{text} for the rate at which each drafted token is accepted"
-    return f"length:{text} for an acceptance length (tokens per verify, bonus included)"
 
 
 def _built_in(text: str, name: str, values: list[float]) -> Quoted:

@@ -1,35 +1,36 @@
 """Acceptance as measured of pairs of target and drafter, by kind of prompts (pairs.json, each number with its source).
 
-`code` as an acceptance is what was measured of the pair on code. `any` leaves the prompts open: draws take any of them,
-and a comparison simulates both ends. A pair that was not measured borrows from the nearest one, which the answer names.
-Not here: what a measured length means at other draft lengths (quoted), acceptance as numbers (forms).
+`code` as an acceptance is what was measured of the pair on code. `any-prompts` leaves the kind open: draws take any of
+them, and a comparison simulates both ends. A pair that was not measured borrows from the nearest, which the answer
+names. Not here: what a measured length means at other draft lengths (quoted), acceptance as numbers (forms).
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from math import inf, log
 from pathlib import Path
+from statistics import fmean
 from typing import NamedTuple
 
 import msgspec
+import numpy as np
 
 from sim.acceptance.models import Acceptance
-from sim.acceptance.quoted import Chances, MeasuredLength, MeasuredLengths, Quoted
+from sim.acceptance.quoted import AtEveryLength, Chances, MeasuredLength, Quoted, drawn_drift
 from sim.acceptance.spread import AssumedSpread
 from sim.model_names import model_key
 from sim.names import in_words
 
-KINDS = ("chat", "code", "maths", "other")
-ANY = "any"
-"""Acceptance where the prompts are not stated."""
+KINDS, ANY = ("chat", "code", "maths", "other"), "any-prompts"
+PROMPTS = (*KINDS, ANY)
+"""Acceptances that belong to prompts; the last where nothing is stated."""
 SHORT_K = 3
 """Draft length where none is stated: nearly all pairs were measured at it."""
 LONGEST = {"mtp": 3}
-"""Draft length up to which lengths are tried, by method; 5 of all others."""
+"""Draft length up to which lengths are tried, by method; 5 for all others."""
 LOOKED_UP = "ngram"
 """Method whose acceptance says nothing of a drafter's, nor theirs of it."""
 SIZE = re.compile(r"(\d+(?:\.\d+)?)b(?=-|$)")
@@ -42,19 +43,11 @@ class Pair(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     target: str
     method: str
     source: str
-    """Key of the file's sources."""
+    """Short name, then repository, commit, path and licence."""
     lengths: dict[str, dict[str, dict[int, float]]]
     """Acceptance length, bonus included, by kind of prompts, name of the prompts and draft length."""
     drafter: str | None = None
     """Checkpoint; None where the target's own layers draft, or nothing else is published."""
-
-
-class PairFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Content of pairs.json."""
-
-    sources: dict[str, str]
-    """Short name, then repository, commit, path and licence."""
-    pairs: list[Pair]
 
 
 class Measured(NamedTuple):
@@ -62,102 +55,81 @@ class Measured(NamedTuple):
 
     kind: str
     prompts: str
-    quoted: Quoted
     pair: Pair
 
-    def length(self, k: int) -> float:
-        return self.quoted.model(k).expected_length(k)
+    def length(self, k: int, drift: float = 0.0) -> float:
+        """On a straight line between two draft lengths, and beyond them as the nearest is carried."""
+        ks, lengths = zip(*sorted(self.pair.lengths[self.kind][self.prompts].items()), strict=True)
+        at = min(max(k, ks[0]), ks[-1])
+        return MeasuredLength(float(np.interp(at, ks, lengths)), at, drift).model(k).expected_length(k)
+
+    @property
+    def quoted(self) -> Quoted:
+        return AssumedSpread(OnPrompts(((self,),)))
 
 
 @dataclass(frozen=True, slots=True)
-class AnyPrompts:
-    """A quote that leaves the kind of prompts open, all kinds as likely."""
+class OnPrompts(AtEveryLength):
+    """The mean of all kinds, each as likely, or in a draw one set of prompts."""
 
     by_kind: tuple[tuple[Measured, ...], ...]
-
-    @property
-    def measured_k(self) -> None:
-        return None
+    drift: float = 0.0
 
     def model(self, k: int) -> Acceptance:
-        """That of the mean length over the kinds."""
-        means = [_mean(one.length(k) for one in alike) for alike in self.by_kind]
-        return AssumedSpread(MeasuredLength(_mean(means), k)).model(k)
+        means = (fmean(one.length(k, self.drift) for one in alike) for alike in self.by_kind)
+        return MeasuredLength(fmean(means), k).model(k)
 
-    def draw(self, rng: Chances) -> Quoted:
-        """That of one set of prompts, itself drawn."""
+    def draw(self, rng: Chances) -> OnPrompts:
         alike = self.by_kind[int(rng.random() * len(self.by_kind))]
-        return alike[int(rng.random() * len(alike))].quoted.draw(rng)
-
-    def notes(self, ks: Iterable[int]) -> tuple[str, ...]:
-        return ()
-
-    def ends(self, k: int) -> tuple[Measured, Measured]:
-        """The prompts of least and of most acceptance at draft length `k`."""
-        known = [one for alike in self.by_kind for one in alike]
-        return min(known, key=lambda one: one.length(k)), max(known, key=lambda one: one.length(k))
+        one = alike[int(rng.random() * len(alike))]
+        return OnPrompts(((one,),), drawn_drift(rng))
 
 
 @lru_cache(maxsize=1)
-def read_pairs() -> PairFile:
-    """The file of this folder."""
-    return msgspec.json.decode(Path(__file__).with_name("pairs.json").read_bytes(), type=PairFile)
+def read_pairs() -> list[Pair]:
+    """Those of pairs.json."""
+    return msgspec.json.decode(Path(__file__).with_name("pairs.json").read_bytes(), type=list[Pair])
 
 
-def measured_of(target: str, params: int, method: str) -> dict[str, tuple[Measured, ...]]:
-    """What is known of a pair by kind: its own, else that of the nearest pair, by method, family and size.
+def measured_of(text: str, target: str, params: int, method: str) -> tuple[tuple[Measured, ...], ...]:
+    """What is known of a pair on one kind of prompts, or kind by kind on any: its own, else that of the nearest pair by
+    method, family and size. Raises ValueError for a kind that no such pair has.
 
-    >>> [one.prompts for one in measured_of("llama-3.1-8b", 8_000_000_000, "eagle3")["code"]]
+    >>> [one.prompts for alike in measured_of("code", "llama-3.1-8b", 8_000_000_000, "eagle3") for one in alike]
     ['HumanEval', 'LiveCodeBench']
     """
-    found = {}
-    for kind in KINDS:
-        pairs = [each for each in read_pairs().pairs if kind in each.lengths]
-        pairs = [each for each in pairs if (each.method == LOOKED_UP) == (method == LOOKED_UP)]
-        if pairs:
-            pair = min(pairs, key=lambda each: _distance(each, target, params, method))
-            found[kind] = tuple(
-                Measured(kind, prompts, AssumedSpread(MeasuredLengths(tuple(sorted(lengths.items())))), pair)
-                for prompts, lengths in pair.lengths[kind].items()
-            )
-    return found
+    known = [each for each in read_pairs() if (each.method == LOOKED_UP) == (method == LOOKED_UP)]
+    known.sort(key=lambda each: _distance(each, target, params, method))
+    found = []
+    for kind in KINDS if text == ANY else (text,):
+        pair = next((each for each in known if kind in each.lengths), None)
+        if pair is not None:
+            found.append(tuple(Measured(kind, prompts, pair) for prompts in pair.lengths[kind]))
+    if not found:
+        kinds = [kind for kind in KINDS if any(kind in each.lengths for each in known)]
+        raise ValueError(f"acceptance {text!r}: not measured of {method}; want {', '.join(kinds)} or {ANY}")
+    return tuple(found)
 
 
-def quoted_of(text: str, target: str, params: int, method: str) -> Quoted:
-    """What `any`, or a kind of prompts, means for a pair. Raises ValueError for a kind that no such pair has."""
-    known = measured_of(target, params, method)
-    if text == ANY:
-        return AnyPrompts(tuple(known.values()))
-    if text not in known:
-        raise ValueError(f"acceptance {text!r}: not measured of {method}; want {', '.join([*known, ANY])}")
-    curves = known[text][0].pair.lengths[text].values()
-    shared = sorted(set.intersection(*map(set, curves)))
-    return AssumedSpread(MeasuredLengths(tuple((k, _mean(curve[k] for curve in curves)) for k in shared)))
+def ends_of(text: str, target: str, params: int, method: str, k: int) -> tuple[Measured, ...]:
+    """The prompts of least and of most acceptance at draft length `k`; one where these are the same."""
+    known = [one for alike in measured_of(text, target, params, method) for one in alike]
+    known.sort(key=lambda one: one.length(k))
+    return tuple(known[:: max(1, len(known) - 1)])
 
 
 def origin_of(text: str, target: str, params: int, method: str, k: int) -> str:
     """Where that acceptance is from, with its lengths at draft length `k`."""
-    known = measured_of(target, params, method)
-    kinds = known if text == ANY else {text: known[text]}
-    least, most = AnyPrompts(tuple(kinds.values())).ends(k)
-    ends = [f"{one.length(k):.2f} ({one.prompts})" for one in ([least] if least is most else [least, most])]
-    by = list(dict.fromkeys(read_pairs().sources[alike[0].pair.source].partition(":")[0] for alike in kinds.values()))
-    origin = f"{' to '.join(ends)} tokens a verify at K = {k}, measured by {in_words(by)}"
+    lengths = " to ".join(f"{one.length(k):.2f} ({one.prompts})" for one in ends_of(text, target, params, method, k))
+    firsts = [alike[0] for alike in measured_of(text, target, params, method)]
+    sources = dict.fromkeys(one.pair.source.partition(":")[0] for one in firsts)
+    parts = [f"{lengths} tokens a verify at K = {k}, measured by {in_words(list(sources))}"]
     lent: dict[str, list[str]] = {}
-    for kind, (one, *_) in kinds.items():
-        if _key(one.pair) != (model_key(target), method):
-            lent.setdefault(f"{one.pair.target} with {one.pair.method}", []).append(kind)
-    borrowed = [f"{in_words(kinds)} borrowed from {whose}" for whose, kinds in lent.items()]
-    yours = ["yours: --acceptance code, chat, maths, other or a number"] * (text == ANY)
-    return "; ".join([origin, *borrowed, *yours])
-
-
-def longest_of(method: str) -> int:
-    return LONGEST.get(method, 5)
-
-
-def _key(pair: Pair) -> tuple[str, str]:
-    return model_key(pair.target), pair.method
+    for one in firsts:
+        if (model_key(one.pair.target), one.pair.method) != (model_key(target), method):
+            lent.setdefault(f"{one.pair.target} with {one.pair.method}", []).append(one.kind)
+    parts += [f"{in_words(kinds)} borrowed from {whose}" for whose, kinds in lent.items()]
+    return "; ".join([*parts, *["yours: --acceptance code, chat, maths, other or a number"] * (text == ANY)])
 
 
 def _distance(pair: Pair, target: str, params: int, method: str) -> tuple[bool, bool, bool, float]:
@@ -165,14 +137,5 @@ def _distance(pair: Pair, target: str, params: int, method: str) -> tuple[bool, 
     theirs, ours = model_key(pair.target), model_key(target)
     size = SIZE.search(theirs)
     apart = inf if size is None else abs(log(1e9 * float(size[1]) / params))
-    return pair.method != method, theirs != ours, _family(theirs) != _family(ours), apart
-
-
-def _family(key: str) -> str:
-    """`llama` of `llama-3.1-8b`."""
-    return re.split(r"[\d.-]", key)[0]
-
-
-def _mean(values: Iterable[float]) -> float:
-    known = list(values)
-    return sum(known) / len(known)
+    families = {re.split(r"[\d.-]", key)[0] for key in (theirs, ours)}
+    return pair.method != method, theirs != ours, len(families) > 1, apart

@@ -88,7 +88,11 @@ def split_normal(chance: float, below: float, above: float) -> float:
     return scale * NormalDist().inv_cdf(min(max(half, _MIN_CHANCE), 1.0 - _MIN_CHANCE))
 
 
-class _AtEveryLength:
+def drawn_drift(rng: Chances) -> float:
+    return split_normal(rng.random(), DRIFT_FALLING, DRIFT_RISING)
+
+
+class AtEveryLength:
     """Base of a quote that holds at every draft length and leaves nothing open, unless it says otherwise."""
 
     __slots__ = ()
@@ -105,7 +109,7 @@ class _AtEveryLength:
 
 
 @dataclass(frozen=True, slots=True)
-class QuotedModel(_AtEveryLength):
+class QuotedModel(AtEveryLength):
     """A model that holds at every draft length: iid, per-position, beta, markov."""
 
     acceptance: Acceptance
@@ -120,7 +124,7 @@ class QuotedModel(_AtEveryLength):
 
 
 @dataclass(frozen=True, slots=True)
-class Synthetic(_AtEveryLength):
+class Synthetic(AtEveryLength):
     """Settings of vLLM's synthetic sampler: an acceptance length, or an unconditional rate for each drafted token."""
 
     values: tuple[float, ...]
@@ -132,7 +136,7 @@ class Synthetic(_AtEveryLength):
 
 
 @dataclass(frozen=True, slots=True)
-class QuotedTape(_AtEveryLength):
+class QuotedTape(AtEveryLength):
     """Recorded requests; drawn again from themselves (bootstrap), since as many others could have been recorded."""
 
     tape: TapeAcceptance
@@ -147,7 +151,7 @@ class QuotedTape(_AtEveryLength):
 
 
 @dataclass(frozen=True, slots=True)
-class QuotedForm(_AtEveryLength):
+class QuotedForm(AtEveryLength):
     """A form that somebody registered: its function makes the model of each draft length."""
 
     name: str
@@ -160,7 +164,7 @@ class QuotedForm(_AtEveryLength):
 
 
 @dataclass(frozen=True, slots=True)
-class LengthInUse(_AtEveryLength):
+class LengthInUse(AtEveryLength):
     """An acceptance length that names no draft length: it is that of every draft length, each with an iid rate."""
 
     length: float
@@ -208,7 +212,7 @@ class MeasuredLength:
         return self._model
 
     def draw(self, rng: Chances) -> MeasuredLength:
-        return replace(self, drift=split_normal(rng.random(), DRIFT_FALLING, DRIFT_RISING))
+        return replace(self, drift=drawn_drift(rng))
 
     def standard_error(self, k: int) -> float:
         """Root mean square of the relative differences of the draws' length at `k` from this one's.
@@ -227,34 +231,6 @@ class MeasuredLength:
             f"standard error of the length: {', '.join(errors)}. Measured drafts yield more than that at shorter k "
             "and less at longer",
         )
-
-
-@dataclass(frozen=True, slots=True)
-class MeasuredLengths(_AtEveryLength):
-    """Acceptance lengths measured with drafts of several lengths, shortest first: on a straight line between two, and
-    beyond them as the nearest one is carried.
-
-    >>> curve = MeasuredLengths(((3, 2.9), (7, 3.9)))
-    >>> [round(curve.model(k).expected_length(k), 2) for k in (3, 5, 7)]
-    [2.9, 3.4, 3.9]
-    """
-
-    lengths: tuple[tuple[int, float], ...]
-    drift: float = 0.0
-
-    def _near(self, k: int) -> MeasuredLength:
-        ks, lengths = zip(*self.lengths, strict=True)
-        at = min(max(k, ks[0]), ks[-1])
-        return MeasuredLength(float(np.interp(at, ks, lengths)), at, self.drift)
-
-    def model(self, k: int) -> Acceptance:
-        return self._near(k).model(k)
-
-    def draw(self, rng: Chances) -> MeasuredLengths:
-        return replace(self, drift=split_normal(rng.random(), DRIFT_FALLING, DRIFT_RISING))
-
-    def notes(self, ks: Iterable[int]) -> tuple[str, ...]:
-        return tuple(note for k in sorted(set(ks)) for note in self._near(k).notes([k]))
 
 
 def _drift_error(quoted: MeasuredLength | MeasuredRates, k: int) -> float:
@@ -299,8 +275,9 @@ class MeasuredRates:
         return PerPositionAcceptance((first, *others, *beyond))
 
     def draw(self, rng: Chances) -> MeasuredRates:
-        drift = split_normal(rng.random(), DRIFT_FALLING, DRIFT_RISING)
-        return replace(self, drift=drift, lift=min(_MAX_LIFT, split_normal(rng.random(), LIFT_LESS, LIFT_MORE)))
+        return replace(
+            self, drift=drawn_drift(rng), lift=min(_MAX_LIFT, split_normal(rng.random(), LIFT_LESS, LIFT_MORE))
+        )
 
     def notes(self, ks: Iterable[int]) -> tuple[str, ...]:
         measured_k, lines = self.measured_k, []

@@ -5,7 +5,6 @@ Not here: how flags are declared (sim.cli.flags), what the values mean and their
 
 from __future__ import annotations
 
-import re
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
     from sim.run.scenario import Scenario
 
 T = TypeVar("T")
-NUMBER = re.compile(r"\d+(\.\d+)?")
 
 RequestRate = Annotated[float | None, "Requests per second; inf = all at once."]
 MaxConcurrency = Annotated[int | None, "Most requests in flight; without --request-rate a closed loop of as many."]
@@ -144,8 +142,6 @@ def gather(flags: WorkloadFlags, lists: dict[str, list[Json]] | None = None) -> 
     if given.get("method") is not None:
         profiles, given["method"] = with_drafter(profiles, given["method"])
     given["profile"] = profiles
-    if NUMBER.fullmatch(text := given.get("acceptance") or ""):
-        given["acceptance"] = f"{'length' if float(text) >= 1.0 else 'iid'}:{text}"
     for name, key in FLAT_NAMES.items():
         value = given.get(name)
         if isinstance(value, list) and name == "profile" and len(value) < 2:

@@ -20,7 +20,6 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from sim.acceptance.pairs import AnyPrompts
 from sim.compare.capacity import Saturation, load_after
 from sim.compare.point_runs import Point, PointRun, run_points
 from sim.compare.pool import OnDone, Runner, lasting
@@ -163,10 +162,10 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 class Frame:
     """Runs of a comparison, policy x phi x replication, and the load on each policy at each phi."""
 
-    runs: Mapping[tuple[str, PhiLevel], Sequence[Run]]
-    """[replications] by policy and phi of the bracket, the first alone at its ends; of a policy without a bracket at
-    the middle one alone."""
-    loads: Mapping[tuple[str, PhiLevel], Load]
+    runs: Mapping[tuple[str, str], Sequence[Run]]
+    """[replications] by policy and phi of the bracket, the first alone at its ends and with prompts of other
+    acceptance; of a policy without either at the middle one alone."""
+    loads: Mapping[tuple[str, str], Load]
 
     @property
     def policies(self) -> list[str]:
@@ -176,11 +175,11 @@ class Frame:
         """Some of `policies` ran at both ends of the bracket, too."""
         return any((policy, PhiLevel.LOW) in self.runs for policy in policies)
 
-    def is_steady(self, *policies: str, level: PhiLevel = PhiLevel.MIDDLE) -> bool:
+    def is_steady(self, *policies: str, level: str = PhiLevel.MIDDLE) -> bool:
         """All of `policies` have means that a longer run would repeat."""
         return all(self.loads[self._key(policy, level)].is_steady for policy in policies)
 
-    def values(self, policy: str, metric: str, level: PhiLevel = PhiLevel.MIDDLE) -> list[float]:
+    def values(self, policy: str, metric: str, level: str = PhiLevel.MIDDLE) -> list[float]:
         """[replications] of a metric; none where some run has none. Those without a run at that phi change by as much,
         relative to the middle one, as the first does: the noise of requests is in an interval once."""
         middle = self._at(policy, metric, PhiLevel.MIDDLE)
@@ -190,12 +189,12 @@ class Frame:
         ratio = values[0] / middle[0] if middle[0] else 1.0
         return values + [ratio * value for value in middle[len(values) :]]
 
-    def _at(self, policy: str, metric: str, level: PhiLevel) -> list[float]:
+    def _at(self, policy: str, metric: str, level: str) -> list[float]:
         runs = self.runs[self._key(policy, level)]
         values = [value for run in runs if (value := number(run, metric)) is not None]
         return values if len(values) == len(runs) else []
 
-    def _key(self, policy: str, level: PhiLevel) -> tuple[str, PhiLevel]:
+    def _key(self, policy: str, level: str) -> tuple[str, str]:
         return policy, level if (policy, level) in self.runs else PhiLevel.MIDDLE
 
 
@@ -241,7 +240,7 @@ def compare(
         if on_run is not None:
             assert one.record is not None
             on_run(one.record)
-    keys = [(point.resolved.label, PhiLevel.MIDDLE) for point in points]
+    keys: list[tuple[str, str]] = [(point.resolved.label, PhiLevel.MIDDLE) for point in points]
     lanes = {
         point.resolved.label
         for point, one in zip(points, done, strict=True)
@@ -253,18 +252,20 @@ def compare(
         keys += [(point.resolved.label, level) for level, point in ends]
         at_ends = [replace(point, phi=phi_at(point.resolved.profile.phi, level), **BARE) for level, point in ends]
         done += run_points(at_ends, runner, "at both ends of phi's bracket")
-    firsts = points[:: scenario.replications]
-    by_prompts = _by_prompts([point for point in firsts if isinstance(point.resolved.quoted, AnyPrompts)], runner)
+    others = {
+        (one.label, f"{end.prompts} ({end.kind})"): replace(point, resolved=one.drawn(one.profile, end.quoted), **BARE)
+        for point in points[:: scenario.replications]
+        for one in [point.resolved]
+        for end in one.prompts
+    }
+    keys += others
+    done += run_points([*others.values()], runner, "at both ends of acceptance")
     ran = list(zip(keys, done, strict=True))
-    frame = _frame(policies, saturations, ran)
+    frame = _frame(policies, saturations, ran, others)
     bounded = lanes if scenario.devices.overlap is Regime.ROOFS else set()
     paired = paired_differences(frame, profile.phi, bounded)
     forms = {label: list(dict.fromkeys(one.form for key, one in ran if key[0] == label)) for label in frame.policies}
-    rows = [
-        msgspec.structs.replace(row, ran_in=ran_in, by_prompts=_over_prompts(row, frame, by_prompts.get(label, {})))
-        for label, ran_in in forms.items()
-        for row in [_policy_summary(frame, label)]
-    ]
+    rows = [msgspec.structs.replace(_policy_summary(frame, label), ran_in=ran_in) for label, ran_in in forms.items()]
     summaries, draft_tokens = judged(rows, paired), scenario.speculation.num_speculative_tokens
     return Comparison(
         scenario=to_plain(scenario),
@@ -306,23 +307,27 @@ def is_bracketed(profile: Profile, done: PointRun) -> bool:
 def _frame(
     policies: Sequence[Resolved],
     saturations: Sequence[Saturation],
-    runs: Iterable[tuple[tuple[str, PhiLevel], PointRun]],
+    runs: Iterable[tuple[tuple[str, str], PointRun]],
+    others: Mapping[tuple[str, str], Point],
 ) -> Frame:
     """The group-bys of `runs`, each by policy and phi of the bracket, the middle one where no other was tried. Loads at
     the ends of the bracket are judged where the one between is steady."""
-    groups: dict[tuple[str, PhiLevel], list[PointRun]] = {}
+    groups: dict[tuple[str, str], list[PointRun]] = {}
     for key, run in runs:
         groups.setdefault(key, []).append(run)
     named = {one.label: (one, saturation) for one, saturation in zip(policies, saturations, strict=True)}
-    loads: dict[tuple[str, PhiLevel], Load] = {}
+    loads: dict[tuple[str, str], Load] = {}
     for (policy, level), done in groups.items():
         one, saturation = named[policy]
         middle = loads.get((policy, PhiLevel.MIDDLE))
         if middle is not None and not middle.is_steady:
             loads[policy, level] = middle
             continue
-        if level is not PhiLevel.MIDDLE:
-            saturation = saturation.at_phi(phi_at(one.profile.phi, level))
+        if (policy, level) in others:
+            one = others[policy, level].resolved
+            saturation = Saturation(one)
+        elif level != PhiLevel.MIDDLE:
+            saturation = saturation.at_phi(phi_at(one.profile.phi, PhiLevel(level)))
         loads[policy, level] = load_after(one, saturation, done)
     return Frame({key: [each.run for each in done] for key, done in groups.items()}, loads)
 
@@ -386,46 +391,20 @@ def _policy_summary(frame: Frame, policy: str) -> PolicySummary:
         mean={key: mean_of(values) for key, values in samples.items()},
         ci95={key: interval_95(values) if has_interval(key) else None for key, values in samples.items()},
         by_overlap=by_overlap if frame.has_bracket(policy) else {},
+        by_prompts={
+            level: {
+                metric: mean_of(frame.values(policy, metric, level) if is_steady else []) for metric in OVER_PROMPTS
+            }
+            for one, level in frame.runs
+            if one == policy and level not in BRACKET and load.is_steady
+            for is_steady in [frame.is_steady(policy, level=level)]
+        },
         at_least=[
             key
             for key, values in samples.items()
             if key.startswith("p99") and values and load.is_steady and load.share > TAIL_SHARE and not has_interval(key)
         ],
     )
-
-
-def _by_prompts(firsts: Sequence[Point], runner: Runner) -> dict[str, dict[str, PointRun | None]]:
-    """The runs of `firsts` that draft, with the prompts of least and of most acceptance, by policy and prompts. None
-    where the policy does not keep up with them."""
-    points = [
-        (one.label, f"{end.prompts} ({end.kind})", replace(point, resolved=one.drawn(one.profile, end.quoted), **BARE))
-        for point in firsts
-        for one in [point.resolved]
-        if one.lengths.given
-        for end in one.quoted.ends(one.lengths.given)
-    ]
-    done = run_points([point for *_, point in points], runner, "at both ends of acceptance")
-    found: dict[str, dict[str, PointRun | None]] = {}
-    for (label, prompts, point), run in zip(points, done, strict=True):
-        is_steady = load_after(point.resolved, Saturation(point.resolved), [run]).is_steady
-        found.setdefault(label, {})[prompts] = run if is_steady else None
-    return found
-
-
-def _over_prompts(
-    row: PolicySummary, frame: Frame, ends: Mapping[str, PointRun | None]
-) -> dict[str, dict[str, float | None]]:
-    """Means with other prompts: they change as the first run does."""
-    if not row.load.is_steady:
-        return {}
-    first = frame.runs[row.policy, PhiLevel.MIDDLE][0]
-
-    def at(metric: str, end: PointRun | None) -> float | None:
-        mean, before = row.mean[metric], number(first, metric)
-        after = None if end is None else number(end.run, metric)
-        return mean * after / before if mean is not None and after is not None and before else None
-
-    return {name: {metric: at(metric, end) for metric in OVER_PROMPTS} for name, end in ends.items()}
 
 
 def paired_differences(frame: Frame, phi: Phi = ASSUMED_PHI, bounded: AbstractSet[str] = frozenset()) -> list[Paired]:

@@ -233,14 +233,11 @@ class _Lines:
             slower = [row for row in slower if row is not self._reference]
         if slower:
             lines.append(self._behind(slower, f"Against {self._best.policy}, " if any(groups.values()) else ""))
-        drafting = next((row for row in (self._best, *self._others) if row.by_prompts), None)
-        if drafting is not None and (times := self._times(drafting)) and not any(times in line for line in lines):
-            lines.append(f"{self._name(drafting)} is {times}.")
-        lines += [
-            f"{self._name(row)} does not keep up with prompts like {in_words(late)}."
-            for row in (self._best, *self._others)
-            if (late := [prompts for prompts, means in row.by_prompts.items() if means[METRIC] is None])
-        ]
+        for row in [row for row in (self._best, *self._others) if row.by_prompts][:1]:
+            if (times := self._times(row)) and times not in lines[0]:
+                lines.append(f"{self._name(row)} is {times}.")
+            if late := [prompts for prompts, means in row.by_prompts.items() if means[METRIC] is None]:
+                lines.append(f"{self._name(row)} does not keep up with prompts like {in_words(late)}.")
         if hanging := [row for row in self._others if self._pair(row, self._best).order in HANGS_ON]:
             names = in_words([self._name(self._best), *map(self._name, hanging)])
             lines.append(f"The order of {names} depends on {self._why([(row, self._best) for row in hanging])}.")
@@ -257,14 +254,11 @@ class _Lines:
             parts = [] if ttft is None else [f"{duration(ttft)} to the first token"]
             parts += [] if tpot is None else [f"then {duration(tpot)} a token"]
             who = "A request" if self._is_alone else f"{self._name(best)}: a request"
-            return (
-                f"{who} takes {_span([best])} on average{', depending on prompts' * bool(best.by_prompts)}"
-                + f": {', '.join(parts)}" * bool(parts)
-                + "."
-            )
+            takes = f"{who} takes {_span([best])} on average{_on_prompts(best)}"
+            return takes + f": {', '.join(parts)}" * bool(parts) + "."
         text = f"{self._name(best)} is fastest: latency {_span([best])}"
         if reference is None or reference is best:
-            return f"{text}{', depending on prompts' * bool(best.by_prompts)}."
+            return f"{text}{_on_prompts(best)}."
         if times := self._times(best):
             return f"{self._name(best)} is fastest: {times} (latency {_span([best])})."
         lower_pct = 100.0 * (1.0 - _mean(best) / _mean(reference))
@@ -297,7 +291,7 @@ class _Lines:
             return ""
         times = sorted(0.0 if mean is None else _mean(self._reference) / mean for mean in means)
         shown = span(f"{each:.1f}" for each in times) if times[0] else f"at most {times[-1]:.1f}"
-        return f"{shown} times as fast as no speculation, depending on prompts"
+        return f"{shown} times as fast as no speculation{_on_prompts(row)}"
 
     def _pair(self, row: PolicySummary, other: PolicySummary) -> Paired:
         return self._pairs[frozenset((row.policy, other.policy))]
@@ -367,6 +361,10 @@ def _span(rows: Iterable[PolicySummary]) -> str:
         ends = [*row.by_overlap.values(), *row.by_prompts.values()]
         values += [_mean(row), *(value for means in ends if (value := means[METRIC]) is not None)]
     return duration(min(values), max(values))
+
+
+def _on_prompts(row: PolicySummary) -> str:
+    return ", depending on prompts" * bool(row.by_prompts)
 
 
 def digits(value: float) -> str:

@@ -10,7 +10,6 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from sim.acceptance.pairs import ANY, KINDS
 from sim.compare.capacity import NEAR_SATURATION
 from sim.compare.side_by_side import MIN_FOR_P99, Comparison
 from sim.compare.verdict import METRIC, STATED, Order, Paired, PolicySummary, Standing, common_key, flips_at
@@ -160,13 +159,11 @@ def _against(comparison: Comparison, row: PolicySummary) -> str:
         return ""
     if pair.order is Order.SAME:
         return pair.order.value
-    means = [mean for each in row.by_prompts.values() if (mean := each[METRIC]) is not None]
-    differences = (
-        [mean - base for mean in means] if means and not first.mean["spec_decode_num_drafts"] else [pair.difference]
-    )
-    return f"{span(_pct(100.0 * each / base) for each in sorted(differences))} %" + " (unsure)" * (
-        pair.order not in STATED
-    )
+    differences = [pair.difference]
+    if not first.mean["spec_decode_num_drafts"]:
+        differences += [mean - base for each in row.by_prompts.values() if (mean := each[METRIC]) is not None]
+    shown = span(_pct(100.0 * each / base) for each in (min(differences), max(differences)))
+    return f"{shown} %" + " (unsure)" * (pair.order not in STATED)
 
 
 def _pct(value: float) -> str:
@@ -209,8 +206,7 @@ def _scenario_line(result: Comparison) -> str:
     engine = result.runs[0].get("engine")
     drafts = "no speculation"
     if any(row.mean["spec_decode_num_drafts"] for row in result.policies):
-        kind = f"{speculation['acceptance']}{' prompts' * (speculation['acceptance'] in (*KINDS, ANY))}"
-        drafts = f"k={speculation['num_speculative_tokens']}, {kind}"
+        drafts = f"k={speculation['num_speculative_tokens']}, {speculation['acceptance']}"
     return (
         f"{result.profile.name}, {f'engine {engine}, ' if engine else ''}{load}, {workload['dataset_name']} lengths, "
         f"{drafts}, {scenario['replications']} replication{'s' * (scenario['replications'] > 1)} from seed "
@@ -302,7 +298,7 @@ def notes(result: Comparison) -> list[str]:
     if lengths:
         shown = span(f"{length:.2f}" for length in sorted(lengths))
         lines.append(f"acceptance length (tokens per verify): {shown}")
-    lines += _overlap_lines(result) + _partition_lines(result) + _prompts_lines(result)
+    lines += _overlap_lines(result) + _partition_lines(result)
     lines += _power_lines(result) + _load_lines(result) + _tail_lines(result)
     if result.length.num_cooldowns:
         lines.append("output: tokens that come before the last arrival that is measured")
@@ -346,17 +342,6 @@ def _overlap_lines(result: Comparison) -> list[str]:
         ]
         lines.append(f"{NAMES[metric]} at phi {phi.low:g} / {phi.value:g} / {phi.high:g}: {', '.join(spans)}")
     return lines
-
-
-def _prompts_lines(result: Comparison) -> list[str]:
-    """Acceptance length and latency with the prompts of least and of most acceptance."""
-    return [
-        f"{row.policy} with {prompts}: "
-        + ("does not keep up" if mean is None else f"{number(length)} tokens a verify, latency {duration(mean)}")
-        for row in result.policies
-        for prompts, means in row.by_prompts.items()
-        for mean, length in [(means[METRIC], means["spec_decode_acceptance_length"])]
-    ]
 
 
 def _partition_lines(result: Comparison) -> list[str]:

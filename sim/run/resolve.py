@@ -16,8 +16,9 @@ import msgspec
 
 from sim.acceptance.forms import parse_quoted
 from sim.acceptance.models import Acceptance
-from sim.acceptance.pairs import ANY, KINDS, origin_of, quoted_of
+from sim.acceptance.pairs import ANY, PROMPTS, Measured, OnPrompts, ends_of, measured_of, origin_of
 from sim.acceptance.quoted import Quoted
+from sim.acceptance.spread import AssumedSpread
 from sim.costs.cost import Link
 from sim.costs.engine_costs import NO_SPECULATION, EngineCosts
 from sim.costs.forms.build import ShippedCosts, build_costs
@@ -123,11 +124,15 @@ class _Unpriced:
     @property
     def assumed(self) -> list[str]:
         """A note on where acceptance is from that is one of some kind of prompts; none on numbers."""
-        speculation = self.scenario.speculation
-        if not self.lengths.given or speculation.acceptance not in (*KINDS, ANY):
-            return []
-        pair = pair_of(self.profile, speculation.drafter)
-        return [f"acceptance of {pair[-1]}: {origin_of(speculation.acceptance, *pair, self.lengths.given)}"]
+        text, k = self.scenario.speculation.acceptance, self.lengths.given
+        pair = pair_of(self.profile, self.scenario.speculation.drafter)
+        return [f"acceptance of {pair[-1]}: {origin_of(text, *pair, k)}"] if k and text in PROMPTS else []
+
+    @property
+    def prompts(self) -> tuple[Measured, ...]:
+        """Those of least and of most acceptance where the prompts are left open."""
+        text, k = self.scenario.speculation.acceptance, self.lengths.given
+        return ends_of(text, *pair_of(self.profile, self.scenario.speculation.drafter), k) if k and text == ANY else ()
 
     def new_pool(self) -> KvPool:
         """The KV memory of one replica, empty."""
@@ -348,9 +353,9 @@ def with_keys(scenario: Scenario, **changes: Json | msgspec.Struct) -> Scenario:
 
 def _quoted(scenario: Scenario, profile: Profile) -> Quoted:
     text = scenario.speculation.acceptance
-    if text not in (*KINDS, ANY):
+    if text not in PROMPTS:
         return parse_quoted(text)
-    return quoted_of(text, *pair_of(profile, scenario.speculation.drafter))
+    return AssumedSpread(OnPrompts(measured_of(text, *pair_of(profile, scenario.speculation.drafter))))
 
 
 def _pairs(scenario: Scenario, profile: Profile, draft_tokens: int) -> tuple[Profile, ...]:

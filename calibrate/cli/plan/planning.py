@@ -16,7 +16,7 @@ from calibrate.catalogue.model_configs import ModelSource
 from calibrate.catalogue.published_tables import cache_folder, published_tables
 from calibrate.cli.plan.flags import PlanFlags
 from calibrate.cli.profile_output import needs_analysis
-from sim.acceptance.pairs import ANY, longest_of, origin_of
+from sim.acceptance.pairs import ANY, LONGEST, origin_of
 from sim.compare.pool import OnDone
 from sim.costs.datasheets import gpu_name
 from sim.costs.engine_costs import engine_of
@@ -125,7 +125,7 @@ def _scenario(
     speculation: dict[str, Json] = {"num_speculative_tokens": 0}
     if drafter is not None:
         method = drafter if drafter in (*HEADS, *LOOKED_UP) else "draft_model"
-        k = flags.num_speculative_tokens or longest_of(method)
+        k = flags.num_speculative_tokens or LONGEST.get(method, 5)
         if flags.acceptance is None:
             origin = origin_of(ANY, *pair_of(candidates[0].profile, DRAFTERS[method]), k)
             assumed = f"acceptance assumed: {origin}"

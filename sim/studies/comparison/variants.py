@@ -15,7 +15,7 @@ from itertools import product
 from math import inf, prod
 from typing import Any
 
-from sim.acceptance.pairs import ANY, KINDS, SHORT_K
+from sim.acceptance.pairs import ANY, PROMPTS, SHORT_K
 from sim.costs.datasheets import gpu_name
 from sim.costs.profile import Profile
 from sim.costs.profile_files import load, shipped, spelling
@@ -81,7 +81,7 @@ class Variants:
         self.notes: dict[str, None] = {}
         speculation = raw.get("speculation")
         given = speculation.get("acceptance") if isinstance(speculation, Mapping) else None
-        if len(sharing) > 1 and given not in (None, *KINDS, ANY):
+        if len(sharing) > 1 and given not in (None, *PROMPTS):
             self.notes[f"acceptance {given} of {in_words(sharing)} alike; each its own: {sharing[0]}@FORM"] = None
         drafting = [each for each in methods if not SPELLINGS[each.partition("@")[0]].looks_up]
         self._paired = next(iter(drafting or methods), None)
