@@ -170,9 +170,6 @@ def test_a_fit_finds_values_and_how_well_the_cells_know_them() -> None:
 class Law:
     """Cells of two sources. The first wants a REDUCE_RATIO of 2, the second a product of 3 with SUSTAINED_RATIO."""
 
-    def __init__(self, data: Path, *, is_fitted: bool) -> None:
-        assert is_fitted
-
     def errors(self, judge: str, metric: str, constant: object, known: object) -> list[tuple[str, str, float]]:
         share = lookups.REDUCE_RATIO * (lookups.SUSTAINED_RATIO / 3.0 if judge == "second" else 0.5)
         return [("vllm", judge, 100.0 * share - 100.0)] * 2
@@ -183,5 +180,5 @@ def test_a_constant_is_fitted_beside_the_new_values_of_those_before_it(monkeypat
     fits = {"first": "REDUCE_RATIO", "second": "SUSTAINED_RATIO"}
     constants = [program.Constant(names=[each], fitted_on={source: ""}, **given) for source, each in fits.items()]
     monkeypatch.setattr(program, "read_specs", lambda: program._File(judges={}, constants=constants))
-    monkeypatch.setattr(program, "Judges", Law)
+    monkeypatch.setattr(program, "Judges", lambda data, is_fitted: Law())
     assert [found.new for found in program.refits(Path())] == pytest.approx([2.0, 1.5], rel=1e-3)

@@ -112,7 +112,8 @@ def write_report(sections: Sequence[SectionSpec], data: Path, out: Path) -> int:
         fitted=[f"{section.spec.title}: {section.fitted}" for section in built],
     )
     (out.parent / CELLS).parent.mkdir(parents=True, exist_ok=True)
-    write_cells(cells, out.parent / CELLS)
+    table = cells.drop(columns=[*INTERNAL])
+    table.to_csv(out.parent / CELLS, index=False, float_format="%.6g", lineterminator="\n")
     print(*failures, f"{out}: {met} of {len(bars)} bars met.", sep="\n", file=sys.stderr)
     return 1 if failures else 0
 
@@ -150,10 +151,6 @@ def load_of(cell: ServedLoad) -> str:
     if cell.request_rate is not None:
         return f"{cell.request_rate:g}/s"
     return str(cell.concurrency) if cell.concurrency else "open"
-
-
-def write_cells(cells: pd.DataFrame, path: Path) -> None:
-    cells.drop(columns=[*INTERNAL]).to_csv(path, index=False, float_format="%.6g", lineterminator="\n")
 
 
 def classes(cells: pd.DataFrame) -> pd.DataFrame:

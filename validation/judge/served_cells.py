@@ -160,16 +160,6 @@ def target_of(cell: ServedLoad) -> tuple[Path, str | None]:
     return path, None if is_block else cell.weights
 
 
-def import_words(cell: ServedLoad) -> list[str]:
-    """Words that a user gives `lanesim calibrate import aiconfigurator` for the cell's profile."""
-    path, weights = target_of(cell)
-    given = {
-        "--gpu": cell.gpu, "--target": path, "--tp": cell.tp, "--ep": cell.ep, "--dp": cell.dp,
-        "--engine": engine_name(cell), "--weights": weights, "--kv-dtype": cell.kv,
-    }  # fmt: skip
-    return [str(word) for flag, value in given.items() if value is not None for word in (flag, value)]
-
-
 def profile_of(cell: ServedLoad, drafter: str | None = None) -> tuple[Profile, ModelShape]:
     """The profile that the cell's labels stand for, and the model's shape; `drafter` is a name of
     `sim.costs.shapes.draft_model`. Raises ValueError for what the tables lack."""

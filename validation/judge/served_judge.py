@@ -38,7 +38,6 @@ from validation.judge.served_cells import (
     cell_of,
     engine_block,
     family_of,
-    import_words,
     pools_of,
     predicted,
     predicted_apart,
@@ -88,7 +87,6 @@ def judge(cells: Sequence[ServedLoad], peer: Mapping[str, Mapping[str, str]]) ->
         yield {
             **_line(msgspec.structs.replace(cell, role=role, predicted=said), simulated),
             "is_starved": cell.measured["ttft_ms"] > STARVED_SHARE * least[_series(cell)].measured["ttft_ms"],
-            "profile": " ".join(Path(word).name for word in import_words(cell)),
             "engine": engine_block(cell),
         }
 

@@ -225,7 +225,7 @@ class Lookups:
         if self.engine in TUNES_EXPERTS and not self.has_trtllm_kernels:
             spread = wanted | dict(zip(SPLIT, (1, layout[-2] * layout[-1]), strict=True))
             if self._is_timed(spread) and not self._is_timed(wanted):
-                self.note(f"{weights} experts cut {layout[-2]}: as if spread")
+                self.note(f"{weights} experts scaled from spread ones: cut ones were never measured")
                 wanted = spread
 
         def of(engine: str) -> TimedCurve:
@@ -275,11 +275,8 @@ class Lookups:
         lacking = f"no experts with weights in {weights} in the tables of {self.gpu.name!r}"
         nearest, curve = self._first(of, f"{weights} experts like these", lacking)
         if weights == "mxfp4" and nearest[: len(LAYOUT)] != wanted[: len(LAYOUT)]:
-            shown = f"{width} x {experts.intermediate}, top {experts.per_token} of {experts.num}"
-            raise NotMeasured(
-                f"mxfp4 experts of {shown} were never measured on {self.gpu.name!r}: another shape's would be up to 3 "
-                "times off. Try another --weights or --gpu"
-            )
+            shown = f"mxfp4 experts of {width} x {experts.intermediate} in the tables of {self.gpu.name!r}"
+            raise NotMeasured(f"no {shown}, and those of other shapes are up to 3 times off: try another --weights")
         hidden, wide, per_token, num, cut, spread = nearest
         like = Experts(num=num, per_token=per_token, intermediate=wide)
         self.note(
