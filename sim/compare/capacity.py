@@ -176,7 +176,13 @@ def load_after(resolved: Resolved, saturation: Saturation, runs: Sequence[PointR
 
 
 def peak_in_flight(requests: Sequence[Request]) -> int:
-    """The most requests that were admitted and unfinished at once."""
+    """The most requests that were admitted and unfinished at once.
+
+    >>> spans = ((6.0, 9.0), (0.0, 2.0), (2.0, 5.0), (4.0, 6.0))  # What ends as the next begins is not beside it.
+    >>> asked = {"arrival_s": 0.0, "prompt_tokens": 1, "output_tokens": 1}
+    >>> peak_in_flight([Request(0, "", **asked, scheduled_s=start_s, last_token_s=end_s) for start_s, end_s in spans])
+    2
+    """
     begins, ends = (Requests.of(requests).column(name) for name in ("scheduled_s", "last_token_s"))
     changes = np.repeat((1, -1), len(begins))
     # At one instant who leaves goes first.

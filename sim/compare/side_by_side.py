@@ -469,8 +469,13 @@ def _over_phi(orders: Sequence[Order], together: Order) -> Order:
 def break_even(phis: Sequence[float], differences: Sequence[float | None]) -> float | None:
     """The lowest phi at which differences change their sign, straight lines between neighbours; None where none does.
 
-    >>> break_even((0.0, 0.07, 0.25), [3.0, 1.0, -1.0])
-    0.16
+    >>> break_even((0.0, 0.07, 0.25), [3.0, 1.0, -1.0]), break_even((0.0, 0.07, 0.25), [None, 2.0, -1.0])
+    (0.16, 0.19)
+    >>> [round(break_even((0.0, 0.07, 0.25), each), 9) for each in ([-1.0, 1.0, 3.0], [1.0, -1.0, 2.0])]
+    [0.035, 0.035]
+    >>> one_sign, unknown = ([3.0, 2.0, 1.0], [-1.0, -2.0, -3.0], [0.0, 1.0, 2.0]), [2.0, None, -1.0]
+    >>> {break_even((0.0, 0.07, 0.25), each) for each in (*one_sign, unknown)}
+    {None}
     """
     for (low, before), (high, after) in pairwise(zip(phis, differences, strict=True)):
         if before is not None and after is not None and (before < 0.0) != (after < 0.0):

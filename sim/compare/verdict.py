@@ -76,13 +76,21 @@ CLOSE_SHARE = 0.05
 
 
 def sign_of(interval: Interval) -> Order | None:
-    """The order that the interval of a difference `a` - `b` tells; None where it contains 0."""
+    """The order that the interval of a difference `a` - `b` tells; None where it contains 0.
+
+    >>> [str(sign_of(ends)) for ends in ((-2.0, -1.0), (-1.0, 0.0), (0.0, 1.0), (1.0, 2.0))]
+    ['lower', 'None', 'None', 'higher']
+    """
     low, high = interval
     return Order.LOWER if high < 0.0 else Order.HIGHER if low > 0.0 else None
 
 
 def order_of(interval: Interval | None, lower_mean: float) -> Order:
-    """The order by the interval of a difference, which one run has not."""
+    """The order by the interval of a difference, which one run has not.
+
+    >>> [str(order_of(ends, 100.0)) for ends in ((-5.0, 5.0), (-5.1, 5.0), (-5.0, 5.1), None)]
+    ['too close to call', 'not enough runs', 'not enough runs', 'not enough runs']
+    """
     if interval is None:
         return Order.FEW
     is_close = max(-interval[0], interval[1]) <= CLOSE_SHARE * abs(lower_mean)

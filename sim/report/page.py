@@ -210,7 +210,13 @@ def _scale(metric: str) -> float:
 
 
 def with_half(value: float, half: float) -> str:
-    """A mean and half of its interval for people, such as 778 ± 180; three digits that count where there is none."""
+    """A mean and half of its interval for people; three digits that count where there is none.
+
+    >>> with_half(778.4, 183.0), with_half(5.14, 0.0059), with_half(1057.2, 1210.0), with_half(0.0, 0.0)
+    ('778 ± 180', '5.1400 ± 0.0059', '1,057 ± 1,200', '0')
+    >>> [with_half(value, 0.0) for value in (27.31, 12345.6, 0.01234)]
+    ['27.3', '12,346', '0.0123']
+    """
     size = half if half > 0.0 else abs(value)
     if size == 0.0:
         return "0"

@@ -121,8 +121,8 @@ def interval_90(values: Sequence[float] | Floats) -> tuple[float, float]:
     """5 and 95 % of `values` [draws] at the ranks (draws + 1) p, which a further draw lies between nine times in ten;
     of fewer than 19 the least and the most.
 
-    >>> interval_90([float(value) for value in range(1, 20)])
-    (1.0, 19.0)
+    >>> interval_90([3.0, 1.0, 2.0]), *(interval_90([float(n) for n in range(1, most)]) for most in (20, 40))
+    ((1.0, 3.0), (1.0, 19.0), (2.0, 38.0))
     """
     low, high = np.percentile(values, [LOW_PERCENT, HIGH_PERCENT], method="weibull").tolist()
     return low, high

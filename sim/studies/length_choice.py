@@ -129,7 +129,12 @@ def _lost(values: Floats, best: Floats) -> Floats:
 
 
 def cheapest_path(losses: Floats, change_loss: float) -> list[int]:
-    """[loads] which row of `losses` [lengths, loads] to take, where every change costs `change_loss`."""
+    """[loads] which row of `losses` [lengths, loads] to take, where every change costs `change_loss`.
+
+    >>> losses = np.array([[0.0, 1.0, 1.0], [0.0003, 0.0, 0.0]])
+    >>> cheapest_path(losses, 0.0005), cheapest_path(losses, 0.0002)
+    ([1, 1, 1], [0, 1, 1])
+    """
     num_lengths, num_loads = losses.shape
     total = losses[:, 0]
     came_from = np.zeros((num_lengths, num_loads), dtype=np.int64)
@@ -147,7 +152,11 @@ def cheapest_path(losses: Floats, change_loss: float) -> list[int]:
 
 
 def length_in(table: Sequence[Sequence[int]], batch: int) -> int:
-    """The table's length at a batch size; beyond its end the last one."""
+    """The table's length at a batch size; beyond its end the last one.
+
+    >>> [length_in([[1, 4, 3], [5, 8, 1]], batch) for batch in (1, 4, 5, 999)]
+    [3, 3, 1, 1]
+    """
     reached = [k for start, _, k in table if start <= batch]
     return reached[-1] if reached else table[0][2]
 

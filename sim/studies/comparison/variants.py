@@ -187,6 +187,8 @@ def parse_vary(text: str) -> tuple[str, list[Json]]:
 
     >>> parse_vary("speculation=off,ngram,eagle3@length:2.8@3"), parse_vary("engine.max_num_seqs=64,256")
     (('speculation', ['off', 'ngram', 'eagle3@length:2.8@3']), ('engine.max_num_seqs', [64, 256]))
+    >>> parse_vary("speculation=off,'eagle3@vllm:.7,.5'")
+    ('speculation', ['off', 'eagle3@vllm:.7,.5'])
     """
     key, equals, rest = text.partition("=")
     if not equals or not key.strip() or not rest:

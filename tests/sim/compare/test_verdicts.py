@@ -11,15 +11,14 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from sim.compare.capacity import NEAR_SATURATION, Saturation, load_of, peak_in_flight
+from sim.compare.capacity import NEAR_SATURATION, Saturation, load_of
 from sim.compare.point_runs import run_points
 from sim.compare.pool import Runner
 from sim.compare.run_length import Length, choose_run_length
-from sim.compare.side_by_side import PAIRED_METRICS, Comparison, Frame, break_even, compare, paired_differences
-from sim.compare.verdict import METRIC, STATED, Order, order_of, sign_of
+from sim.compare.side_by_side import PAIRED_METRICS, Comparison, Frame, compare, paired_differences
+from sim.compare.verdict import METRIC, STATED, Order
 from sim.costs.profile_files import changed, load
 from sim.devices.contention import BRACKET, PhiLevel, Regime
-from sim.interface.request import Request
 from sim.metrics.load import SHORT_RUN_ERROR, Load, Verdict
 from sim.report.comparisons import notes, said_comparison
 from sim.run.resolve import resolve, resolve_all, with_keys
@@ -195,14 +194,6 @@ def test_a_second_pilot_makes_no_run_shorter_than_the_first_one_asked_for() -> N
     assert length.num_prompts == 1400
 
 
-def test_requests_in_flight_are_counted_in_order_of_time() -> None:
-    """Four, two of them at once; what ends when the next begins is not in flight with it."""
-    served = [Request(i, str(i), arrival_s=0.0, prompt_tokens=1, output_tokens=1) for i in range(4)]
-    for request, (start_s, end_s) in zip(served, [(6.0, 9.0), (0.0, 2.0), (2.0, 5.0), (4.0, 6.0)], strict=True):
-        request.scheduled_s, request.last_token_s = start_s, end_s
-    assert peak_in_flight(served) == 2
-
-
 def test_a_given_length_is_obeyed_and_called_a_transient_where_it_is_one() -> None:
     short = run(policy="continuous", num_prompts=30, request_rate=10)
     assert short.length.num_prompts == 30
@@ -286,25 +277,6 @@ def test_what_is_assumed_of_overlap_stands_beside_the_verdict_in_brief(given: di
     assert len(over_phi) == (0 if given else 2)
 
 
-@pytest.mark.parametrize(
-    ("differences", "phi"),
-    [
-        ([3.0, 1.0, -1.0], 0.16),
-        ([-1.0, 1.0, 3.0], 0.035),
-        ([3.0, 2.0, 1.0], None),
-        ([-1.0, -2.0, -3.0], None),
-        ([None, 2.0, -1.0], 0.19),
-        ([2.0, None, -1.0], None),
-        ([0.0, 1.0, 2.0], None),
-        ([1.0, -1.0, 2.0], 0.035),
-    ],
-)
-def test_a_break_even_lies_where_the_mean_difference_changes_its_sign(
-    differences: list[float | None], phi: float | None
-) -> None:
-    assert break_even((0.0, 0.07, 0.25), differences) == (None if phi is None else pytest.approx(phi))
-
-
 def test_an_order_that_flips_within_the_bracket_has_its_break_even() -> None:
     """pd takes 12, 10 and 8 s where continuous takes 9: half-way between 0.07 and 0.25."""
     draws, takes = (0.99, 1.0, 1.01), dict(zip(BRACKET, (12.0, 10.0, 8.0), strict=True))
@@ -348,21 +320,6 @@ EQUAL = (("a", 100.0, 1.0), ("b", 100.0, 5.0), ("c", 200.0, 1.0), ("d", 300.0, 5
 def test_an_order_is_told_by_the_interval_of_the_difference(other: tuple[float, ...], order: Order) -> None:
     found = paired_differences(framed({"a": (100.0, 101.0, 102.0), "b": other}))
     assert {row.order for row in found} == {order}
-
-
-def test_an_interval_that_ends_at_nothing_tells_no_order() -> None:
-    intervals = ((-2.0, -1.0), (-1.0, 0.0), (0.0, 1.0), (1.0, 2.0))
-    assert [sign_of(interval) for interval in intervals] == [Order.LOWER, None, None, Order.HIGHER]
-
-
-@pytest.mark.parametrize(
-    ("interval", "order"),
-    [((-5.0, 5.0), Order.CLOSE), ((-5.1, 5.0), Order.FEW), ((-5.0, 5.1), Order.FEW), (None, Order.FEW)],
-)
-def test_five_percent_of_the_lower_mean_is_too_close_to_call(
-    interval: tuple[float, float] | None, order: Order
-) -> None:
-    assert order_of(interval, 100.0) is order
 
 
 def test_where_an_order_flips_has_an_interval() -> None:

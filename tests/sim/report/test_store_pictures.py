@@ -20,7 +20,6 @@ import pytest
 
 import lanesim
 from sim.cli.main import run
-from sim.report.page import with_half
 from sim.report.pictures.panels import label_points, set_theme
 from sim.report.pictures.store_pictures import JOULES, NotDrawn, _label, pictures
 from sim.report.store_points import read_points
@@ -221,15 +220,6 @@ def test_the_page_fetches_nothing_and_runs_its_own_script_alone(page: Path) -> N
         kind, _, text = (attributes.get("src") or "").partition("base64,")
         assert not kind or re.search(r"dark\)\{svg\{--ink:#e6e6ea", b64decode(text).decode())
     assert "@media print" in page.read_text()
-
-
-@pytest.mark.parametrize(
-    ("value", "half", "text"),
-    [(778.4, 183.0, "778 ± 180"), (5.14, 0.0059, "5.1400 ± 0.0059"), (1057.2, 1210.0, "1,057 ± 1,200"), (0.0, 0.0, "0"),
-     (27.31, 0.0, "27.3"), (12345.6, 0.0, "12,346"), (0.01234, 0.0, "0.0123")],
-)  # fmt: skip
-def test_numbers_are_for_people(value: float, half: float, text: str) -> None:
-    assert with_half(value, half) == text
 
 
 def opened(page: Path, folder: Path) -> str:

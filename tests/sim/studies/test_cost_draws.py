@@ -94,11 +94,6 @@ def test_the_interval_of_twenty_draws_holds_nine_fresh_ones_in_ten() -> None:
     assert 0.86 <= np.mean(held) <= 0.98
 
 
-def test_an_interval_of_few_draws_is_their_range_and_of_many_their_middle_nine_tenths() -> None:
-    assert interval_90([3.0, 1.0, 2.0]) == (1.0, 3.0)
-    assert interval_90([float(value) for value in range(1, 40)]) == (2.0, 38.0)
-
-
 def test_tables_of_points_have_the_whole_error_in_their_passes() -> None:
     """They have no layers that a curve could be drawn for."""
     profile = load("a100-sxm/llama-3.1-8b+eagle3")

@@ -16,7 +16,7 @@ from sim.compare.point_runs import Point, run_point
 from sim.costs.profile_files import load
 from sim.run.resolve import Resolved, resolve
 from sim.run.scenario import Scenario
-from sim.studies.length_choice import PLAIN, LengthGrid, best_single, best_table, cheapest_path, length_in
+from sim.studies.length_choice import PLAIN, LengthGrid, best_single, best_table, length_in
 from sim.studies.tune import answer, concurrencies_of, looped, objective_value, tune
 from tests.calibrate.support import published
 
@@ -71,12 +71,6 @@ def test_a_length_that_no_graph_holds_is_judged_by_its_figures_and_a_note_says_s
 
 def test_a_row_that_saves_next_to_nothing_is_not_made() -> None:
     assert best_table(grid((1, 2, 4), k1=[1.5, 1.5003, 1.5], k2=[1.5003, 1.5, 1.5003])) == ((1, 4, 2),)
-
-
-def test_a_length_that_loses_less_than_a_change_is_begun_with() -> None:
-    losses = np.array([[0.0, 1.0, 1.0], [0.0003, 0.0, 0.0]])
-    assert cheapest_path(losses, 0.0005) == [1, 1, 1]
-    assert cheapest_path(losses, 0.0002) == [0, 1, 1]
 
 
 def test_a_table_is_the_answer_only_where_its_gain_is_sure() -> None:
@@ -173,10 +167,6 @@ def test_sglangs_bands_begin_with_the_rows_and_hold_their_lengths() -> None:
     steps = int(words[words.index("--speculative-num-steps") + 1])
     assert steps in bands["1"]["candidate_steps"]
     assert words[words.index("--speculative-num-draft-tokens") + 1] == str(steps + 1)
-
-
-def test_the_last_length_goes_on_beyond_the_table() -> None:
-    assert [length_in([[1, 4, 3], [5, 8, 1]], batch) for batch in (1, 4, 5, 999)] == [3, 3, 1, 1]
 
 
 def test_no_more_are_tried_at_once_than_seats_and_most_of_the_memory_hold() -> None:

@@ -13,7 +13,7 @@ from sim.cli.main import run
 from sim.compare.verdict import Order
 from sim.report import comparisons
 from sim.studies.comparison.in_draws import compared
-from sim.studies.comparison.variants import Variants, parse_vary, tokens_of
+from sim.studies.comparison.variants import Variants, tokens_of
 from sim.studies.comparison.varied import Varied, varied
 from tests.properties import assert_refused, printed
 
@@ -145,10 +145,6 @@ def test_very_many_runs_are_counted_before_any_is_prepared(
     assert run([name, "--profile", "cpu/tiny", *flags]) == 2
     note, _ = capsys.readouterr().err.splitlines()
     assert note.startswith(f"lanesim: note: at least {count} runs begin")
-
-
-def test_a_value_with_a_comma_stands_in_quotes() -> None:
-    assert parse_vary("speculation=off,'eagle3@vllm:.7,.5'") == ("speculation", ["off", "eagle3@vllm:.7,.5"])
 
 
 def test_acceptance_that_is_given_holds_for_all_methods_and_that_is_said() -> None:
