@@ -99,13 +99,13 @@ def production_command(flags: ProductionFlags) -> None:
 
 
 def priced(profile: Profile, raw: dict[str, Any], looks: ServerLooks) -> Profile:
-    """`profile` with the price of prompts that a server showed when it served them one by one. `raw` has what is known
-    of its engine."""
+    """`profile` with the price of prompts that a server showed when it served them one by one, if it did.
+    `raw` has what is known of its engine."""
     from calibrate.server.looks import with_price_of
     from calibrate.server.side import as_counted
 
     scenario, _ = as_counted({"policy": "continuous", **raw, "profile": profile.name}, looks.rounds)
-    return with_price_of(scenario, profile, looks.lone)
+    return with_price_of(scenario, profile, looks.lone) if looks.lone else profile
 
 
 def _sources(flags: ProductionFlags) -> dict[str, object]:
