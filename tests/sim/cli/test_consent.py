@@ -22,7 +22,7 @@ from validation.__main__ import main as validation
 PAIR = "h100-sxm/llama-2-7b+tinyllama-1.1b"
 READ = {
     *("acceptance", "api_key_env", "attention", "bench_json", "columns", "concurrencies", "contexts"),
-    *("dataset_name", "dataset_path", "draft", "draft_weights", "dtype", "engine", "from_", "goodput", "gpu"),
+    *("draft", "draft_weights", "dtype", "engine", "from_", "goodput", "gpu"),
     *("grid", "kv_dtype", "lengths", "levels", "log", "metrics_after", "metrics_before"),
     *("metrics", "restart", "serve"),
     *("method", "model", "names", "num_prompts", "pair", "paths", "policy", "price", "profile", "prompts", "requests"),

@@ -114,7 +114,7 @@ BAD = {
     "model without a gpu": (["meta-llama/Llama-3.1-8B"], "meta-llama/Llama-3.1-8B --gpu h200"),
     "gpu without a model": (["--gpu", "h200"], "--gpu h200 goes with MODEL"),
     "lengths beside a trace": (
-        ["--policy", "pd", "--dataset-name", "mooncake", "--dataset-path", "absent.jsonl"],
+        ["--policy", "pd", "--set", "workload.dataset_name=mooncake", "--set", "workload.dataset_path=absent.jsonl"],
         "input_len=64: the file of dataset_name='mooncake' says that",
     ),
     "pair needed": (

@@ -19,7 +19,8 @@ SMALL = ["--policy", "pd", "--num-prompts", "3", "--input-len", "8", "--output-l
 ARGUMENTS: dict[str, str] = {
     "scenario": "compare x.yaml --json x.yaml",
     "scenario in its folder": "compare r/x.yaml --out r --overwrite",
-    "trace": "compare --profile {pair} --dataset-name csv --dataset-path x.csv --policy pd --json ./x.csv",
+    "trace": "compare --profile {pair} --set workload.dataset_name=csv --set workload.dataset_path=x.csv --policy pd "
+    "--json ./x.csv",
     "tape": "compare --profile {pair} --acceptance tape:x.jsonl#a --policy pd --json x.jsonl",
     "own profile": "compare --profile p.json --policy pd --json p.json",
     "two outputs": "compare --profile {pair} --policy pd --out new --json new/summary.json",
