@@ -109,7 +109,8 @@ def simulated(case: SpeedCase, core: str) -> Used:
     """`lanesim compare`; its result is the seed and the output tokens."""
     used, stdout = child(
         LANESIM,
-        *("compare", "--policy", case.policy, "--profile", PAIR, "--dataset-name", "azure-conv", "--seed", "0"),
+        *("compare", "--policy", case.policy, "--profile", PAIR, "--seed", "0"),
+        *("--set", "workload.dataset_name=azure-conv"),
         *("--num-prompts", str(case.num_prompts), "--request-rate", str(case.rate), "--acceptance", f"iid:{ACCEPTED}"),
         *("--num-speculative-tokens", str(case.draft_tokens), "--set", "speculation.method=ngram"),
         *("--set", "engine.max_num_seqs=256", "--set", "engine.max_num_batched_tokens=2048"),

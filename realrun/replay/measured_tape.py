@@ -67,7 +67,7 @@ class Folders:
             if len(tokens) != request.prompt_tokens:
                 raise ValueError(
                     f"--prompts line {request.index + 1} has {len(tokens)} tokens and its request "
-                    f"{request.prompt_tokens}; take lengths from the same file: --dataset-name jsonl --dataset-path"
+                    f"{request.prompt_tokens}; take lengths from the same file: --set workload.dataset_name=jsonl"
                 )
             if not all(0 <= token < vocab for token in tokens):
                 raise ValueError(f"--prompts line {request.index + 1} has a token outside the vocabulary of {vocab}")

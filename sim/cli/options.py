@@ -85,12 +85,6 @@ class CompareScenario(ServedFlags, frozen=True, kw_only=True):
     """All that set a scenario of `lanesim compare`."""
 
     num_prompts: NumPrompts = None
-    dataset_name: Annotated[
-        str | None, "fixed, a length table such as azure-conv, or the format of a trace (docs/guide.md)."
-    ] = None
-    dataset_path: Annotated[
-        str | None, "File of a trace; columns of csv, jsonl: arrival_time, input_len, output_len and the like."
-    ] = None
     request_rate: RequestRate = None
     max_concurrency: MaxConcurrency = None
     seed: Annotated[int | None, "Replication r draws from child r of it."] = None

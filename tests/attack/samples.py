@@ -363,7 +363,11 @@ INFERENCEX = indented(
 )
 BENCH_LIST = indented([BENCH_RECORD, BENCH_RECORD | {"max_concurrency": 4}])
 QUANTISED = indented({"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "FP8"}})
-TRACE = ("compare", "--profile", PAIR, "--policy", "pd", "--workers", "1", "--num-prompts", "2", "--dataset-name")
+TRACE = ("compare", "--profile", PAIR, "--policy", "pd", "--workers", "1", "--num-prompts", "2")
+
+
+def of_file(dataset: str, path: str) -> tuple[str, ...]:
+    return ("--set", f"workload.dataset_name={dataset}", "--set", f"workload.dataset_path={path}")
 
 
 def read_by(name: str, content: bytes | str, *command: str, every: int = 1, **beside: bytes | str) -> Sample:
@@ -374,7 +378,7 @@ def read_by(name: str, content: bytes | str, *command: str, every: int = 1, **be
 
 
 def of_trace(name: str, content: bytes | str, dataset: str, options: str = "", *flags: str) -> Sample:
-    return read_by(name, content, *TRACE, dataset, "--dataset-path", f"{{}}{options}", *flags)
+    return read_by(name, content, *TRACE, *of_file(dataset, f"{{}}{options}"), *flags)
 
 
 def of_production(name: str, content: bytes | str, *flags: str, **beside: bytes | str) -> Sample:

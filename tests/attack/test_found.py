@@ -17,10 +17,9 @@ import pytest
 
 from sim.cli.main import run
 from sim.costs.profile_files import SHIPPED
-from tests.attack.samples import PAIR, TINY_RUN, replay
+from tests.attack.samples import PAIR, TINY_RUN, of_file, replay
 
 COMPARE = ["compare", "--profile", PAIR, "--policy", "pd", "--workers", "1"]
-TRACE = [*COMPARE, "--num-prompts", "2", "--dataset-name"]
 PROFILE = (SHIPPED / "h100-sxm" / "llama-2-7b.json").read_text()
 
 
@@ -62,7 +61,7 @@ def test_a_prompt_that_nothing_holds_names_its_trace(
 ) -> None:
     path = tmp_path / "t.csv"
     path.write_text("arrival_s,prompt_tokens,output_tokens\n0,600000,3\n")
-    args = [*COMPARE, "--dataset-name", "csv", "--dataset-path", str(path), "--num-prompts", "1", *limit]
+    args = [*COMPARE, *of_file("csv", str(path)), "--num-prompts", "1", *limit]
     assert said.format(path) in refusal(capsys, *args)
 
 

@@ -28,7 +28,7 @@ PAIR = "h100-sxm/llama-2-7b+tinyllama-1.1b"
 SMALL = ["--policy", "pd", "--num-prompts", "3", "--input-len", "8", "--output-len", "2", "--request-rate", "4"]
 READ = {
     *("acceptance", "api_key_env", "attention", "bench_json", "columns", "concurrencies", "contexts"),
-    *("dataset_name", "dataset_path", "draft", "draft_weights", "dtype", "engine", "from_", "goodput", "gpu"),
+    *("draft", "draft_weights", "dtype", "engine", "from_", "goodput", "gpu"),
     *("grid", "kv_dtype", "lengths", "levels", "log", "metrics_after", "metrics_before"),
     *("metrics", "restart", "serve"),
     *("method", "model", "names", "num_prompts", "pair", "paths", "policy", "price", "profile", "prompts", "requests"),
@@ -87,7 +87,8 @@ SHIPPED_OUTPUTS = {
 OVER_INPUTS = {
     "scenario": "compare x.yaml --json x.yaml",
     "scenario in its folder": "compare r/x.yaml --out r --overwrite",
-    "trace": "compare --profile {pair} --dataset-name csv --dataset-path x.csv --policy pd --json ./x.csv",
+    "trace": "compare --profile {pair} --set workload.dataset_name=csv --set workload.dataset_path=x.csv --policy pd "
+    "--json ./x.csv",
     "tape": "compare --profile {pair} --acceptance tape:x.jsonl#a --policy pd --json x.jsonl",
     "own profile": "compare --profile p.json --policy pd --json p.json",
     "two outputs": "compare --profile {pair} --policy pd --out new --json new/summary.json",

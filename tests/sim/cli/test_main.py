@@ -115,7 +115,9 @@ REFUSED = {
     f"{SHORT} --policy pd --set engine.max_num_seq=3": "engine.max_num_seqs",
     f"{SHORT} meta-llama/Llama-3.1-8B": "meta-llama/Llama-3.1-8B --gpu h200",
     f"{SHORT} --gpu h200": "--gpu h200 goes with MODEL",
-    f"{SHORT} --policy pd --dataset-name mooncake --dataset-path absent.jsonl": "input_len=64: the file of dataset",
+    f"{SHORT} --policy pd --set workload.dataset_name=mooncake --set workload.dataset_path=absent.jsonl": (
+        "input_len=64: the file of dataset"
+    ),
     f"compare {' '.join(SMALL)} --profile h100-sxm/llama-2-7b --num-speculative-tokens 2 --policy pd": "draft model",
     f"{SHORT} --policy pd --plots": "--out",
     f"{SHORT} --polcy pd": "--policy",

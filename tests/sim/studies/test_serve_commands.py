@@ -50,7 +50,7 @@ def flags_of(line: str) -> dict[str, str]:
 
 def test_lengths_that_vary_are_said_to_be_means(capsys: pytest.CaptureFixture[str]) -> None:
     varied = [flag for flag in FLAGS if flag not in ("--input-len", "300", "--output-len", "50")]
-    assert run([*varied, "--dataset-name", "azure-conv"]) == 0
+    assert run([*varied, "--set", "workload.dataset_name=azure-conv"]) == 0
     _, bench, note, _ = capsys.readouterr().out.splitlines()
     lengths = flags_of(bench)
     assert f"{lengths['--random-input-len']} and {lengths['--random-output-len']} tokens" in note

@@ -100,8 +100,8 @@ def test_rejected_requests_are_in_the_json_of_a_run_and_in_one_note(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sent = trace(tmp_path / "t.csv", (200, 3), (4096, 3), (200, 9), (4200, 3))
-    args = ["--profile", PAIR, "--policy", "pd", "--policy", "pdv", "--dataset-name", "csv"]
-    assert run(["compare", *args, "--dataset-path", str(sent.dataset_path), "--json", "-"]) == 0
+    args = ["--profile", PAIR, "--policy", "pd", "--policy", "pdv", "--set", "workload.dataset_name=csv"]
+    assert run(["compare", *args, "--set", f"workload.dataset_path={sent.dataset_path}", "--json", "-"]) == 0
     printed = capsys.readouterr()
     for one in json.loads(printed.out)["runs"]:
         assert (one["num_prompts"], one["completed"], one["censored"], one["rejected_requests"]) == (2, 2, 0, 2)
