@@ -57,6 +57,7 @@ OUTPUTS: dict[tuple[str, str], str] = {
     ("calibrate derive", "--out"): "calibrate derive --from {pair} --gpu h200-sxm --out there.json",
     ("calibrate production", "--out"): "calibrate production --bench-json x.jsonl --profile {pair} --out there.json",
     ("calibrate production", "--json"): "calibrate production --bench-json x.jsonl --profile {pair} --json there",
+    ("diagnose", "--json"): "diagnose x.jsonl --profile {pair} --json there",
     ("plan", "--json"): f"plan llama-3.1-8b --gpu h200-sxm --input-len 8 --output-len 8 {SLO} --json there",
     ("replay", "--out"): "replay --profile cpu/tiny --policy pd --device cpu --out full",
     ("validate", "--json"): "validate r --json there",
