@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from calibrate.served.constants import with_constants
+from calibrate.fit.constants import with_constants
 from calibrate.served.judge import CellSetup, scenario_of, simulate_cell
 from calibrate.served.load import MEASURED, ServedLoad
 from sim.acceptance.pairs import ANY

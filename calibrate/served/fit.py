@@ -9,7 +9,7 @@ what a step takes on the host; where that hardly moves a level, the time between
 
 Which law a step follows is not taken on trust: with levels at three loads or more, the engine's scheduling and the
 other one, each with and without a time per row, are fitted without the largest load, which then judges them.
-Not here: what the server said (calibrate.served.load), least squares (calibrate.served.constants).
+Not here: what the server said (calibrate.served.load), least squares (calibrate.fit.constants).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from calibrate.served.constants import (
+from calibrate.fit.constants import (
     NORMAL_95,
     Fitted,
     Undetermined,

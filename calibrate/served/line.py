@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from calibrate.served.constants import RATIO, with_constants
+from calibrate.fit.constants import RATIO, with_constants
 from calibrate.served.load import ServedRequest
 from sim.costs.compact_kernels import LinearKernels, LinearPass, Measured
 from sim.costs.profile import Gpu, HostCosts, KindError, Overlap, Profile

@@ -3,7 +3,7 @@
 Forward-pass metrics are JSON lines: vLLM's and SGLang's have `wall_time` and `scheduled_requests`, TensorRT-LLM's
 iteration statistics `iterLatencyMS` and `inflightBatchingStats`. A record says how many prompts and rows a step
 carried, the prompts' tokens, the KV that both read, and its seconds; not how many tokens a draft had. Two models are
-fitted: the profile with its own constants corrected (calibrate.served.constants), and a straight line
+fitted: the profile with its own constants corrected (calibrate.fit.constants), and a straight line
 (sim.costs.compact_kernels.LinearPass). Blocks of time that are left out in turn choose between them and are the error.
 Not here: levels of load (calibrate.served.load).
 """
@@ -19,7 +19,7 @@ from typing import Annotated, NamedTuple
 import msgspec
 import numpy as np
 
-from calibrate.served.constants import RATIO, fit_constants
+from calibrate.fit.constants import RATIO, fit_constants
 from calibrate.served.line import line_of_server
 from sim.bounds import Bounded, Bounds, Whole
 from sim.costs.compact_kernels import LinearKernels, LinearPass

@@ -335,8 +335,8 @@ def _rented(answer: Rental, console: Console) -> Said:
     """Rows that were simulated in draws, a few of the estimates, and the lines that start and check the best."""
     has_price = answer.price_per_gpu_h is not None
     has_energy = any(row.joules_per_output_token is not None for row in answer.deployments)
-    fleet = ["req/s"] if answer.rate_per_s is None else ["req/s of one", "replicas", "GPUs", "draws met"]
-    titles = ["K", "in memory", *fleet, "tok/s/GPU", *["$/M"] * has_price, *["J/tok"] * has_energy]
+    fleet = ["req/s"] if answer.rate_per_s is None else ["req/s each", "replicas", "GPUs", "draws met"]
+    titles = ["K", *["fit"] * (not has_energy), *fleet, "tok/s/GPU", *["$/M"] * has_price, *["J/tok"] * has_energy]
     estimates = [row for row in answer.deployments if row.is_first_pass]
     refined = [row for row in answer.deployments if not row.is_first_pass]
     shown = estimates[: max(0, MAX_ROWS - len(refined))]
@@ -357,7 +357,8 @@ def _rented(answer: Rental, console: Console) -> Said:
     table = new_table(["replica"], titles, rows, box=None, padding=(0, 1), pad_edge=False)
     basis = [(SURE if place == 0 else "", line) for place, line in enumerate(filter(None, lines))]
     typed = [(START, answer.start), (CHECK, answer.check)]
-    labelled = [*basis, *((label, line) for label, line in typed if line)]
+    fits = [] if has_energy else [("fit", "Requests of this length whose KV fits into one replica's memory at once.")]
+    labelled = [*basis, *fits, *((label, line) for label, line in typed if line)]
     return Said(answer.verdict, [("", table)], labelled, more="--json FILE: everything.")
 
 
@@ -370,7 +371,7 @@ def _deployment_cells(row: PlannedDeployment, answer: Rental, *, has_price: bool
     return [
         row.deployment,
         str(row.num_speculative_tokens or "none"),
-        str(row.requests_in_memory),
+        *([] if has_energy else [str(row.requests_in_memory)]),
         rate,
         *([] if answer.rate_per_s is None else [f"{about}{row.replicas}", f"{about}{row.gpus}", met]),
         f"{about}{row.output_tokens_per_s_per_gpu:.0f}",

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from calibrate.served.constants import with_constants
+from calibrate.fit.constants import with_constants
 from calibrate.served.judge import CellSetup, simulate_cell
 from calibrate.served.load import JudgedLoad, ServedLoad
 from calibrate.served.load_table import cells_of

@@ -17,8 +17,8 @@ import msgspec
 
 from calibrate.catalogue.model_configs import source_of
 from calibrate.catalogue.published_tables import published_tables
+from calibrate.fit.constants import RATIO, Fitted, fit_constant, fit_constants
 from calibrate.importers.aiconfigurator.deployment import Deployment, import_deployment
-from calibrate.served.constants import RATIO, Fitted, fit_constant, fit_constants
 from calibrate.served.judge import speedups
 from calibrate.served.load import FITTED, JudgedLoad, ServedLoad, judged_errors
 from sim.costs.engine_costs import engine_of, load_engine, with_engine

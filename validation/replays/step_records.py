@@ -21,8 +21,8 @@ from typing import Any
 
 import msgspec
 
+from calibrate.fit.constants import with_constants
 from calibrate.served.as_sent import simulated
-from calibrate.served.constants import with_constants
 from calibrate.served.step_records import StepRecord, blocks_of, error_pct, predicted_s, read_steps
 from sim.cli.main import run as lanesim
 from sim.costs.profile import Profile

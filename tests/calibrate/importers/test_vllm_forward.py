@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from calibrate.cli.cases import cases_command
-from calibrate.cli.imports import import_command
+from calibrate.cli.imports import cases_command, import_command
 from calibrate.fit.point_works import TimedPass, work_of
 from sim.costs.forms.build import build_costs
 from sim.costs.profile_files import load

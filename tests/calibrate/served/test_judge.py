@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from calibrate.cli.validate_file import file_command
-from calibrate.served.constants import fit_constant
+from calibrate.fit.constants import fit_constant
 from calibrate.served.judge import CellSetup, scenario_of, simulate_cell, speedups, varied_requests
 from calibrate.served.load import MEASURED, JudgedLoad, ServedLoad, judged_errors
 from calibrate.served.load_table import read_cells

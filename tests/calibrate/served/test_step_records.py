@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from calibrate.cli.production import production_command
-from calibrate.served.constants import with_constants
+from calibrate.fit.constants import with_constants
 from calibrate.served.step_records import (
     CORRECTION,
     LINE,

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from msgspec import structs
 
+from calibrate.fit.constants import with_constants
 from calibrate.served.as_sent import closed_loop, quote_of
-from calibrate.served.constants import with_constants
 from calibrate.served.fit import fit_served
 from calibrate.served.judge import setup_of
 from calibrate.served.line import (

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from msgspec import structs
 
+from calibrate.fit.constants import with_constants
 from calibrate.served.as_sent import closed_loop
-from calibrate.served.constants import with_constants
 from calibrate.served.load import Accepted, ServedRequest
 from calibrate.served.reports import ServerLooks, write_looks
 from calibrate.server import endpoint as probe

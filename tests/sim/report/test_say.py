@@ -145,7 +145,7 @@ def rented(**changes: object) -> Rental:
     row = PlannedDeployment(
         deployment="TP2", profile="p", gpus=6, tp=2, ep=1, dp=1, num_speculative_tokens=3, rate_per_replica=20.5,
         rate_interval=(18.25, 22.75), output_tokens_per_s_per_gpu=431.0, worlds_met=9, is_first_pass=False, replicas=3,
-        usd_per_million_tokens=2.256, joules_per_output_token=0.75, evidence=[],
+        usd_per_million_tokens=2.256, joules_per_output_token=0.75, evidence=[], requests_in_memory=504,
     )  # fmt: skip
     estimate = msgspec.structs.replace(row, deployment="TP4", is_first_pass=True, rate_interval=None, worlds_met=None)
     given = {

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from calibrate.served.constants import UNITS_S, fit_constants
+from calibrate.fit.constants import UNITS_S, fit_constants
 from sim.costs.compact_kernels import CompactKernels
 from sim.costs.profile import Profile
 from sim.costs.profile_files import load
