@@ -15,6 +15,7 @@ from pathlib import Path
 from sim.cli.main import run
 from sim.costs.engine_costs import ENGINES
 from sim.costs.profile_files import SHIPPED
+from tests.calibrate.catalogue.test_model_configs import CONFIG as SMALL_CONFIG
 from tests.calibrate.served.test_reports import load_line, look, spec_line
 from tests.calibrate.support import write_tables
 
@@ -203,19 +204,7 @@ VLLM = jsonl(
     for i in range(5)
 )
 CELLS = "concurrency,input_len,output_len,num_prompts,tpot_ms,label\n1,16,4,4,12.5,one\n2,16,4,4,13.5,two\n"
-CONFIG = indented(
-    {
-        "model_type": "llama",
-        "num_hidden_layers": 4,
-        "hidden_size": 64,
-        "intermediate_size": 128,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "vocab_size": 1000,
-        "max_position_embeddings": 2048,
-        "torch_dtype": "bfloat16",
-    }
-)
+CONFIG = indented(SMALL_CONFIG)
 POINT = {"kind": "decode", "model": "target", "rows": 1, "tokens": 1, "context_tokens": 16, "launch": "eager"}
 POINT_TIMES = {"device_s": 0.001, "host_s": 0.001, "half_width_pct": 1.0, "repetitions": 9}
 POINTS = jsonl(

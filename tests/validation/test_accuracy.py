@@ -17,6 +17,7 @@ from calibrate.served.load import JudgedLoad, ServedLoad
 from calibrate.served.load_table import cells_of
 from sim.costs.profile_files import load
 from sim.metrics.compared import compared
+from tests.calibrate.served.test_judge import write_table
 from validation.judge import sources
 from validation.judge.accuracy_page import (
     CELLS,
@@ -40,11 +41,7 @@ Rows = Sequence[dict[str, Any]]
 
 def write(path: Path, rows: Rows) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
-    return path
+    return write_table(path, rows)
 
 
 def section(judged: Sequence[JudgedLoad] = (), bars: Sequence[BarLine] = (), **more: Any) -> JudgedSection:

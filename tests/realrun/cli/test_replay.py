@@ -21,8 +21,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 pytest.importorskip("pyarrow")
 
-import click
-from click.testing import CliRunner, Result
+from click.testing import Result
 
 from calibrate.cli.validate import validate_command
 from realrun.cli.replay import replay_command
@@ -35,15 +34,12 @@ from sim.report.results import read_columns
 from tests.attack.mutations import damaged
 from tests.attack.samples import Sample
 from tests.attack.test_mutations import attack
+from tests.realrun.recorded_runs import invoke, result_of
 from tests.sim.support import ON_ONE_GPU as REPLAYED
 
 SMALL = ["--profile", "cpu/tiny", "--num-prompts", "6", "--request-rate", "inf", "--input-len", "28"]
 SMALL += ["--output-len", "8", "--device", "cpu"]
 METRICS = {"ttft", "tpot", "itl", "e2el", "output_throughput"}
-
-
-def invoke(command: click.Command, *args: str) -> Result:
-    return CliRunner().invoke(command, list(args))
 
 
 def replay_into(out: Path, *args: str) -> Result:
@@ -89,9 +85,7 @@ def test_works_have_host_and_device_times_and_padded_beside_useful_tokens(replay
 
 
 def test_validation_says_per_metric_how_far_off_and_why(replayed: Path) -> None:
-    done = invoke(validate_command, str(replayed), "--json", "-")
-    assert done.exit_code == 0, done.output
-    result = json.loads(done.output)
+    result = result_of(validate_command, str(replayed))
     assert set(result["metrics"]) == METRICS
     assert set(result["metrics"]["e2el"]) == {"mean", "p50", "p95", "p99"}
     assert set(result["metrics"]["e2el"]["mean"]) == {"real", "simulated", "error_pct"}
@@ -117,10 +111,9 @@ def test_another_profile_is_judged_by_the_replay_as_it_was(replayed: Path, tmp_p
     errors = []
     for name, profile in (("copy", own), ("slower", slower)):
         save_profile(profile, tmp_path / f"{name}.json")
-        done = invoke(validate_command, str(replayed), "--profile", str(tmp_path / f"{name}.json"), "--json", "-")
-        assert done.exit_code == 0, (done.output, done.exception)
-        errors.append(json.loads(done.output)["metrics"]["e2el"]["mean"])
-    usual = json.loads(invoke(validate_command, str(replayed), "--json", "-").output)
+        result = result_of(validate_command, str(replayed), "--profile", str(tmp_path / f"{name}.json"))
+        errors.append(result["metrics"]["e2el"]["mean"])
+    usual = result_of(validate_command, str(replayed))
     assert errors[0] == usual["metrics"]["e2el"]["mean"]
     assert errors[1]["real"] == errors[0]["real"]
     assert errors[1]["simulated"] > 1.5 * errors[0]["simulated"]
@@ -131,7 +124,7 @@ def test_one_request_at_a_time_is_scheduled_alike_on_both_sides(tmp_path: Path) 
     out = tmp_path / "serial"
     done = replay_into(out, "--policy", "baseline", "--set", "policy_options.workers=1")
     assert done.exit_code == 0, done.output
-    result = json.loads(invoke(validate_command, str(out), "--json", "-").output)
+    result = result_of(validate_command, str(out))
     assert result["runs"][0]["divergence"] is None
     assert result["runs"][0]["lookups"]["missed"] == 0
 
