@@ -37,18 +37,9 @@ from sim.run.scenario import PlainScenario, to_plain
 
 RESULT_SCHEMA = 2
 PAIRED_METRICS = (
-    "mean_ttft_ms",
-    "p99_ttft_ms",
-    "mean_tpot_ms",
-    "p99_tpot_ms",
-    "mean_itl_ms",
-    "p99_itl_ms",
-    "mean_e2el_ms",
-    "p95_e2el_ms",
-    "p99_e2el_ms",
-    "request_throughput",
-    "output_throughput",
-    "steady_output_throughput",
+    *(f"{statistic}_{name}_ms" for name in ("ttft", "tpot", "itl") for statistic in ("mean", "p99")),
+    *("mean_e2el_ms", "p95_e2el_ms", "p99_e2el_ms"),
+    *("request_throughput", "output_throughput", "steady_output_throughput"),
 )
 LABELS = ("policy", "seed", "replication", "load", "unstable", "engine", "async_scheduling", "partition")
 """Keys of a run that say which run it is and how it went, rather than measure it."""
