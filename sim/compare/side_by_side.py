@@ -311,7 +311,7 @@ def cost_source(profile: Profile) -> CostSource:
         overlap=profile.overlap.source,
         is_overlap_measured=profile.overlap.measured,
         phi=None if profile.overlap.measured else profile.phi,
-        errors={kind: error.mean_error_pct for kind, error in profile.errors.items()},
+        errors=profile.mean_errors_pct,
     )
 
 
