@@ -1,7 +1,7 @@
-"""`lanesim calibrate import`: profiles from published tables, and from what vLLM measured. `lanesim calibrate cases`: the
-commands for that.
+"""`lanesim calibrate import`: profiles from published tables, and from what vLLM measured.
 
-Importing this module imports click alone. Not here: the import itself, and which passes (calibrate.importers).
+`lanesim calibrate cases` prints the commands of such a measurement. Importing this module imports click alone.
+Not here: the import itself, and which passes are timed (calibrate.importers).
 """
 
 from __future__ import annotations

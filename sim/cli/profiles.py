@@ -53,11 +53,8 @@ def _list(gpu: str) -> None:
         profile = load(name)
         if f"-{gpu}" not in f"-{profile.gpu.name}":
             continue
-        cells = []
-        for kind in kinds:
-            error = profile.errors.get(kind)
-            known = error is not None and error.mean_error_pct is not None
-            cells.append(f"{error.mean_error_pct:.1f}" if error is not None and known else "–")
+        errors = [profile.mean_errors_pct.get(kind) for kind in kinds]
+        cells = ["–" if error is None else f"{error:.1f}" for error in errors]
         marks = " s" * (profile.conditions == SERVED) + " *" * profile.overlap.is_known
         rows.append([name + marks, *cells])
     if not rows:

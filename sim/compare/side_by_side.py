@@ -40,18 +40,9 @@ from sim.run.scenario import PlainScenario, to_plain
 
 RESULT_SCHEMA = 2
 PAIRED_METRICS = (
-    "mean_ttft_ms",
-    "p99_ttft_ms",
-    "mean_tpot_ms",
-    "p99_tpot_ms",
-    "mean_itl_ms",
-    "p99_itl_ms",
-    "mean_e2el_ms",
-    "p95_e2el_ms",
-    "p99_e2el_ms",
-    "request_throughput",
-    "output_throughput",
-    "steady_output_throughput",
+    *(f"{statistic}_{name}_ms" for name in ("ttft", "tpot", "itl") for statistic in ("mean", "p99")),
+    *("mean_e2el_ms", "p95_e2el_ms", "p99_e2el_ms"),
+    *("request_throughput", "output_throughput", "steady_output_throughput"),
 )
 OVER_PROMPTS = (*PAIRED_METRICS, "spec_decode_acceptance_length")
 LABELS = ("policy", "seed", "replication", "load", "unstable", "engine", "async_scheduling", "partition")
@@ -344,7 +335,7 @@ def cost_source(profile: Profile) -> CostSource:
         overlap=profile.overlap.source,
         is_overlap_measured=profile.overlap.measured,
         phi=None if profile.overlap.measured else profile.phi,
-        errors={kind: error.mean_error_pct for kind, error in profile.errors.items()},
+        errors=profile.mean_errors_pct,
     )
 
 

@@ -313,6 +313,11 @@ class Profile(Bounded, frozen=True, kw_only=True):
             raise ValueError("the models must hold some KV")
 
     @property
+    def mean_errors_pct(self) -> dict[str, float | None]:
+        """Mean held-out errors by kind; None where nothing was validated."""
+        return {kind: error.mean_error_pct for kind, error in self.errors.items()}
+
+    @property
     def phi(self) -> Phi:
         """Of its plain streams: its own, or what was measured on such a GPU, or what is assumed."""
         return self.overlap.phi or MEASURED_PHI.get(self.gpu.name, ASSUMED_PHI)

@@ -39,7 +39,14 @@ def t_975(degrees: int) -> float:
 
 
 def interval_95(samples: Sequence[float]) -> tuple[float, float] | None:
-    """95 % t-interval of the mean of independent `samples`; None for fewer than two."""
+    """95 % t-interval of the mean of independent `samples`; None for fewer than two.
+
+    >>> half = 4.3027 * (7.0 / 3.0) ** 0.5  # Mean 3, variance (4 + 1 + 9) / 2.
+    >>> [round(end, 9) for end in interval_95([1.0, 2.0, 6.0])] == [round(3.0 - half, 9), round(3.0 + half, 9)]
+    True
+    >>> interval_95([3.0]) is None
+    True
+    """
     count = len(samples)
     if count < 2:
         return None
@@ -93,7 +100,10 @@ def effective_count(values: Floats) -> float:
     neighbours: their number over the inflation of the variance of means of about sqrt(samples) successive ones, at
     least 1.
 
-    Latencies of `continuous` at 60 % of capacity: a fifth of 10,000.
+    Latencies of `continuous` at 60 % of capacity: a fifth of 10,000. Values without spread count each.
+
+    >>> effective_count(np.full(7, 3.0)), effective_count(np.array([])), effective_count(np.array([1.0]))
+    (7.0, 0.0, 1.0)
     """
     size = isqrt(len(values))
     spread = float(values.var()) if size > 1 else 0.0
@@ -108,6 +118,12 @@ def mser_5(values: Floats) -> int:
     marginal standard error of the rest smallest, at most half of them.
 
     Source: White 1997 (Simulation 69), White, Cobb and Spratt 2000: MSER-5.
+
+    >>> steady, begun = 1.0 + 0.1 * (np.arange(500) // 5 % 2), np.arange(500) < 52
+    >>> mser_5(np.where(begun, 9.0, steady)), mser_5(steady), mser_5(np.arange(19.0))
+    (55, 0, 0)
+    >>> mser_5(np.where(np.arange(200) < 150, 9.0, 1.0) + np.arange(200) % 2) <= 100
+    True
     """
     size = 5
     count = len(values) // size

@@ -229,11 +229,7 @@ def _assumptions(points: StorePoints) -> str:
     lines = []
     for name in points.values("profile"):
         profile = load_profile(name)
-        errors = [
-            f"{kind} {error.mean_error_pct:.1f} %"
-            for kind, error in profile.errors.items()
-            if error.mean_error_pct is not None
-        ]
+        errors = [f"{kind} {error:.1f} %" for kind, error in profile.mean_errors_pct.items() if error is not None]
         held_out = (
             f"mean error on held-out points: {', '.join(errors)}" if errors else "not validated on held-out points"
         )

@@ -20,7 +20,7 @@ from sim.report.comparisons import costs_line, said_comparison, said_varied
 from sim.report.pictures.store_pictures import named
 from sim.report.said import ASSUMED, CHECK, START, SURE, Said, print_said
 from sim.report.store_points import StorePoints
-from sim.report.tables import measured_width, new_table, number
+from sim.report.tables import measured_width, new_table, number, table_of
 from sim.studies.answer import Stated
 from sim.studies.attainment import Attainment, HighestLoad
 from sim.studies.comparison.varied import Varied
@@ -249,38 +249,33 @@ def _by_context(answer: ContextTuning, console: Console) -> Said:
 @said_of.register
 def _held(answer: Attainment, console: Console) -> Said:
     """A row per policy, and one per fleet for the target rate."""
-    has_draws = any(each.draws_interval is not None for each in answer.highest)
-    has_price = any(each.usd_per_million_tokens is not None for each in answer.highest)
-    columns = ["req/s", "95 % of runs", *["90 % of draws"] * has_draws, "saturated", "tok/s"]
-    columns += ["$/M tokens"] * has_price
     rows = [
-        [
-            each.policy,
-            _load(each),
-            _range(each.ci95),
-            *[_range(each.draws_interval)] * has_draws,
-            number(each.saturated_per_s),
-            number(each.output_tokens_per_s),
-            *[number(each.usd_per_million_tokens)] * has_price,
-        ]
+        {
+            "policy": each.policy,
+            "req/s": _load(each),
+            "95 % of runs": _range(each.ci95),
+            "90 % of draws": _range(each.draws_interval),
+            "saturated": number(each.saturated_per_s),
+            "tok/s": number(each.output_tokens_per_s),
+            "$/M tokens": number(each.usd_per_million_tokens),
+        }
         for each in answer.highest
     ]
     title = f"highest {answer.of} at which {100 * answer.share:g} % of requests meet all SLOs"
-    tables = [(title, new_table(["policy"], columns, rows))]
+    tables = [(title, table_of(rows, ["policy"], ["90 % of draws", "$/M tokens"]))]
     if answer.fleets:
         rows = [
-            [
-                each.policy,
-                each.routing,
-                "none" if each.replicas is None else str(each.replicas),
-                *(NONE if share is None else f"{100 * share:.0f} %" for share in (each.utilisation, each.confidence)),
-                number(each.usd_per_million_tokens),
-            ]
+            {
+                "policy": each.policy,
+                "routing": each.routing,
+                "replicas": "none" if each.replicas is None else str(each.replicas),
+                "utilised": _whole_share(each.utilisation),
+                "confidence": _whole_share(each.confidence),
+                "$/M tokens": number(each.usd_per_million_tokens),
+            }
             for each in answer.fleets
         ]
-        columns = ["replicas", "utilised", "confidence", "$/M tokens"]
-        title = f"replicas for {answer.target_rate:g} requests/s"
-        tables.append((title, new_table(["policy", "routing"], columns, rows)))
+        tables.append((f"replicas for {answer.target_rate:g} requests/s", table_of(rows, ["policy", "routing"])))
     return Said(attainment_sentence(answer), tables, *_basis(answer, "Ranges: 90 % of", [], answer.notes))
 
 
@@ -333,14 +328,9 @@ def _holds(highest: HighestLoad, answer: Attainment) -> list[str]:
 @said_of.register
 def _rented(answer: Rental, console: Console) -> Said:
     """Rows that were simulated in draws, a few of the estimates, and the lines that start and check the best."""
-    has_price = answer.price_per_gpu_h is not None
-    has_energy = any(row.joules_per_output_token is not None for row in answer.deployments)
-    fleet = ["req/s"] if answer.rate_per_s is None else ["req/s each", "replicas", "GPUs", "draws met"]
-    titles = ["K", *["fit"] * (not has_energy), *fleet, "tok/s/GPU", *["$/M"] * has_price, *["J/tok"] * has_energy]
     estimates = [row for row in answer.deployments if row.is_first_pass]
     refined = [row for row in answer.deployments if not row.is_first_pass]
     shown = estimates[: max(0, MAX_ROWS - len(refined))]
-    rows = [_deployment_cells(row, answer, has_price=has_price, has_energy=has_energy) for row in [*refined, *shown]]
     more = len(estimates) - len(shown)
     last = [
         *answer.notes[MAX_NOTES - 2 : MAX_NOTES],
@@ -354,7 +344,9 @@ def _rented(answer: Rental, console: Console) -> Said:
         *answer.notes[: MAX_NOTES - 2],
         "; ".join(last),
     ]
-    table = new_table(["replica"], titles, rows, box=None, padding=(0, 1), pad_edge=False)
+    has_energy = any(row.joules_per_output_token is not None for row in answer.deployments)
+    rows = [_deployment_cells(row, answer, has_energy=has_energy) for row in [*refined, *shown]]
+    table = table_of(rows, ["replica"], ["fit", "$/M", "J/tok"], box=None, padding=(0, 1), pad_edge=False)
     basis = [(SURE if place == 0 else "", line) for place, line in enumerate(filter(None, lines))]
     typed = [(START, answer.start), (CHECK, answer.check)]
     fits = [] if has_energy else [("fit", "Requests of this length whose KV fits into one replica's memory at once.")]
@@ -362,22 +354,21 @@ def _rented(answer: Rental, console: Console) -> Said:
     return Said(answer.verdict, [("", table)], labelled, more="--json FILE: everything.")
 
 
-def _deployment_cells(row: PlannedDeployment, answer: Rental, *, has_price: bool, has_energy: bool) -> list[str]:
-    about = "~" * row.is_first_pass
+def _deployment_cells(row: PlannedDeployment, answer: Rental, *, has_energy: bool) -> dict[str, str]:
+    about, usd = "~" * row.is_first_pass, row.usd_per_million_tokens
     rate = f"{about}{number(row.rate_per_replica)}"
     if row.rate_interval is not None:
         rate += " ({}–{})".format(*map(number, row.rate_interval))
-    met = NONE if row.worlds_met is None else f"{row.worlds_met}/{answer.draws}"
-    return [
-        row.deployment,
-        str(row.num_speculative_tokens or "none"),
-        *([] if has_energy else [str(row.requests_in_memory)]),
-        rate,
-        *([] if answer.rate_per_s is None else [f"{about}{row.replicas}", f"{about}{row.gpus}", met]),
-        f"{about}{row.output_tokens_per_s_per_gpu:.0f}",
-        *([f"{about}{_fixed(row.usd_per_million_tokens)}"] if has_price else []),
-        *([number(row.joules_per_output_token)] if has_energy else []),
-    ]
+    fit = number(None) if has_energy else str(row.requests_in_memory)
+    cells = {"replica": row.deployment, "K": str(row.num_speculative_tokens or "none"), "fit": fit}
+    if answer.rate_per_s is None:
+        cells["req/s"] = rate
+    else:
+        met = NONE if row.worlds_met is None else f"{row.worlds_met}/{answer.draws}"
+        cells |= {"req/s each": rate, "replicas": f"{about}{row.replicas}", "GPUs": f"{about}{row.gpus}"}
+        cells["draws met"] = met
+    cells["tok/s/GPU"] = f"{about}{row.output_tokens_per_s_per_gpu:.0f}"
+    return cells | {"$/M": NONE if usd is None else about + _fixed(usd), "J/tok": number(row.joules_per_output_token)}
 
 
 # -- sweeps
@@ -406,6 +397,10 @@ def sweep_sentence(points: StorePoints) -> str:
 
 def _share(value: float) -> str:
     return f"{100.0 * value:.1f} %"
+
+
+def _whole_share(value: float | None) -> str:
+    return NONE if value is None else f"{100 * value:.0f} %"
 
 
 def _fixed(value: float | None) -> str:

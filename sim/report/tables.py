@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
@@ -49,6 +49,15 @@ def new_table(left: Iterable[str], right: Iterable[str], rows: Iterable[Sequence
     for row in rows:
         table.add_row(*row)
     return table
+
+
+def table_of(
+    rows: Sequence[Mapping[str, str]], left: Collection[str], optional: Collection[str] = (), **look: Any
+) -> Table:
+    """A table of cells by their titles; columns of `optional` are left out where no row has a value."""
+    titles = [title for title in rows[0] if title not in optional or any(row[title] != number(None) for row in rows)]
+    sides = [title for title in titles if title in left], [title for title in titles if title not in left]
+    return new_table(*sides, ([row[title] for title in titles] for row in rows), **look)
 
 
 def say(console: Console, text: str, style: str | None = None) -> None:

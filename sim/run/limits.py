@@ -68,16 +68,14 @@ def limits_of(
     real host schedules synchronously.
     """
     engine, given, method = engine or engine_for(scenario, profile), scenario.engine, scenario.speculation.drafter
+    _check_rules(scenario, engine, profile)
     method = drafter_of(profile) or method if method.is_model else method
     is_drafting = is_speculative and scenario.speculation.num_speculative_tokens > 0
     is_async = not is_real and engine.plans_ahead(method.name if is_drafting else NO_SPECULATION)
-    caps = engine.cap_rule(profile.gpu)
-    draft_tokens = scenario.speculation.num_speculative_tokens
-    told = given.rules
+    caps, draft_tokens, told = engine.cap_rule(profile.gpu), scenario.speculation.num_speculative_tokens, given.rules
     rules, is_fixed = engine.rules, scenario.speculation.controller == "fixed"
     drafter = name_in_rules(method, profile) if is_drafting else NO_SPECULATION
     slots = rules.slots_per_seat(drafter, draft_tokens)
-    _check_rules(scenario, engine, profile)
     interval, ranks = int(told.get("prefill_schedule_interval", 1)), profile.data_parallel
     budget = given.max_num_batched_tokens or caps.max_num_batched_tokens
     seats = given.max_num_seqs or engine.seats(profile, is_drafting=is_drafting)

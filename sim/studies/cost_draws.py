@@ -13,6 +13,7 @@ attainment), uncertainty of acceptance (sim.acceptance.quoted).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from math import exp, hypot, log2, pi, sqrt
 from statistics import NormalDist
 from typing import NamedTuple
@@ -204,7 +205,7 @@ def body_spread(profile: Profile) -> float:
     points, which have no layers: there whole passes have the whole error."""
     if not isinstance(profile.kernels, CompactKernels):
         return 0.0
-    known = [pct for kind in BODY_KINDS if (pct := _mean_pct(profile, kind)) is not None]
+    known = [pct for kind in BODY_KINDS if (pct := profile.mean_errors_pct.get(kind)) is not None]
     return SD_PER_MEAN_ABS * max(known, default=0.0) / 100.0
 
 
@@ -214,13 +215,8 @@ def kind_spreads(profile: Profile) -> dict[str, float]:
     return {
         kind: sqrt(max(0.0, (SD_PER_MEAN_ABS * pct / 100.0) ** 2 - body**2))
         for kind in SERVED_KINDS
-        if (pct := _mean_pct(profile, kind)) is not None
+        if (pct := profile.mean_errors_pct.get(kind)) is not None
     }
-
-
-def _mean_pct(profile: Profile, kind: str) -> float | None:
-    error = profile.errors.get(kind)
-    return None if error is None else error.mean_error_pct
 
 
 def _drawn_profile(profile: Profile, engine_error_pct: float | None, rounds: float, chances: _DrawChances) -> Profile:
@@ -366,15 +362,15 @@ def _worlds(result: Comparison, policies: Sequence[Resolved], drawn: Scenario, c
         for index, draw in enumerate(cost_draws(one, count, scenario.seed))
     ]
     given = [Point(resolved=one, seed=seed) for one in shorter for seed in seeds if drawn is not scenario]
-    outcomes = [outcome.run for outcome in run_points([*points, *given], runner, "draws")]
-    names = [one.label for one in policies]
-    as_given = outcomes[len(points) :] or [run for policy in names for run in result.runs if run["policy"] == policy]
-    per_policy = len(as_given) // len(policies)
-    runs = {}
-    for position, policy in enumerate(names):
-        replications = as_given[position * per_policy : (position + 1) * per_policy]
-        worlds = outcomes[position * count : (position + 1) * count]
-        runs[policy] = [(world, replications[index % len(seeds)]) for index, world in enumerate(worlds)]
+    outcomes = (outcome.run for outcome in run_points([*points, *given], runner, "draws"))
+    worlds = {one.label: list(islice(outcomes, count)) for one in policies}
+    as_given = {one.label: [run for run in result.runs if run["policy"] == one.label] for one in policies}
+    if given:
+        as_given = {one.label: list(islice(outcomes, len(seeds))) for one in policies}
+    runs = {
+        policy: [(world, as_given[policy][index % len(seeds)]) for index, world in enumerate(of_policy)]
+        for policy, of_policy in worlds.items()
+    }
     return _Worlds({row.policy: row for row in result.policies}, runs)
 
 

@@ -42,17 +42,8 @@ def test_answers_that_end_early_are_one_note_of_the_run_that_has_most(capfd: pyt
 def test_a_tuned_answer_has_one_line_on_what_it_extrapolates(capfd: pytest.CaptureFixture[str]) -> None:
     """Contexts of 1,500 tokens and more in more rows than were measured with more than 1,024."""
     flags = ["--profile", "h200-sxm/llama-3.1-8b+eagle3", "--acceptance", "length:2.6@3", "--lengths", "1,3"]
-    load = [
-        "--concurrencies",
-        "256",
-        "--set",
-        "engine.max_num_seqs=256",
-        "--set",
-        "workload.num_prompts=300",
-        "--output-len",
-        "150",
-    ]
-    assert run(["tune", *flags, *load, "--input-len", "1500", "--draws", "2"]) == 0
+    flags += ["--concurrencies", "256", "--set", "engine.max_num_seqs=256", "--set", "workload.num_prompts=300"]
+    assert run(["tune", *flags, "--output-len", "150", "--input-len", "1500", "--draws", "2"]) == 0
     lines = capfd.readouterr().err.splitlines()
     assert len(lines) == 1
     assert re.search(r"contexts to 1,\d\d\d extrapolated, measured to 1,024 at \d+ rows", lines[0])

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from sim.interface.request import Request
-from sim.metrics.load import SHORT_RUN_ERROR, Load, Verdict, judge, needs_capacity, saturated_throughput, trace_rate
+from sim.metrics.load import SHORT_RUN_ERROR, Verdict, judge, needs_capacity, saturated_throughput, trace_rate
 from sim.metrics.records import RunRecord, StreamUsage
 from tests.sim.metrics.test_summary import asked
 from tests.sim.metrics.test_summary import record as of_summary
@@ -46,11 +46,6 @@ def record(requests: list[Request], *, busy_s: float, end_s: float) -> RunRecord
 def test_only_a_rate_outside_the_interval_of_capacity_is_judged(rate: float, error: float, verdict: Verdict) -> None:
     load = judge(rate, error, 10.0, (9.0, 11.0))
     assert (load.verdict, load.rate_per_s, load.capacity_per_s, load.ci95) == (verdict, rate, 10.0, (9.0, 11.0))
-
-
-@pytest.mark.parametrize("verdict", Verdict)
-def test_means_have_intervals_where_a_longer_run_would_repeat_them(verdict: Verdict) -> None:
-    assert Load(verdict=verdict, rate_per_s=1.0).is_steady == (verdict in (Verdict.STABLE, Verdict.CLOSED))
 
 
 def test_a_trace_arrives_at_its_number_over_its_span_give_or_take_its_spread() -> None:

@@ -8,7 +8,7 @@ import scipy.stats
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sim.metrics.stats import effective_count, interval_95, mser_5, t_975, weighted_percentiles
+from sim.metrics.stats import effective_count, t_975, weighted_percentiles
 
 
 @given(st.lists(st.tuples(st.floats(0, 100), st.integers(1, 6)), min_size=1, max_size=20), st.floats(0, 100))
@@ -34,13 +34,6 @@ def test_t_quantiles_beyond_lack_the_fourth_term_of_their_expansion() -> None:
     assert lacks == pytest.approx([1.59] * 5, rel=0.03)
 
 
-def test_an_interval_lies_around_the_mean() -> None:
-    """1, 2 and 6: mean 3, variance (4 + 1 + 9) / 2."""
-    half = 4.3027 * (7 / 3) ** 0.5
-    assert interval_95([1.0, 2.0, 6.0]) == pytest.approx((3 - half, 3 + half))
-    assert interval_95([3.0]) is None
-
-
 @pytest.mark.parametrize("likeness", [0.0, 0.5, 0.8])
 def test_values_that_resemble_their_neighbours_count_for_less(likeness: float) -> None:
     """An autoregressive series is worth (1 - likeness) / (1 + likeness) of independent values; found within 20 % in the
@@ -55,24 +48,3 @@ def test_values_that_resemble_their_neighbours_count_for_less(likeness: float) -
             values[place] = likeness * values[place - 1] + noise[place]
         shares.append(effective_count(values) / len(values))
     assert np.mean(shares) == pytest.approx((1.0 - likeness) / (1.0 + likeness), rel=0.2)
-
-
-def test_values_without_spread_count_each() -> None:
-    assert effective_count(np.full(7, 3.0)) == 7.0
-    assert effective_count(np.array([])) == 0.0
-    assert effective_count(np.array([1.0])) == 1.0
-
-
-def test_a_beginning_unlike_the_rest_is_left_out_in_whole_batches() -> None:
-    """52 of 500 lie far above the rest, which alternates: 11 batches of 5 have one of them."""
-    values = np.where(np.arange(500) < 52, 9.0, 1.0 + 0.1 * (np.arange(500) // 5 % 2))
-    assert mser_5(values) == 55
-
-
-def test_of_values_that_resemble_each_other_throughout_none_is_left_out() -> None:
-    assert mser_5(1.0 + 0.1 * (np.arange(500) // 5 % 2)) == 0
-    assert mser_5(np.arange(19.0)) == 0
-
-
-def test_no_more_than_half_is_left_out() -> None:
-    assert mser_5(np.where(np.arange(200) < 150, 9.0, 1.0) + np.arange(200) % 2) <= 100

@@ -227,14 +227,9 @@ def opened(page: Path, folder: Path) -> str:
     browser = shutil.which("chromium") or shutil.which("google-chrome") or shutil.which("chromium-browser")
     if browser is None:
         pytest.skip("needs Chromium")
-    flags = [
-        "--headless=new",
-        "--no-sandbox",
-        "--disable-gpu",
-        "--enable-logging=stderr",
-        "--disable-background-networking",
-    ]
-    command = [browser, *flags, f"--user-data-dir={folder / 'browser'}", "--dump-dom", page.as_uri()]
+    flags = ["--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--disable-background-networking"]
+    flags += ["--headless=new", f"--user-data-dir={folder / 'browser'}"]
+    command = [browser, *flags, "--dump-dom", page.as_uri()]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
     assert "CONSOLE" not in done.stderr
     return done.stdout

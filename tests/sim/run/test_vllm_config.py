@@ -49,18 +49,8 @@ def test_what_cannot_be_is_one_line(text: str, message: str) -> None:
 
 def test_the_command_line_takes_it_and_other_flags_win(capsys: pytest.CaptureFixture[str]) -> None:
     config = '{"model": "some/draft", "num_speculative_tokens": 2}'
-    flags = [
-        "compare",
-        "--verbose",
-        "--profile",
-        "cpu/tiny",
-        "--policy",
-        "continuous",
-        "--num-prompts",
-        "5",
-        "--request-rate",
-        "9",
-    ]
+    flags = ["compare", "--verbose", "--profile", "cpu/tiny", "--policy", "continuous", "--num-prompts", "5"]
+    flags += ["--request-rate", "9"]
     assert run([*flags, "--speculative-config", config]) == 0
     assert "k=2" in capsys.readouterr().out
     assert run([*flags, "--speculative-config", config, "--num-speculative-tokens", "3"]) == 0
