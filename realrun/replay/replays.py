@@ -131,8 +131,9 @@ def _serve_a_few(experiment: Experiment, executor: PairExecutor) -> None:
         requests = experiment.requests()[:REHEARSAL_REQUESTS]
         for request in requests:
             request.arrival_s = 0.0
-        experiment.start(host, requests)
+        serving = experiment.start(host, requests)
         host.run_until()
+    experiment.check_served(serving)
     executor.reset()
 
 

@@ -245,11 +245,7 @@ class Serving:
     # -- blocks taken as tokens come
 
     def seat_now(
-        self,
-        max_tokens: int,
-        lookahead: int = 0,
-        first: FirstChunk = ANY_CHUNK,
-        request: Request | None = None,
+        self, max_tokens: int, lookahead: int = 0, first: FirstChunk = ANY_CHUNK, request: Request | None = None
     ) -> tuple[Request, Chunk] | None:
         """The oldest waiting request, or the given one, and its first chunk of at most `max_tokens`, if all its tokens
         fit, and `lookahead` behind the chunk.

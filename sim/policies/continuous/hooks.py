@@ -64,7 +64,7 @@ Share = Callable[[RequestView, int, StepView], int]
 """How many tokens a request has, from 0 to the given number, which is what `continuous` would choose."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Hooks:
     """The hooks of one policy on one server. Without a function the choice is that of `continuous`."""
 

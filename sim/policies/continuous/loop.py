@@ -12,6 +12,7 @@ A property test holds the compiled core to this loop (sim.run.compiled). Not her
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from math import inf
 from typing import NamedTuple
@@ -79,14 +80,7 @@ def continuous(
             raise PluginError(
                 f"policy {name!r} has hooks, and {limits.scheduler!r} plans its own steps: want continuous"
             )
-        hooks = Hooks(
-            policy=name,
-            serving=serving,
-            budget_tokens=limits.max_num_scheduled_tokens,
-            admit=admit,
-            split=split,
-            draft_length=draft_length,
-        )
+        hooks = Hooks(name, serving, limits.max_num_scheduled_tokens, admit, split, draft_length)
         return [by_rows(serving, limits, serving.host.stream("gpu"), hooks)]
 
     return Policy(name=name, summary=summary, source=source, build=build, is_continuous=True, takes=())
@@ -203,18 +197,6 @@ def start_step(
     return Flight(step, target, last, by_index, serving.host.now_s, _lookup(load, longest, limits))
 
 
-AUTOREGRESSIVE = Policy(
-    name="autoregressive",
-    summary="continuous batching without speculation",
-    is_built_in=True,
-    source="vLLM",
-    build=coroutines,
-    is_speculative=False,
-    is_continuous=True,
-    takes=(),
-)
-
-
 CONTINUOUS = Policy(
     name="continuous",
     summary="verify rows and prefill chunks in one pass under a token budget, then drafting",
@@ -223,4 +205,11 @@ CONTINUOUS = Policy(
     build=coroutines,
     is_continuous=True,
     takes=(),
+)
+AUTOREGRESSIVE = replace(
+    CONTINUOUS,
+    name="autoregressive",
+    summary="continuous batching without speculation",
+    source="vLLM",
+    is_speculative=False,
 )

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -12,7 +14,7 @@ from realrun.host.gpuhost import GpuHost
 from realrun.host.ticket import GpuTicket
 from realrun.kernels.pair_kernels import PairKernels
 from realrun.replay.pair_executor import PairExecutor
-from sim.engine.draft_length import ByBatch, Controller
+from sim.engine.draft_length import ByBatch
 from sim.interface.request import Request
 from sim.interface.work import Kind
 from sim.policies.options import Batching, EngineLimits, KvMode
@@ -33,15 +35,10 @@ def executor() -> tuple[PairExecutor, object]:
 
 
 def run(
-    policy: str,
-    executor: PairExecutor,
-    options: PolicyOptions,
-    draws: PeriodicDraws | None,
-    limits: EngineLimits,
-    controller: Controller | None = None,
+    policy: str, executor: PairExecutor, options: PolicyOptions, draws: Any, limits: EngineLimits, **more: Any
 ) -> list[GpuTicket]:
     with GpuHost(executor, draws) as host:
-        serving = played(host, policy, requests(), options, limits, draft_tokens=3, controller=controller)
+        serving = played(host, policy, requests(), options, limits, draft_tokens=3, **more)
     assert serving.num_finished == NUM_REQUESTS
     executor.reset()
     return host.works
@@ -69,7 +66,7 @@ def test_every_policy_emits_the_targets_greedy_text(policy: str, batching: Batch
 def test_rounds_without_a_draft_among_others_leave_the_targets_greedy_text(policy: str, kv: KvMode) -> None:
     pair, target = executor()
     alone = ByBatch(((1, 1, 3), (2, 9, 0)), 3)
-    works = run(policy, pair, PolicyOptions(kv=kv, poll_s=0.0005), None, EngineLimits(), alone)
+    works = run(policy, pair, PolicyOptions(kv=kv, poll_s=0.0005), None, EngineLimits(), controller=alone)
     drafts = {ticket.work.draft_tokens for ticket in works if ticket.work.kind is Kind.DRAFT and ticket.work.rows}
     assert drafts == {0, 3}
     for each in requests():

@@ -19,7 +19,9 @@ from realrun.replay.pair_executor import PairExecutor
 from realrun.replay.replays import REHEARSAL_REQUESTS, Replay, replay, result_of
 from realrun.replay.testbed import SPARE_SLOTS, build_kernels, sizes_for
 from sim.costs.profile_files import load
-from sim.run.experiment import Experiment
+from sim.policies.continuous.loop import continuous
+from sim.policies.registry import register
+from sim.run.experiment import Experiment, PolicyStalled
 from sim.run.resolve import resolve
 from sim.run.scenario import Scenario
 
@@ -139,3 +141,17 @@ def test_runs_of_which_one_went_to_the_driver_once_are_called_disturbed(
         about = result_of(quiet.experiment.scenario, replays, {})["replay"]
         assert about["num_device_allocations"] == count
         assert about["is_disturbed_by_allocations"] is (count == 1)
+
+
+def test_every_draft_length_that_a_hook_may_choose_is_captured_before_the_run() -> None:
+    changing = continuous(name="changing", draft_length=lambda request, tokens, step: 1 + step.num_rows % tokens)
+    (done,), _ = runs([register(changing).name], has_graphs=True)
+    drafts = [each for each in done.works if each.record.kind == "draft" and not each.record.chunk_tokens]
+    assert len({each.record.draft_tokens for each in drafts}) > 1
+    assert all(each.is_captured for each in drafts)
+
+
+def test_a_policy_that_stops_with_requests_unserved_is_named_at_its_rehearsal() -> None:
+    stuck = register(continuous(name="stuck", admit=lambda waiting: None)).name
+    with pytest.raises(PolicyStalled, match="policy 'stuck' stopped with 4 of 4 requests unfinished"):
+        runs([stuck], has_graphs=False)

@@ -5,6 +5,7 @@ Not here: what every policy keeps to, which holds for one with hooks as well (te
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -38,69 +39,66 @@ ENGINES: dict[str, dict[str, Any]] = {
 }
 
 
+PADDED = {"draft_tokens": 3, "spare_blocks": 8, "max_num_batched_tokens": 12, "async_scheduling": False}
+
+
 @pytest.mark.parametrize("rules", ENGINES.values(), ids=ENGINES)
 @examples(0.5)
-@example(
-    rows=[(0.0, 5, 9), (0.5, 1, 3)],
-    draft_tokens=3,
-    spare_blocks=8,
-    budget=12,
-    is_async=False,
-    method=DRAFTERS["draft_model"],
-)
+@example(rows=[(0.0, 5, 9), (0.5, 1, 3)], method=DRAFTERS["draft_model"], **PADDED)
 @given(
     rows=asked,
     draft_tokens=st.integers(0, 3),
     spare_blocks=st.integers(0, 8),
-    budget=st.integers(12, 40),
-    is_async=st.booleans(),
+    max_num_batched_tokens=st.integers(12, 40),
+    async_scheduling=st.booleans(),
     method=METHODS,
 )
 def test_hooks_that_state_the_rules_of_continuous_leave_its_schedule(
-    rules: dict[str, Any], rows: list, draft_tokens: int, spare_blocks: int, budget: int, is_async: bool, method: Any
+    rules: dict[str, Any], rows: list, draft_tokens: int, spare_blocks: int, **more: Any
 ) -> None:
-    stated = hooked(
-        admit=lambda waiting: waiting[0],
-        split=lambda request, tokens, step: tokens,
-        draft_length=lambda request, tokens, step: tokens,
-    )
-    limits = EngineLimits(
-        max_num_seqs=4, max_num_batched_tokens=budget, async_scheduling=is_async, method=method, **rules
-    )
-    most = max(prompt + output for _, prompt, output in rows) + 3 * draft_tokens + 4
-    given_to = {"costs": COSTS, "draws": KeyedDraws(), "limits": limits, "draft_tokens": draft_tokens, "block_size": 4}
-    runs = [
-        SimRun(policy, build(rows, has_priorities=True), kv_blocks=-(-most // 4) + spare_blocks, **given_to)
-        for policy in ("continuous", stated)
-    ]
+    def most(request: Any, tokens: int, step: Any) -> int:
+        return tokens
+
+    stated = hooked(admit=lambda waiting: waiting[0], split=most, draft_length=most)
+    limits = EngineLimits(max_num_seqs=4, **rules, **more)
+    longest = max(prompt + output for _, prompt, output in rows) + 3 * draft_tokens + 4
+    memory = {"block_size": 4, "kv_blocks": -(-longest // 4) + spare_blocks}
+    given_to = {"costs": COSTS, "draws": KeyedDraws(), "limits": limits, "draft_tokens": draft_tokens, **memory}
+    runs = [SimRun(policy, build(rows, has_priorities=True), **given_to) for policy in ("continuous", stated)]
     assert runs[0].log == runs[1].log
     assert outcome(runs[0]) == outcome(runs[1])
 
 
+def served(sent: list[tuple[float, int, int]], draft_tokens: int = 0, rules: Any = None, **hooks: Any) -> SimRun:
+    """Requests as (arrival, prompt, output), of whose drafts nothing is accepted."""
+    asked = [request(index, arrival_s=at, prompt=prompt, output=out) for index, (at, prompt, out) in enumerate(sent)]
+    limits = EngineLimits(**rules or {})
+    return SimRun(hooked(**hooks), asked, draws=NeverAccept(), draft_tokens=draft_tokens, limits=limits)
+
+
 @pytest.mark.parametrize("rules", [{}, {"mixes_prompts": False, "token_ratio": RATIO}])
 def test_the_hook_decides_who_is_admitted_next(rules: dict[str, Any]) -> None:
-    """One seat. The first request comes alone, the others while it runs."""
-    shortest = hooked(admit=lambda waiting: min(waiting, key=lambda request: request.prompt_tokens))
-    requests = [
-        request(index, arrival_s=float(index), prompt=prompt, output=2) for index, prompt in enumerate((9, 8, 4, 6))
-    ]
-    run = SimRun(shortest, requests, draft_tokens=0, limits=EngineLimits(max_num_seqs=1, **rules))
+    """One runs at a time. The first request comes alone, the others while it runs."""
+    sent = [(0.0, 9, 2), (1.0, 8, 2), (2.0, 4, 2), (3.0, 6, 2)]
+    run = served(
+        sent, rules={"max_num_seqs": 1, **rules}, admit=lambda waiting: min(waiting, key=attrgetter("prompt_tokens"))
+    )
     assert sorted(range(4), key=lambda index: run.serving.requests[index].scheduled_s) == [0, 2, 3, 1]
 
 
 def test_the_hook_sees_no_request_that_the_engine_has_not_seen() -> None:
     """Two run at once. The engine takes requests in after a step with prompts, or after three steps without."""
-    newest = hooked(admit=lambda waiting: waiting[-1])
-    sent = [(0.0, 9), (1.0, 2), (1.0, 5), (26.0, 2)]
-    requests = [request(index, arrival_s=at, prompt=4, output=output) for index, (at, output) in enumerate(sent)]
-    run = SimRun(newest, requests, draft_tokens=0, limits=EngineLimits(max_num_seqs=2, receive_interval=3))
+    sent, rules = [(0.0, 4, 9), (1.0, 4, 2), (1.0, 4, 5), (26.0, 4, 2)], {"max_num_seqs": 2, "receive_interval": 3}
+    run = served(sent, rules=rules, admit=lambda waiting: waiting[-1])
     assert [one.scheduled_s for one in run.serving.requests] == [0.0, 30.0, 5.0, 40.0]
 
 
-def test_nobody_is_admitted_while_the_hook_names_nobody() -> None:
-    pairs = hooked(admit=lambda waiting: waiting[0] if len(waiting) > 1 or waiting[0].waited_s == 0.0 else None)
-    requests = [request(index, arrival_s=at, prompt=4, output=1) for index, at in enumerate((0.0, 1.0, 7.0))]
-    run = SimRun(pairs, requests, draft_tokens=0, limits=EngineLimits(max_num_seqs=1))
+def pairs(waiting: Any) -> Any:
+    return waiting[0] if len(waiting) > 1 or waiting[0].waited_s == 0.0 else None
+
+
+def test_no_request_is_admitted_while_the_hook_names_none() -> None:
+    run = served([(0.0, 4, 1), (1.0, 4, 1), (7.0, 4, 1)], rules={"max_num_seqs": 1}, admit=pairs)
     assert steps(run) == [(0.0, 0, 0, ((4, 0),)), (7.0, 0, 0, ((4, 0),))]
     assert not run.serving.is_all_finished
 
@@ -113,45 +111,32 @@ def test_the_hook_splits_the_budget_of_a_step() -> None:
         seen.append((request.index, tokens))
         return max(0, min(tokens, 3 - step.prompt_tokens)) if step.num_rows else tokens
 
-    sent = [(0.0, 4, 4), (1.0, 5, 1), (1.0, 1, 1)]
-    requests = [request(index, arrival_s=at, prompt=prompt, output=out) for index, (at, prompt, out) in enumerate(sent)]
-    run = SimRun(hooked(split=gentle), requests, draft_tokens=0, limits=EngineLimits(max_num_batched_tokens=8))
-    assert steps(run) == [
-        (0.0, 0, 0, ((4, 0),)),
-        (5.0, 1, 1, ((3, 0),)),
-        (10.0, 1, 1, ((2, 3), (1, 0))),
-        (15.0, 1, 1, ()),
-    ]
+    run = served([(0.0, 4, 4), (1.0, 5, 1), (1.0, 1, 1)], rules={"max_num_batched_tokens": 8}, split=gentle)
+    chunks = [((4, 0),), ((3, 0),), ((2, 3), (1, 0)), ()]
+    assert [(rows, of) for _, rows, _, of in steps(run)] == list(zip((0, 1, 1, 1), chunks, strict=True))
     assert seen == [(0, 4), (0, 1), (1, 5), (2, 1), (0, 1), (1, 2), (2, 1), (0, 1)]
 
 
 def test_the_hook_splits_prompts_where_they_go_apart() -> None:
-    threes = hooked(split=lambda request, tokens, step: min(tokens, 3))
-    limits = EngineLimits(max_num_batched_tokens=4, mixes_prompts=False, token_ratio=RATIO)
-    run = SimRun(threes, [request(0, prompt=8, output=1)], draft_tokens=0, limits=limits)
+    rules = {"max_num_batched_tokens": 4, "mixes_prompts": False, "token_ratio": RATIO}
+    run = served([(0.0, 8, 1)], rules=rules, split=lambda request, tokens, step: min(tokens, 3))
     assert [chunks for _, _, _, chunks in steps(run)] == [((3, 0),), ((3, 3),), ((2, 6),)]
 
 
 def test_a_draft_is_as_long_as_the_hook_says_and_a_pass_as_long_as_the_longest_draft() -> None:
-    """Request 0 drafts nothing, and the prompt of request 1 drafts nothing before its end. Nothing is accepted."""
-    short = hooked(draft_length=lambda request, tokens, step: tokens if request.prompt_tokens < 6 else 0)
-    requests = [request(0, prompt=8, output=3), request(1, arrival_s=1.0, prompt=5, output=2)]
-    limits = EngineLimits(max_num_batched_tokens=4)
-    run = SimRun(short, requests, draws=NeverAccept(), draft_tokens=3, limits=limits)
-    assert [shape[1:] for shape in steps(run)] == [
-        (0, 0, ((4, 0),)),
-        (0, 0, ((4, 4),)),
-        (1, 1, ((3, 0),)),
-        (1, 1, ((2, 3),)),
-        (1, 4, ()),
-    ]
+    """Request 0 drafts nothing, and the prompt of request 1 drafts nothing before its end, in the fourth step."""
+
+    def short(request: Any, tokens: int, step: Any) -> int:
+        return tokens if request.prompt_tokens < 6 else 0
+
+    run = served([(0.0, 8, 3), (1.0, 5, 2)], 3, rules={"max_num_batched_tokens": 4}, draft_length=short)
+    assert [(rows, tokens) for _, rows, tokens, _ in steps(run)] == [(0, 0), (0, 0), (1, 1), (1, 1), (1, 4)]
     drafts = [ticket.work.draft_tokens for ticket in run.tickets if ticket.work.kind is Kind.DRAFT]
     assert drafts == [0, 0, 0, 3, 3]
 
 
 BAD: dict[str, tuple[str, Any]] = {
-    "somebody who does not wait": ("admit", lambda waiting: request(7)),
-    "a copy of a request": ("admit", lambda waiting: "first"),
+    "a request that does not wait": ("admit", lambda waiting: request(7)),
     "more tokens than there are": ("split", lambda request, tokens, step: tokens + 1),
     "tokens below 0": ("split", lambda request, tokens, step: -1),
     "a draft that is too long": ("draft_length", lambda request, tokens, step: tokens + 1),
