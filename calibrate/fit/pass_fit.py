@@ -86,42 +86,23 @@ def start_constants(is_cpu: bool, multiprocessors: int, attention: str, kv_layou
     decode = DecodeAttention(
         fixed_s=4 * kernel_s, row_head_s=1e-7, bandwidth_share=0.5, sharpness=1.5, key_head_s=1e-10
     )
+    gemm = Gemm(
+        compute_share=0.7, bandwidth_share=0.7, fixed_s=kernel_s, depth_s=0.0, sharpness=2.0, extra_depth=0.0,
+        tile_share=0.0 if is_cpu else 0.4, wave_share=0.0, long_kernel_change=0.0, long_kernel_s=1e-3,
+        tile_tokens=16 if is_cpu else 128, small_tile_tokens=1 if is_cpu else 64, tile_columns=16 if is_cpu else 128,
+        multiprocessors=multiprocessors,
+    )  # fmt: skip
+    prefill = PrefillAttention(
+        fixed_s=4 * kernel_s, compute_share=0.3, extra_keys=64.0, tile_share=0.0, block_s=0.0, kv_bandwidth_share=0.3,
+        small_head_change=0.0,
+    )  # fmt: skip
     return CompactKernels(
-        gemm=Gemm(
-            compute_share=0.7,
-            bandwidth_share=0.7,
-            fixed_s=kernel_s,
-            depth_s=0.0,
-            sharpness=2.0,
-            extra_depth=0.0,
-            tile_share=0.0 if is_cpu else 0.4,
-            wave_share=0.0,
-            long_kernel_change=0.0,
-            long_kernel_s=1e-3,
-            tile_tokens=16 if is_cpu else 128,
-            small_tile_tokens=1 if is_cpu else 64,
-            tile_columns=16 if is_cpu else 128,
-            multiprocessors=multiprocessors,
-        ),
-        decode_attention=decode,
-        multi_head_decode_attention=decode,
-        prefill_attention=PrefillAttention(
-            fixed_s=4 * kernel_s,
-            compute_share=0.3,
-            extra_keys=64.0,
-            tile_share=0.0,
-            block_s=0.0,
-            kv_bandwidth_share=0.3,
-            small_head_change=0.0,
-        ),
+        gemm=gemm, decode_attention=decode, multi_head_decode_attention=decode, prefill_attention=prefill,
         verify_attention=VerifyAttention(kv_slowdown=1.2),
         elementwise=Elementwise(bandwidth_share=0.5, kernel_s=kernel_s, kernels_per_layer=4),
-        head=Head(sampler_s=10 * kernel_s, sampler_passes=3.0),
-        all_reduce=None,
-        attention_implementation=attention,
-        kv_layout=kv_layout,
-        measured=Measured(tokens=1, rows=1, row_context_tokens=1, chunk_tokens=1),
-    )
+        head=Head(sampler_s=10 * kernel_s, sampler_passes=3.0), all_reduce=None, attention_implementation=attention,
+        kv_layout=kv_layout, measured=Measured(tokens=1, rows=1, row_context_tokens=1, chunk_tokens=1),
+    )  # fmt: skip
 
 
 def fit_passes(start: Profile, points: Sequence[MeasuredPoint]) -> Profile:

@@ -206,30 +206,26 @@ def replay_line(cells: Sequence[EvidenceCell]) -> str:
 def as_replayed(result: Comparison, policies: Sequence[Resolved]) -> Comparison:
     """`result` without the orders that turn round where the simulator's errors on replays near the load are taken out
     of both means."""
-    gpu, model = policies[0].profile.gpu.name, measured_name(policies[0].profile.target)
     ratios = {
-        row.policy: {
+        one.label: {
             cell.in_flight: 1.0 / (1.0 + cell.error_pct / 100.0)
             for cell in measured().cells
             if cell.policy and cell.engine == asked.engine and _is_near(asked, cell)
-            if not _differs(cell, gpu, model, asked)
+            if not _differs(cell, one.profile.gpu.name, measured_name(one.profile.target), asked)
         }
-        for row, asked in zip(result.policies, asked_of_comparison(result, policies), strict=True)
+        for one, asked in zip(policies, asked_of_comparison(result, policies), strict=True)
     }
     means = {row.policy: row.mean[METRIC] or 0.0 for row in result.policies}
-    paired = []
-    for row in result.paired:
+    paired = list(result.paired)
+    for at, row in enumerate(paired):
         ours, theirs = ratios[row.a], ratios[row.b]
-        shifts = [
-            means[row.a] * (ours[load] - 1.0) - means[row.b] * (theirs[load] - 1.0)
-            for load in ours.keys() & theirs.keys()
+        errors = [
+            means[row.a] * (ours[load] - 1.0) - means[row.b] * (theirs[load] - 1.0) for load in ours.keys() & theirs
         ]
-        if shifts and row.metric == METRIC and row.order in STATED and row.interval is not None:
-            low, high = row.interval
-            interval = min(low, low + min(shifts)), max(high, high + max(shifts))
+        if errors and row.metric == METRIC and row.order in STATED and row.interval is not None:
+            interval = row.interval[0] + min(0.0, *errors), row.interval[1] + max(0.0, *errors)
             if sign_of(interval) is not row.order:
-                row = msgspec.structs.replace(row, order=Order.REPLAYS, interval=interval)
-        paired.append(row)
+                paired[at] = msgspec.structs.replace(row, order=Order.REPLAYS, interval=interval)
     if paired == result.paired:
         return result
     summaries = judged(result.policies, paired)
