@@ -13,7 +13,7 @@ FAST := acceptance costs devices engine files hosts interface metrics policies w
 # Bytecode is kept whatever the shell says: these processes, those that tests start and the next run import the same.
 PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n logical --maxprocesses 4 --dist worksteal
 
-.PHONY: demo demo-all test test-fast test-real mutation-drawn vllm gpu fake-gpu notebooks docs dist accuracy-public check budget format clean claims atlas real-vllm
+.PHONY: demo demo-all test test-fast test-real mutation-drawn vllm gpu fake-gpu notebooks docs dist accuracy-public check budget format clean claims atlas real-vllm conformance-newest
 
 demo: .venv/.demo                ## twenty seconds: speculation or not, then three schedulers on an H100; pictures in results/demo
 	$(BIN)/lanesim compare --profile h100-sxm/llama-3.1-8b --request-rate 8 --input-len 1000 --output-len 200 \
@@ -93,6 +93,18 @@ vllm: .venv-vllm/.ready           ## a real vLLM on this CPU (a GB of wheels), f
 		--spec $$spec && OMP_NUM_THREADS=1 .venv-vllm/bin/python -m validation.replays.real_engine log results/vllm/models \
 		results/vllm/$$spec-memory.json --spec $$spec --blocks 40 || exit 1; done
 	.venv-vllm/bin/python -m validation conformance results/vllm/*.json
+
+conformance-newest: .venv-newest/.ready ## drawn schedules of the newest vLLM's own scheduler: how many differ from ours, by feature
+	.venv-newest/bin/pip install --quiet --disable-pip-version-check --no-deps --upgrade --target .venv-newest/vllm vllm
+	OMP_NUM_THREADS=1 .venv-newest/bin/python -m validation conformance --vllm .venv-newest/vllm --draws $(or $(DRAWS),40)
+
+.venv-newest/.ready: pyproject.toml
+	# The scheduler is Python, so that no GPU and no kernel is needed: what its modules import, and no more.
+	$(PYTHON) -m venv .venv-newest
+	.venv-newest/bin/pip install --quiet --disable-pip-version-check -e '.[analysis]' torch==$(TORCH) transformers==$(TRANSFORMERS) \
+		aiohttp blake3 cachetools cbor2 cloudpickle fastapi llguidance openai openai-harmony partial-json-parser pillow \
+		prometheus-client psutil py-cpuinfo pybase64 pydantic pyzmq regex requests uvloop xgrammar
+	touch $@
 
 real-vllm: .venv-vllm/.ready      ## a real vLLM on this CPU as judge: looked at, predicted and sent the load, about 40 minutes; docs/validation
 	for stage in measure page; do .venv-vllm/bin/python -m validation real_vllm --stage $$stage || exit 1; done

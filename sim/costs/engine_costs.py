@@ -374,16 +374,18 @@ def _scope(name: str, entry: _Measured) -> str:
 @lru_cache(maxsize=32)
 def _read(path: Path) -> _EngineFile:
     where = f"engine file {str(path)!r}"
-    return convert(_whole(parse_json(read_text(path, "engine file"), where)), _EngineFile, where)
+    return convert(_whole(path, where), _EngineFile, where)
 
 
-def _whole(given: Any) -> Any:
-    """An engine file with what it inherits. Raises ValueError."""
+def _whole(path: Path, where: str) -> Any:
+    """What an engine file says, and what it inherits. Raises ValueError."""
+    given: Any = parse_json(read_text(path, "engine file"), where)
     parent = given.get("inherits") if isinstance(given, dict) else None
-    if parent not in engine_names():
+    if parent is None:
         return given
-    path = ENGINES / f"{parent}.json"
-    inherited = _whole(parse_json(read_text(path, "engine file"), str(path)))
+    if parent not in engine_names():
+        raise ValueError(f"{where}: inherits: {unknown('engine', str(parent), engine_names())}")
+    inherited = _whole(ENGINES / f"{parent}.json", where)
     return inherited | given | {"rules": inherited["rules"] | given.get("rules", {})}
 
 

@@ -29,7 +29,7 @@ FLAGS_OF = {
 }
 """Keys of engine.rules that one server alone acts on: that server, and the value that changes nothing."""
 OF_RANKS = ("prefill_schedule_interval", "attention_dp_timeout_iters")
-"""Keys that act between data-parallel ranks. vLLM 0.32 sets the interval aside elsewhere (v1/engine/core.py:652)."""
+"""Keys that act between data-parallel ranks. Up to 0.32 vLLM sets the interval aside elsewhere."""
 
 
 def engine_for(scenario: Scenario, profile: Profile, *, is_real: bool = False) -> EngineCosts:

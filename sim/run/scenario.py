@@ -105,14 +105,14 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
     """autoregressive, continuous: what the engine does otherwise than by itself, by the names of its own flags.
     long_prefill_token_threshold: longest chunk of one prompt in a step (pd, pdv, pipelined and disaggregated: in a
     work). enable_prefix_caching (vLLM, SGLang: true): a request reuses KV of its prefix that is still in memory, its
-    own or another's. prefill_schedule_interval (vLLM from 0.24 on, data-parallel ranks): while rows decode, prompts go
-    on in every so many steps, unless some were left waiting. enable_chunked_prefill (TensorRT-LLM: false): a prompt
-    may take what a step has left; else it waits for a step with room for all of it. enable_mixed_chunk (SGLang:
-    false): a step may hold prompt chunks and decoding rows. scheduler_recv_interval (SGLang): decoding steps between
-    two looks at new arrivals. batch_wait_timeout_iters (TensorRT-LLM): steps for which new prompts wait for more while
-    rows decode, until a step has batch_wait_max_tokens_ratio of max_num_batched_tokens. attention_dp_timeout_iters
-    (TensorRT-LLM's attention_dp_config with enable_balance, data-parallel ranks): while rows decode, prompts begin in
-    every so many steps."""
+    own or another's. prefill_schedule_interval (vLLM from 0.33 on, and from 0.24 on with data-parallel ranks):
+    while rows decode, prompts go on in every so many steps, unless some were left waiting. enable_chunked_prefill
+    (TensorRT-LLM: false): a prompt may take what a step has left; else it waits for a step with room for all of it.
+    enable_mixed_chunk (SGLang: false): a step may hold prompt chunks and decoding rows. scheduler_recv_interval
+    (SGLang): decoding steps between two looks at new arrivals. batch_wait_timeout_iters (TensorRT-LLM): steps for
+    which new prompts wait for more while rows decode, until a step has batch_wait_max_tokens_ratio of
+    max_num_batched_tokens. attention_dp_timeout_iters (TensorRT-LLM's attention_dp_config with enable_balance,
+    data-parallel ranks): while rows decode, prompts begin in every so many steps."""
 
     def __post_init__(self) -> None:
         check_bounds("engine", self)

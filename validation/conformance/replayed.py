@@ -22,6 +22,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from realrun.installed.serving import vllm as installed_engine
 from realrun.installed.vllm_scheduler import SchedulerSettings, installed_version
 from sim.costs.engine_costs import NO_SPECULATION, engine_names, load_engine
 from sim.costs.profile import Profile
@@ -316,7 +317,8 @@ def _drawn(folder: Path, seeds: range, engine: str | None, keep: int, out: Path 
         raise ValueError(f"--vllm {str(folder)!r}: no vLLM that can be imported ({error})") from None
     of_version = f"vllm-{'.'.join(version.split('.')[:2])}"
     if engine is None and of_version not in engine_names():
-        raise ValueError(f"{unknown('engine', of_version, engine_names())}; name one with --engine")
+        engine = installed_engine().like
+        print(f"there is no engine file {of_version}: under {engine}, the newest")
     num_differ, kept, stopped = 0, [], list[str]()
     for feature in FEATURES:
         logs = drawn_logs(feature, seeds, of_version, stopped)

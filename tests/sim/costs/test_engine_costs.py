@@ -26,6 +26,7 @@ from sim.costs.forms.build import build_costs
 from sim.costs.profile import Profile
 from sim.costs.profile_files import decode, encode, load, shipped
 from sim.interface.work import Kind, Model, Work
+from tests.properties import assert_refused
 
 PAIR = "h100-sxm/llama-2-7b+tinyllama-1.1b"
 DECODE = Work(kind=Kind.STEP, rows=8, row_tokens=8, context_tokens=800, head_rows=8)
@@ -183,6 +184,17 @@ def test_an_engine_of_ones_own_is_a_file(tmp_path: Path) -> None:
     path.write_text(json.dumps(held | {"name": "mine"}))
     assert load_engine(str(path), "h100-sxm").step_s == load_engine("vllm-0.12", "h100-sxm").step_s
     assert engine_of(str(path), load(PAIR)).name == "mine"
+
+
+def test_an_engine_file_says_where_it_differs_from_the_one_that_it_inherits_from(tmp_path: Path) -> None:
+    """Its own rules stand beside the inherited ones, and everything else is the other file's."""
+    path = tmp_path / "mine.json"
+    path.write_text('{"schema": 1, "name": "mine", "inherits": "vllm-0.33", "rules": {"null_blocks": 7}}')
+    mine, newest = load_engine(str(path), "h100-sxm"), load_engine("vllm-0.33", "h100-sxm")
+    assert mine.rules == msgspec.structs.replace(newest.rules, null_blocks=7)
+    assert (mine.step_s, mine.caps, mine.async_methods) == (newest.step_s, newest.caps, newest.async_methods)
+    (tmp_path / "other.json").write_text('{"schema": 1, "name": "other", "inherits": "vllm-0.3"}')
+    assert_refused(lambda: load_engine(str(tmp_path / "other.json"), "h100-sxm"), "inherits", "vllm-0.3")
 
 
 def test_a_rule_of_limits_holds_from_its_memory_on_and_not_on_gpus_that_it_leaves_out() -> None:

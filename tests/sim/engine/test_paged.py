@@ -145,6 +145,17 @@ def test_of_two_blocks_with_the_same_content_the_newer_is_found() -> None:
     assert engine.blocks == (0, 5)
 
 
+@pytest.mark.parametrize(("ends_differ", "found"), [(True, 16), (False, 32)])
+def test_a_block_whose_key_has_the_token_behind_it_is_found_where_that_is_common(ends_differ: bool, found: int) -> None:
+    """Two blocks in common: what follows the second one differs, or the prompts part later."""
+    asked = [request(index, prompt=40, output=9) for index in range(2)]
+    for each in asked:
+        each.content = (5, 6)
+    pool = PagedPool(10, 16, 0, hashes_next_token=True, ends_differ=ends_differ)
+    pool.expect(asked)
+    assert [pool.seat(each, 40) for each in asked] == [Chunk(40, 0), Chunk(40 - found, found)]
+
+
 def test_a_gauge_counts_a_value_as_long_as_it_lasts() -> None:
     """3 for 2 s, 5 for 3 s, 1 for 5 s; a value of an instant leaves no trace."""
     gauge = Gauge()

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from sim.costs.forms.build import build_costs
 from sim.costs.profile_files import load
 from sim.drafters.registry import DRAFTERS
+from sim.engine.draft_length import ByBatch
 from sim.interface.request import Request
 from sim.interface.work import Kind
 from sim.policies.options import EngineLimits
@@ -71,6 +72,45 @@ def test_rows_without_prompts_beside_them_are_not_held_to_the_budget() -> None:
     asked = [request(index, prompt=2, output=6) for index in range(2)]
     run = SimRun("continuous", asked, draws=AlwaysAccept(), limits=limits, draft_tokens=4)
     assert steps(run) == [(0.0, 0, 0, ((2, 0), (2, 0))), (7.0, 2, 10, ())]
+
+
+def drafts(asked: list[Request], limits: EngineLimits, **how: Any) -> list[int]:
+    """Passes of each draft, all of which is accepted."""
+    run = SimRun("continuous", asked, draws=AlwaysAccept(), limits=limits, **how)
+    return [ticket.work.draft_tokens for ticket in run.tickets if ticket.work.kind is Kind.DRAFT]
+
+
+@pytest.mark.parametrize(("skips", "behind"), [(False, [0, 3, 3]), (True, [0, 3, 0])])
+@pytest.mark.parametrize("async_scheduling", [False, True])
+def test_nothing_is_drafted_behind_a_step_after_which_all_requests_have_ended(
+    skips: bool, behind: list[int], async_scheduling: bool
+) -> None:
+    """Two chunks of a prompt, and a round that brings at least the second of two tokens."""
+    limits = EngineLimits(
+        max_num_batched_tokens=8, skips_unused_drafts=skips, async_scheduling=async_scheduling, seats_lookahead=True
+    )
+    assert drafts([request(0, prompt=12, output=2)], limits, draft_tokens=3) == behind
+
+
+def test_a_draft_length_by_batch_is_that_of_the_plan_in_which_a_request_has_ended_since() -> None:
+    """Planned ahead for two, of which one has its three tokens: the other drafts one token once more, then three."""
+    table = ByBatch(((1, 1, 3), (2, 9, 1)), 3)
+    asked = [request(0, prompt=4, output=3), request(1, prompt=4, output=20)]
+    assert drafts(asked, EngineLimits(async_scheduling=True), controller=table)[:5] == [1, 1, 1, 3, 3]
+
+
+@pytest.mark.parametrize(("is_counted", "begins_s"), [(True, 20.0), (False, 10.0)])
+def test_an_interval_is_counted_from_the_last_step_with_a_prompt_or_from_the_first_plan(
+    is_counted: bool, begins_s: float
+) -> None:
+    """Steps of 5 s, an interval of 3: a prompt comes in the second step, which has the first prompt's last chunk. The
+    first plan finds nobody, so that the third step is the fourth plan."""
+    limits = EngineLimits(
+        max_num_batched_tokens=8, prefill_schedule_interval=3, counts_prompt_steps=is_counted, defers_last_token=False
+    )
+    asked = [request(0, prompt=12, output=9), request(1, arrival_s=6.0, prompt=4, output=1)]
+    begun = [start for start, _, _, chunks in steps(autoregressive(asked, limits)) if (4, 0) in chunks[-1:]]
+    assert begun[-1:] == [begins_s]
 
 
 def test_rejected_tokens_are_rolled_back_and_the_next_pass_reads_only_what_stands() -> None:

@@ -26,7 +26,7 @@ RANKS = "rtx-pro-6000-server/qwen3-30b-a3b-dp2"
 EAGLE = "h100-sxm/llama-3.1-8b+eagle3"
 DSPARK = "gh200/apertus-8b+dspark"
 WITHOUT_RULES = ("sglang-0.5", "trtllm-1.0", "ideal")
-VLLM_BEFORE_SLOTS, VLLM = "vllm-0.12", "vllm-0.24"
+VLLM_BEFORE_SLOTS, VLLM, NEWEST = "vllm-0.12", "vllm-0.24", "vllm-0.33"
 
 
 def scenario(profile: str, engine: str, policy: str = "continuous", **changes: Any) -> Scenario:
@@ -106,6 +106,8 @@ def test_prompts_of_a_rank_wait_for_those_of_the_others() -> None:
         (EAGLE, "vllm-0.9", 3, 496),
         (EAGLE, VLLM, 0, 512),
         (DSPARK, VLLM, 3, 496),
+        (DSPARK, NEWEST, 3, 512),
+        (EAGLE, NEWEST, 0, 512),
         (PAIR, VLLM, 3, 512),
         *((EAGLE, name, 3, 512) for name in WITHOUT_RULES),
     ],
@@ -122,6 +124,25 @@ def test_a_drafter_that_reads_features_has_the_last_cached_block_computed_again(
     }
     record = served(scenario(profile, engine, **asked))
     assert [request.cached_tokens for request in record.requests] == [0, *[cached] * 5]
+
+
+@pytest.mark.parametrize(("prefix", "before", "since"), [(512, 496, 496), (520, 496, 512)])
+def test_the_last_cached_block_is_found_where_the_token_behind_it_is_common_too(
+    prefix: int, before: int, since: int
+) -> None:
+    """32 blocks, and in 520 tokens eight more that all prompts have in common."""
+    asked: dict[str, Any] = {"workload.sharing.prefix_len": prefix, "input_len": 100, "request_rate": 2}
+    for engine, cached in ((VLLM, before), (NEWEST, since)):
+        record = served(scenario(EAGLE, engine, num_speculative_tokens=3, **asked))
+        assert [request.cached_tokens for request in record.requests] == [0, *[cached] * 5]
+
+
+def test_dspark_s_pass_bounds_the_requests_of_a_step_in_place_of_slots() -> None:
+    """1,024 tokens hold 146 requests of 7 queries."""
+    asked: dict[str, Any] = {"num_speculative_tokens": 7, "max_num_seqs": 256, "max_num_batched_tokens": 1024}
+    for engine, seats, slots in (("vllm-0.32", 256, 6), (NEWEST, 146, 0)):
+        limits = limits_of(scenario(DSPARK, engine, **asked), load(DSPARK))
+        assert (limits.max_num_seqs, limits.slots_per_request) == (seats, slots)
 
 
 @given(st.integers(1, 2048), st.integers(0, 15), st.integers(1, 16384))
@@ -182,6 +203,7 @@ def test_every_engine_keeps_to_the_models_context(engine: str) -> None:
 OTHERS_FLAGS = [
     ("vllm-0.32", "prefill_schedule_interval", 8, "data-parallel ranks"),
     ("vllm-0.19", "prefill_schedule_interval", 8, "from 0.24 on"),
+    (NEWEST, "enable_mixed_chunk", False, "a flag of sglang"),
     ("vllm-0.32", "scheduler_recv_interval", 8, "a flag of sglang"),
     ("vllm-0.32", "enable_mixed_chunk", False, "a flag of sglang"),
     ("vllm-0.32", "batch_wait_timeout_iters", 20, "a flag of trtllm"),
