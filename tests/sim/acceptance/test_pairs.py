@@ -50,14 +50,14 @@ def test_the_range_over_prompts_contains_the_value_of_each_kind_and_the_middle_i
 def test_a_pair_of_its_own_borrows_nothing_and_another_says_of_whom() -> None:
     assert "borrowed" not in origin_of(ANY, *LLAMA, 3)
     lender = "borrowed from Qwen3-30B-A3B-Instruct-2507 with eagle3"
-    assert f"chat, code, maths and other {lender}" in origin_of(ANY, *QWEN, 3)
-    assert f"; code {lender}" not in origin_of("chat", "qwen3-8b", 8_000_000_000, "eagle3", 3)
+    assert f"Chat, code, maths and other {lender}" in origin_of(ANY, *QWEN, 3)
+    assert lender not in origin_of("chat", "qwen3-8b", 8_000_000_000, "eagle3", 3)
     assert lender in origin_of("code", "qwen3-8b", 8_000_000_000, "eagle3", 3)
-    assert "code borrowed from Llama-3.1-8B with draft_model" in origin_of(ANY, *QWEN[:2], "draft_model", 3)
+    assert "Code borrowed from Llama-3.1-8B with draft_model" in origin_of(ANY, *QWEN[:2], "draft_model", 3)
 
 
 def test_n_grams_and_drafters_say_nothing_of_each_other() -> None:
-    assert_refused(lambda: measured_of("other", *LLAMA[:2], "ngram"), "want chat, code, maths or any-prompts")
+    assert_refused(lambda: measured_of("other", *LLAMA[:2], "ngram"), "want any-prompts, or a number")
     assert {one.pair.method for alike in measured_of(ANY, *LLAMA[:2], "ngram") for one in alike} == {"ngram"}
 
 
