@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import chain
 from math import inf, log
 from pathlib import Path
 from statistics import fmean
@@ -112,8 +113,7 @@ def measured_of(text: str, target: str, params: int, method: str) -> tuple[tuple
 
 def ends_of(text: str, target: str, params: int, method: str, k: int) -> tuple[Measured, ...]:
     """The prompts of least and of most acceptance at draft length `k`; one where these are the same."""
-    known = [one for alike in measured_of(text, target, params, method) for one in alike]
-    known.sort(key=lambda one: one.length(k))
+    known = sorted(chain(*measured_of(text, target, params, method)), key=lambda one: one.length(k))
     return tuple(known[:: max(1, len(known) - 1)])
 
 

@@ -82,7 +82,7 @@ def test_acceptance_is_assumed_only_where_the_server_counts_none(
     path.write_text(look(2000, 6000))
     answer = told(str(path), capsys, "--method", "ngram")
     assert answer["scenario"]["speculation"]["acceptance"] == "any-prompts"
-    assert answer["notes"][0].startswith("Acceptance of ngram: ")
+    assert any(note.startswith("Acceptance of ngram: ") for note in answer["notes"])
 
 
 def test_a_length_in_use_that_no_graph_holds_is_a_note(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
