@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import chain
 from math import inf, log
 from pathlib import Path
 from statistics import fmean
@@ -22,7 +23,7 @@ from sim.acceptance.models import Acceptance
 from sim.acceptance.quoted import AtEveryLength, Chances, MeasuredLength, Quoted, drawn_drift
 from sim.acceptance.spread import AssumedSpread
 from sim.model_names import model_key
-from sim.names import in_words
+from sim.names import capital, in_words
 
 KINDS, ANY = ("chat", "code", "maths", "other"), "any-prompts"
 PROMPTS = (*KINDS, ANY)
@@ -92,8 +93,8 @@ def read_pairs() -> list[Pair]:
 
 
 def measured_of(text: str, target: str, params: int, method: str) -> tuple[tuple[Measured, ...], ...]:
-    """What is known of a pair on one kind of prompts, or kind by kind on any: its own, else that of the nearest pair by
-    method, family and size. Raises ValueError for a kind that no such pair has.
+    """What is known of a pair on a kind of prompts, or on any, kind by kind. It is the pair's own, else that of the
+    nearest pair by method, family and size. Raises ValueError for a kind that no such pair has.
 
     >>> [one.prompts for alike in measured_of("code", "llama-3.1-8b", 8_000_000_000, "eagle3") for one in alike]
     ['HumanEval', 'LiveCodeBench']
@@ -106,20 +107,18 @@ def measured_of(text: str, target: str, params: int, method: str) -> tuple[tuple
         if pair is not None:
             found.append(tuple(Measured(kind, prompts, pair) for prompts in pair.lengths[kind]))
     if not found:
-        kinds = [kind for kind in KINDS if any(kind in each.lengths for each in known)]
-        raise ValueError(f"acceptance {text!r}: not measured of {method}; want {', '.join(kinds)} or {ANY}")
+        raise ValueError(f"acceptance {text!r}: not measured of {method}; want {ANY}, or a number")
     return tuple(found)
 
 
 def ends_of(text: str, target: str, params: int, method: str, k: int) -> tuple[Measured, ...]:
     """The prompts of least and of most acceptance at draft length `k`; one where these are the same."""
-    known = [one for alike in measured_of(text, target, params, method) for one in alike]
-    known.sort(key=lambda one: one.length(k))
+    known = sorted(chain(*measured_of(text, target, params, method)), key=lambda one: one.length(k))
     return tuple(known[:: max(1, len(known) - 1)])
 
 
 def origin_of(text: str, target: str, params: int, method: str, k: int) -> str:
-    """Where that acceptance is from, with its lengths at draft length `k`."""
+    """Where that acceptance is from, with its lengths at draft length `k`: sentences without the last point."""
     lengths = " to ".join(f"{one.length(k):.2f} ({one.prompts})" for one in ends_of(text, target, params, method, k))
     firsts = [alike[0] for alike in measured_of(text, target, params, method)]
     sources = dict.fromkeys(one.pair.source.partition(":")[0] for one in firsts)
@@ -128,8 +127,8 @@ def origin_of(text: str, target: str, params: int, method: str, k: int) -> str:
     for one in firsts:
         if (model_key(one.pair.target), one.pair.method) != (model_key(target), method):
             lent.setdefault(f"{one.pair.target} with {one.pair.method}", []).append(one.kind)
-    parts += [f"{in_words(kinds)} borrowed from {whose}" for whose, kinds in lent.items()]
-    return "; ".join([*parts, *["yours: --acceptance code, chat, maths, other or a number"] * (text == ANY)])
+    parts += [f"{capital(in_words(kinds))} borrowed from {whose}" for whose, kinds in lent.items()]
+    return ". ".join([*parts, *["Yours: --acceptance code, chat, maths, other or a number"] * (text == ANY)])
 
 
 def _distance(pair: Pair, target: str, params: int, method: str) -> tuple[bool, bool, bool, float]:

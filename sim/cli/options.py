@@ -59,8 +59,8 @@ class ServedFlags(WorkloadFlags, frozen=True, kw_only=True):
     num_speculative_tokens: Annotated[int | None, "Draft length; 0 = no speculation."] = None
     acceptance: Annotated[
         str | None,
-        "2.6 (tokens a verify), iid:0.7, length:2.6@3 (measured at draft length 3), vllm:.74,.49,.37 (rates as vLLM "
-        "logs them), tape:FILE and more (docs/acceptance.md).",
+        "code, chat, maths, other (as measured there), 2.6 (tokens a verify), length:2.6@3 (at draft "
+        "length 3), vllm:.74,.49,.37 (as vLLM logs), tape:FILE and more (docs/acceptance.md). [default: any-prompts]",
     ] = None
     engine: Annotated[
         str | None, "Engine, such as vllm-0.32 or sglang-0.5; default: the profile's own, else vllm-0.32."

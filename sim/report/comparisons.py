@@ -64,7 +64,7 @@ def said_comparison(result: Comparison, console: Console) -> Said:
     lines += [*((LIMITS, line) for line in _caps_lines(result)[1]), *_power(result)]
     notes = [note for note in result.notes if not note.startswith(ONLY_IF)]
     answer = "\n".join([*(line for line in result.evidence if line.startswith(REPLAYED)), result.verdict])
-    lines += [(ASSUMED if note.startswith("acceptance of") else "note", note) for note in notes[:MAX_NOTES]]
+    lines += [(ASSUMED if note.startswith("Acceptance of") else "note", note) for note in notes[:MAX_NOTES]]
     return Said(answer, [("", _settings([("", result)]))], lines, partial(_details, [("", result)], [], console.width))
 
 
@@ -162,8 +162,8 @@ def _against(comparison: Comparison, row: PolicySummary) -> str:
     differences = [pair.difference]
     if not first.mean["spec_decode_num_drafts"]:
         differences += [mean - base for each in row.by_prompts.values() if (mean := each[METRIC]) is not None]
-    shown = span(_pct(100.0 * each / base) for each in (min(differences), max(differences)))
-    return f"{shown} %" + " (unsure)" * (pair.order not in STATED)
+    ends = (_pct(100.0 * each / base) for each in (min(differences), max(differences)))
+    return f"{span(ends)} %" + " (unsure)" * (pair.order not in STATED)
 
 
 def _pct(value: float) -> str:

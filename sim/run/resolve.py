@@ -126,7 +126,7 @@ class _Unpriced:
         """A note on where acceptance is from that is one of some kind of prompts; none on numbers."""
         text, k = self.scenario.speculation.acceptance, self.lengths.given
         pair = pair_of(self.profile, self.scenario.speculation.drafter)
-        return [f"acceptance of {pair[-1]}: {origin_of(text, *pair, k)}"] if k and text in PROMPTS else []
+        return [f"Acceptance of {pair[-1]}: {origin_of(text, *pair, k)}."] if k and text in PROMPTS else []
 
     @property
     def prompts(self) -> tuple[Measured, ...]:

@@ -128,7 +128,7 @@ def _scenario(
         k = flags.num_speculative_tokens or LONGEST.get(method, 5)
         if flags.acceptance is None:
             origin = origin_of(ANY, *pair_of(candidates[0].profile, DRAFTERS[method]), k)
-            assumed = f"acceptance assumed: {origin}"
+            assumed = f"Acceptance of {method}: {origin}."
         speculation = {"num_speculative_tokens": k, "acceptance": flags.acceptance or ANY, "method": method}
     raw: dict[str, Json] = {
         "profile": candidates[0].name,

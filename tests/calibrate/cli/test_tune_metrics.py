@@ -81,7 +81,8 @@ def test_acceptance_is_assumed_only_where_the_server_counts_none(
     path = tmp_path / "plain.txt"
     path.write_text(look(2000, 6000))
     answer = told(str(path), capsys, "--method", "ngram")
-    assert answer["scenario"]["speculation"]["acceptance"].startswith("length:")
+    assert answer["scenario"]["speculation"]["acceptance"] == "any-prompts"
+    assert any(note.startswith("Acceptance of ngram: ") for note in answer["notes"])
 
 
 def test_a_length_in_use_that_no_graph_holds_is_a_note(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
