@@ -196,16 +196,20 @@ class FlagsCommand(click.Command):
         try:
             return super().parse_args(ctx, spread_goodput(args))
         except click.NoSuchOption as error:
-            if any(param.name == "set" for param in self.params) and (word := _instead(error.option_name)):
+            if word := _instead(error.option_name, has_keys=any(param.name == "set" for param in self.params)):
                 raise click.UsageError(word) from None
             raise
 
 
-def _instead(option: str) -> str | None:
-    """Word on a flag that the command lacks, where it is a key of the scenario."""
+def _instead(option: str, *, has_keys: bool) -> str | None:
+    """Word on a flag that the command lacks, where it is a degree or a key of the scenario."""
     from sim.run.scenario import dotted_keys
 
     name = option.lstrip("-").replace("-", "_")
+    if name in ("tp", "ep", "dp"):
+        return f"no option {option} here: a degree stands behind the model, as in Qwen/Qwen3-32B-{name}2"
+    if not has_keys:
+        return None
     if name == "workers":  # of processes; policy_options.workers is part of a policy
         return f"no option {option} here: the command runs one process per core"
     return next(

@@ -22,7 +22,7 @@ from sim.cli.options import Goodput
 
 
 class PlanFlags(Struct, frozen=True, kw_only=True):
-    """Flags of `lanesim plan`."""
+    """Flags of `lanesim plan`. A MODEL that ends in -tpN, -epN or -dpN has that degree; others are searched."""
 
     model: Annotated[str, ARGUMENT, Meta(title="MODEL")]
     gpu: Annotated[str | None, "GPU, such as h200-sxm; a profile's name has its own."] = None
@@ -39,9 +39,6 @@ class PlanFlags(Struct, frozen=True, kw_only=True):
     engine: Annotated[str, "Whose kernels and overheads."] = "vllm-0.32"
     price: Price = None
     gpus: Annotated[Gpus, "GPUs of a replica at most."] = 8
-    tp: Annotated[Gpus | None, "Tensor parallel. [default: searched]"] = None
-    ep: Annotated[Gpus | None, "Expert parallel. [default: searched]"] = None
-    dp: Annotated[Gpus | None, "Data parallel attention. [default: searched]"] = None
     weights: Annotated[str | None, "bf16, fp8, fp8-block, nvfp4, mxfp4, int4. [default: the checkpoint's]"] = None
     kv_dtype: Annotated[str | None, "bf16 or fp8. [default: the checkpoint's]"] = None
     draws: Annotated[int, Meta(ge=1, le=MAX_DRAWS), "Draws of costs and acceptance."] = 20

@@ -25,6 +25,7 @@ from sim.costs.profile_files import load, shipped
 from sim.drafters.registry import DRAFTERS, HEADS, LOOKED_UP, drafter_named, pair_of
 from sim.files.json_values import Json, read_json
 from sim.metrics.price import usd_per_gpu_h
+from sim.model_names import DEGREE
 from sim.run.forecast import StepForecast
 from sim.run.resolve import resolve
 from sim.run.scenario import Scenario, parse_scenario
@@ -91,15 +92,16 @@ def _candidates(flags: PlanFlags, on_step: OnDone) -> tuple[list[Candidate], lis
         raise needs_analysis(error) from None
     drafter = drafter_named(flags.draft or NO_DRAFT[0])
     drafts = None if drafter in (*NO_DRAFT, *LOOKED_UP) else drafter
-    target, draft, named = pair_named(flags.model, drafts, weights=flags.weights, kv=flags.kv_dtype)
+    degrees = {kind: int(count) for kind, count in DEGREE.findall(flags.model)}
+    target, draft, named = pair_named(DEGREE.sub("", flags.model), drafts, weights=flags.weights, kv=flags.kv_dtype)
     gpu = gpu_name(flags.gpu.lower())
     tables, source = published_tables()
     kernels_of(tables, gpu)
     name, _, version = flags.engine.partition("-")
     kernels = (name, version or None) if name in ENGINES else (ENGINES[0], None)
-    wanted = deployments(target, flags.gpus, kernels, flags.tp, flags.ep, flags.dp)
+    wanted = deployments(target, flags.gpus, kernels, *map(degrees.get, ("tp", "ep", "dp")))
     if not wanted:
-        raise ValueError(f"--tp, --dp: want no more than --gpus {flags.gpus} GPUs in a replica")
+        raise ValueError(f"{flags.model}: want no more than --gpus {flags.gpus} GPUs in a replica")
     profiles, failed = imported(tables, source, gpu, target, draft, wanted, cache_folder("profiles"), on_step)
     refused = [Refused(deployment=label_of(*each.deployment[:3]), why=each.why) for each in failed]
     if not profiles:

@@ -39,8 +39,6 @@ FIRST_TOGETHER = 100
 """Requests of the first batch, each next one twice as large, so that the first rows are kept soon."""
 FIRST_SORTED = 1_000
 """Jobs at the beginning of which the shortest go first."""
-SAMPLE_S, SAMPLE_JOBS = 4.0, 12
-"""Seconds and points of an estimate: points spread over the grid, until the time is up."""
 DIED = "its worker process died: killed, or out of memory"
 
 OnDone = Callable[[str, int, int], None]
@@ -55,19 +53,6 @@ class Swept(msgspec.Struct, frozen=True, kw_only=True):
     """Runs that the store had before."""
     num_failed: int
     """Failures among those that were run now."""
-
-
-class SweepEstimate(msgspec.Struct, frozen=True, kw_only=True):
-    """Size and time of a sweep, judged by some of its points."""
-
-    num_runs: int
-    num_known: int
-    num_sampled: int
-    """Runs that were made to judge by."""
-    time_s: float | None
-    """Seconds with the workers requested; None where every sampled point failed."""
-    memory_mb: float
-    """Memory of all processes together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -238,31 +223,3 @@ def _check_sources(grid: Grid) -> None:
             raise ValueError(
                 f"policy {name!r} is written in a notebook, where a store sees no change: put it in a module"
             )
-
-
-def estimate(plan: SweepPlan, known: AbstractSet[str], *, workers: int | None = None) -> SweepEstimate:
-    """Time and memory by running some points that are spread over the grid."""
-    import resource
-
-    count = default_workers() if workers is None else workers
-    total = plan.grid.num_scenarios
-    sampled = sorted({(2 * sample + 1) * total // (2 * SAMPLE_JOBS) for sample in range(SAMPLE_JOBS)})
-    num_sampled = num_failed = 0
-    started_s = time.perf_counter()
-    with started(1) as pool:
-        for rows in rows_of(plan, (plan.job(plan.grid.scenario_at(index), (0,)) for index in sampled), pool):
-            num_sampled += len(rows)
-            num_failed += sum(row["error"] is not None for row in rows)
-            if time.perf_counter() - started_s > SAMPLE_S:
-                break
-    per_run_s = (time.perf_counter() - started_s) / max(1, num_sampled)
-    missing = plan.num_missing(known)
-    scale = 1e6 if sys.platform == "darwin" else 1e3
-    own_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / scale
-    return SweepEstimate(
-        num_runs=plan.grid.num_runs,
-        num_known=plan.grid.num_runs - missing,
-        num_sampled=num_sampled,
-        time_s=None if num_failed == num_sampled else missing * per_run_s / max(1, min(count, missing)),
-        memory_mb=own_mb * (1 if count == 1 else count + 1),
-    )

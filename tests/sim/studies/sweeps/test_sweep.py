@@ -283,16 +283,6 @@ def test_bad_input_is_one_line_and_leaves_nothing(
     assert not (tmp_path / "store").exists()
 
 
-def test_a_dry_run_says_how_much_there_is_and_makes_no_store(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(["sweep", str(written(tmp_path / "g.yaml", GRID)), "--out", str(tmp_path / "s"), "--dry-run"]) == 0
-    out = capsys.readouterr().out
-    assert "12 runs, 0 of them in the store" in out
-    assert "MB, judged by 6 runs" in out
-    assert not (tmp_path / "s").exists()
-
-
 def test_ray_gives_the_rows_of_the_pool(tmp_path: Path) -> None:
     pytest.importorskip("ray")
     file = written(tmp_path / "g.yaml", GRID)
