@@ -32,7 +32,7 @@ from sim.files.json_values import Json
 from sim.metrics.load import Load, Verdict
 from sim.metrics.records import RunRecord
 from sim.metrics.stats import interval_95
-from sim.metrics.summary import Run, number
+from sim.metrics.summary import LATENCIES, Run, number
 from sim.names import in_words
 from sim.run.compiled import IN_PYTHON, PYTHON
 from sim.run.resolve import Resolved
@@ -40,7 +40,7 @@ from sim.run.scenario import PlainScenario, to_plain
 
 RESULT_SCHEMA = 2
 PAIRED_METRICS = (
-    *(f"{statistic}_{name}_ms" for name in ("ttft", "tpot", "itl") for statistic in ("mean", "p99")),
+    *(f"{statistic}_{name}_ms" for name in LATENCIES if name != "e2el" for statistic in ("mean", "p99")),
     *("mean_e2el_ms", "p95_e2el_ms", "p99_e2el_ms"),
     *("request_throughput", "output_throughput", "steady_output_throughput"),
 )

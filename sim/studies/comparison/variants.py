@@ -146,7 +146,8 @@ class Variants:
         assert isinstance(given, dict)
         if acceptance:
             given["acceptance"] = acceptance
-        raw["speculation"] = {"num_speculative_tokens": SHORT_K, "acceptance": ANY} | given
+        assumed: dict[str, Json] = {"num_speculative_tokens": SHORT_K, "acceptance": ANY}
+        raw["speculation"] = assumed | given
 
     def _profile_with(self, raw: Raw, *, gpu: str | None = None, method: Drafter | None = None) -> str:
         """The profile of the same models on another GPU, or of the same target with a drafter of that method."""
