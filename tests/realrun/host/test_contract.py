@@ -18,8 +18,8 @@ from sim.interface.request import Request
 from sim.policies.options import Batching, EngineLimits, KvMode
 from sim.policies.registry import PolicyOptions, find_policy
 from tests.realrun.virtual import ConstantExecutor, VirtualClock
-from tests.sim.hosts.test_contract import CHUNKED, PLANNED, UNCONTENDED, VARIANTS, ahead, outcome, requests
-from tests.sim.support import EVERY, SECONDS, Log, PeriodicDraws, SimRun, log_order, serve
+from tests.sim.hosts.test_contract import CHUNKED, PLANNED, VARIANTS, ahead, outcome, requests
+from tests.sim.support import EVERY, SECONDS, UNCONTENDED, Log, PeriodicDraws, SimRun, log_order, serve
 
 
 def log_of(tickets: Sequence[GpuTicket]) -> Log:
