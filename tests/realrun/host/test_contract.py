@@ -13,8 +13,8 @@ from realrun.host.gpuhost import GpuHost
 from sim.policies.options import Batching, EngineLimits, KvMode
 from sim.policies.registry import PolicyOptions
 from tests.realrun.virtual import ConstantExecutor, VirtualClock
-from tests.sim.hosts.test_contract import CHUNKED, PLANNED, UNCONTENDED, VARIANTS, ahead, outcome, requests
-from tests.sim.support import EVERY, SECONDS, PeriodicDraws, SimRun, log_of, log_order, played
+from tests.sim.hosts.test_contract import CHUNKED, PLANNED, VARIANTS, ahead, outcome, requests
+from tests.sim.support import EVERY, SECONDS, UNCONTENDED, PeriodicDraws, SimRun, log_of, log_order, played
 
 
 @pytest.mark.parametrize("poll_s", [0.0, 0.75])

@@ -7,16 +7,12 @@ from typing import Any
 
 import pytest
 
-from sim.costs.cost import Demands
 from sim.interface.work import Work
 from sim.policies.disaggregated import DevicePools
 from sim.policies.options import BatchBy, Batching, EngineLimits, KvMode
 from sim.policies.registry import PolicyOptions
-from tests.sim.constant_costs import ConstantCosts
-from tests.sim.support import EVERY, SECONDS, PeriodicDraws, SimRun, log_order, request, run_on_script
+from tests.sim.support import EVERY, UNCONTENDED, PeriodicDraws, SimRun, log_order, request, run_on_script
 
-UNCONTENDED = ConstantCosts(device_s=SECONDS, demand=Demands(0.0, 0.0))
-"""Works that ask nothing of the device never slow each other, as on ScriptHost."""
 PLANNED = EngineLimits(async_scheduling=True)
 
 

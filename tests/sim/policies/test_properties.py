@@ -111,19 +111,6 @@ def test_every_request_gets_its_tokens_in_causal_order(
             assert before.end_s <= after.start_s
 
 
-@given(rows=asked, max_num_seqs=st.integers(1, 6), budget=st.integers(1, 40))
-def test_continuous_without_drafts_is_autoregressive_event_for_event(
-    rows: list, max_num_seqs: int, budget: int
-) -> None:
-    limits = EngineLimits(max_num_seqs=max_num_seqs, max_num_batched_tokens=budget)
-    runs = [
-        SimRun(policy, build(rows), costs=COSTS, limits=limits, draft_tokens=0)
-        for policy in ("continuous", "autoregressive")
-    ]
-    assert runs[0].log == runs[1].log
-    assert outcome(runs[0]) == outcome(runs[1])
-
-
 @given(
     rows=st.lists(
         st.tuples(st.floats(0.0, 9.0) | st.floats(0.0, 200.0), st.integers(1, 60), st.integers(1, 60)),
