@@ -414,7 +414,7 @@ def of_trace(name: str, content: bytes | str, dataset: str, options: str = "", *
 
 def of_production(name: str, content: bytes | str, *flags: str, **beside: bytes | str) -> Sample:
     """What a server wrote of itself; its results where no flags are given."""
-    flags = (*(flags or ("--bench-json", "{}")), "--profile", PAIR, "--json", "{folder}/j.json")
+    flags = (*(flags or ("{}",)), "--profile", PAIR, "--json", "{folder}/j.json")
     return read_by(name, content, "calibrate", "production", *flags, every=4, **beside)
 
 
@@ -482,8 +482,8 @@ def samples(folder: Path) -> dict[str, Sample]:
         ),
         "tuned table": read_by("tuned.json", TUNED),
         "bench": of_production("bench.json", BENCH),
-        "log vllm": of_production("vllm.log", VLLM_LOG, "--log", "{}", *lengths),
-        "log sglang": of_production("sg.log", SGLANG_LOG, "--log", "{}", "--num-speculative-tokens", "3", *lengths),
+        "log vllm": of_production("vllm.log", VLLM_LOG, "{}", *lengths),
+        "log sglang": of_production("sg.log", SGLANG_LOG, "{}", "--num-speculative-tokens", "3", *lengths),
         "metrics": of_production("after.txt", metrics(30, 120), *looks, before__txt=metrics(10, 40)),
         "measured levels": read_by("m.json", MEASURED, *levels, every=4),
         "served run": Sample("run.json", SERVED_RUN.encode(), (("check", "{}"),)),
