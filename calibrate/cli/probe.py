@@ -1,6 +1,6 @@
 """`lanesim validate URL --fit-only`: closed loops of streamed requests, and the profile fitted to them.
 
-What was sent is in a file after every loop and before the fit; `lanesim calibrate production --bench-json` fits that
+What was sent is in a file after every loop and before the fit; `lanesim calibrate production FILE` fits that
 file again. Not here: the looks themselves (calibrate.server.side), the fit (calibrate.served.fit).
 """
 
@@ -123,8 +123,11 @@ def _keeping(measured: Path, flags: ProbeFlags, num_levels: int) -> Iterator[Non
     """An error within the block, or a signal, says what is kept in the file `measured`, and how to fit it."""
     from calibrate.served.reports import read_looks
 
-    given = {"--bench-json": measured, "--profile": flags.profile, "--engine": flags.engine, "--out": flags.out}
-    words = [str(word) for flag, value in given.items() if value is not None for word in (flag, value)]
+    given = {"--profile": flags.profile, "--engine": flags.engine, "--out": flags.out}
+    words = [
+        str(measured),
+        *(str(word) for flag, value in given.items() if value is not None for word in (flag, value)),
+    ]
     words += [word for override in flags.set for word in ("--set", override)]
     try:
         yield

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import click
 from click.core import ParameterSource
+from msgspec import Meta
 
 from calibrate.cli.engine_flags import ServedFlags, cells_of, set_up
 from calibrate.cli.profile_output import check_out, print_saved, save
-from sim.cli.flags import DraftTokens, Seconds, command
+from sim.cli.flags import ARGUMENT, DraftTokens, Seconds, command
 
 if TYPE_CHECKING:
     from calibrate.served.fit import Production
@@ -21,10 +22,7 @@ if TYPE_CHECKING:
     from sim.costs.profile import Profile
     from sim.files.json_values import Json
 
-EXAMPLE = (
-    "lanesim calibrate production --bench-json c8.json --bench-json c32.json \\\n"
-    "    --profile h100-sxm/llama-3.1-8b --out mine.json"
-)
+EXAMPLE = "lanesim calibrate production c8.json c32.json --profile h100-sxm/llama-3.1-8b --out mine.json"
 
 
 MAX_SPREAD_PCT = 15.0
@@ -40,17 +38,10 @@ class FitFlags(ServedFlags, frozen=True, kw_only=True):
 class ProductionFlags(FitFlags, frozen=True, kw_only=True):
     """Flags of `lanesim calibrate production`."""
 
+    files: Annotated[tuple[Path, ...], ARGUMENT, Meta(title="[RESULT|LOG]...")] = ()
     metrics_before: Annotated[Path | None, "A saved look at /metrics."] = None
     metrics_after: Annotated[Path | None, "Another, later one of the same server."] = None
     duration_s: Annotated[Seconds | None, "Seconds between the looks; where the server counts no steps."] = None
-    bench_json: Annotated[
-        tuple[Path, ...],
-        "Result of `vllm bench serve --save-result`, GuideLLM, AIPerf or inference-perf, or what `validate URL` "
-        "measured; several times.",
-    ] = ()
-    log: Annotated[
-        Path | None, "The server's log; with --set workload.input_len=N and workload.output_len=N, the mean tokens."
-    ] = None
     steps: Annotated[Path | None, "Its forward-pass metrics, a JSON line per step: a cost model of this server."] = None
     requests: Annotated[
         Path | None, "A JSON line per request, of vLLM, SGLang or AIPerf: acceptance, and by how much requests differ."
@@ -60,10 +51,15 @@ class ProductionFlags(FitFlags, frozen=True, kw_only=True):
 
 @command("production", ProductionFlags, example=EXAMPLE)
 def production_command(flags: ProductionFlags) -> None:
-    """Fit the engine's constants and read the acceptance from a server that runs: two looks at /metrics, results of its
-    benchmark, or its log. Each source is one or more levels of load; each level is predicted from the others, too. Or
-    the times of its steps (--steps FILE): a cost model of this server, with its error on blocks of time left out. Or
-    counts of its requests (--requests FILE): acceptance, with by how much requests differ and its 90 % interval."""
+    """Fit the engine's constants and read the acceptance from what a running server, or its benchmark, wrote.
+
+    RESULT is of vllm bench, GuideLLM, AIPerf or inference-perf. A LOG of the server needs its mean tokens: --set
+    workload.input_len=N and workload.output_len=N. Two looks at /metrics do as well. Each is one or more loads,
+    and each level is predicted from the others, too.
+
+    --steps FILE has the times of its steps: a cost model of this server, with its error on blocks of time left out.
+    --requests FILE has counts of its requests: acceptance, with by how much requests differ and its 90 % interval.
+    """
     from calibrate.served.fit import fit_served
     from calibrate.served.readers import LOOKS, told_by
     from calibrate.served.reports import read_looks
@@ -74,8 +70,7 @@ def production_command(flags: ProductionFlags) -> None:
     paths = [
         flags.metrics_before,
         flags.metrics_after,
-        *flags.bench_json,
-        flags.log,
+        *flags.files,
         flags.steps,
         flags.requests,
         flags.profile,
@@ -90,7 +85,7 @@ def production_command(flags: ProductionFlags) -> None:
     raw = set_up(flags.engine, flags.set)
     served = read_served(flags, raw.get("workload", {}))
     profile = load(flags.profile)
-    for path in flags.bench_json:
+    for path in flags.files:
         if told_by(path)[1] >= LOOKS:
             profile = priced(profile, raw, read_looks(path))
     with progress() as on_step:
@@ -110,7 +105,7 @@ def priced(profile: Profile, raw: dict[str, Any], looks: ServerLooks) -> Profile
 
 def _sources(flags: ProductionFlags) -> dict[str, object]:
     """Flags that mean nothing beside records of steps or requests."""
-    sources = {"--metrics-before": flags.metrics_before, "--bench-json": flags.bench_json, "--log": flags.log}
+    sources = {"--metrics-before": flags.metrics_before, "RESULT or LOG": flags.files}
     return {**sources, "--set": flags.set}
 
 
@@ -189,14 +184,13 @@ def read_served(flags: ProductionFlags, workload: dict[str, Any]) -> list[Served
             "--metrics-before and --metrics-after belong together: one look says nothing of the time between"
         )
     num_tokens = flags.num_speculative_tokens
-    files = [*flags.bench_json, *([] if flags.log is None else [flags.log])]
-    served = [load for path in files for load in loads_of(path, num_tokens, workload)]
+    served = [load for path in flags.files for load in loads_of(path, num_tokens, workload)]
     if before is not None and after is not None:
         looks = samples(before), samples(after)
         served.append(served_between(*looks, str(after), flags.duration_s, num_tokens))
     if not served:
         raise ValueError(
-            "nothing to read: give --metrics-before and --metrics-after, --bench-json, --log, --steps or --requests"
+            "nothing to read: give a RESULT or LOG, --metrics-before and --metrics-after, --steps or --requests"
         )
     for accepted, source in ((each.accepted, each.source) for each in served):
         if accepted is not None and num_tokens not in (None, accepted.draft_tokens):

@@ -201,13 +201,23 @@ class FlagsCommand(click.Command):
             raise
 
 
+BY_NAME = "lanesim calibrate production FILE --profile h100-sxm/llama-3.1-8b"
+WENT = {degree: f"write Qwen/Qwen3-32B-{degree}2 for the model" for degree in ("tp", "ep", "dp")} | {
+    "bench_json": f"name the file, as in `{BY_NAME}`",
+    "log": f"name the file, as in `{BY_NAME}`",
+    "help_all": "--help shows all options",
+    "dry_run": "a sweep says how far it is, and goes on where it was stopped",
+}
+"""Option that a command had -> what stands for it."""
+
+
 def _instead(option: str, *, has_keys: bool) -> str | None:
     """Word on a flag that the command lacks, where it is a degree or a key of the scenario."""
     from sim.run.scenario import dotted_keys
 
     name = option.lstrip("-").replace("-", "_")
-    if name in ("tp", "ep", "dp"):
-        return f"no option {option} here: a degree stands behind the model, as in Qwen/Qwen3-32B-{name}2"
+    if name in WENT:
+        return f"no option {option} here: {WENT[name]}"
     if not has_keys:
         return None
     if name == "workers":  # of processes; policy_options.workers is part of a policy

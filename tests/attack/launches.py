@@ -54,7 +54,7 @@ NEEDED = {
     "tune": [f"--profile {PAIR} --draws 1 --lengths 0,1 --concurrencies 1,2 --set workload.num_prompts=4"],
     "plan": ["llama-3.1-8b --gpu h200-sxm --gpus 1 --input-len 64 --output-len 8 --goodput ttft:500"],
     "calibrate derive": [f"--from {PAIR} --gpu h200-sxm --out new.json"],
-    "calibrate production": [f"--bench-json FILE --profile {PAIR}"],
+    "calibrate production": [f"FILE --profile {PAIR}"],
     "report": ["FILE --figures new"],
     "calibrate import": ["FILE --gpu h200-sxm --target llama-3.1-8b --out new.json"],
     "calibrate measure": ["--device cuda --target tiny-target --out new.json"],

@@ -372,7 +372,7 @@ def of_trace(name: str, content: bytes | str, dataset: str, options: str = "", *
 
 def of_production(name: str, content: bytes | str, *flags: str, **beside: bytes | str) -> Sample:
     """What a server wrote of itself; its results where no flags are given."""
-    flags = (*(flags or ("--bench-json", "{}")), "--profile", PAIR, "--json", "{folder}/j.json")
+    flags = (*(flags or ("{}",)), "--profile", PAIR, "--json", "{folder}/j.json")
     return read_by(name, content, "calibrate", "production", *flags, every=4, **beside)
 
 
@@ -404,7 +404,7 @@ def samples(folder: Path) -> dict[str, Sample]:
     cells = ("validate", "cells", "--profile", ALONE)
     derive = ("calibrate", "derive", "--from", ALONE, "--target", "{}", "--out", "{folder}/d.json")
     looks = ("--metrics-before", "{folder}/before.txt", "--metrics-after", "{}")
-    levels = ("calibrate", "production", "--profile", PAIR, "--json", "{folder}/j.json", "--bench-json", "{}")
+    levels = ("calibrate", "production", "--profile", PAIR, "--json", "{folder}/j.json", "{}")
     sweep = ("sweep", "{}", "--out", "{folder}/store", "--workers", "1")
     return {
         "scenario": read_by("s.yaml", SCENARIO, "compare", "{}", *TINY_RUN, "--replications", "1", "--workers", "1"),
@@ -440,8 +440,8 @@ def samples(folder: Path) -> dict[str, Sample]:
         ),
         "tuned table": read_by("tuned.json", TUNED),
         "bench": of_production("bench.json", BENCH),
-        "log vllm": of_production("vllm.log", VLLM_LOG, "--log", "{}", *lengths),
-        "log sglang": of_production("sg.log", SGLANG_LOG, "--log", "{}", "--num-speculative-tokens", "3", *lengths),
+        "log vllm": of_production("vllm.log", VLLM_LOG, "{}", *lengths),
+        "log sglang": of_production("sg.log", SGLANG_LOG, "{}", "--num-speculative-tokens", "3", *lengths),
         "metrics": of_production(
             "after.txt",
             look(30, 120, drafts=120, accepted=(90, 60)),

@@ -229,7 +229,7 @@ def test_an_engine_that_was_fitted_to_a_server_is_that_server(profile: Profile) 
             (run,) = runs(at_level(place / "server.json", level))
             path = place / f"c{level}.json"
             path.write_text(json.dumps(run | {"request_rate": "inf", "max_concurrency": level}))
-            benches += ["--bench-json", str(path)]
+            benches.append(str(path))
         flags = ["--profile", str(place / "bare.json"), "--out", str(place / "fitted.json")]
         said("calibrate", "production", *benches, *flags)
         tpots = [

@@ -48,7 +48,7 @@ def test_another_name_of_a_gpu_is_understood_in_capitals() -> None:
         (("--rate", "-3"), "-3.0 is not in the range 0.0<x<=1000000.0"),
         (("--attainment", "95"), "95.0 is not in the range 0.0<x<1.0"),
         ((), "no SLO given"),
-        (("--tp", "2"), "no option --tp here: a degree stands behind the model, as in Qwen/Qwen3-32B-tp2"),
+        (("--tp", "2"), "no option --tp here: write Qwen/Qwen3-32B-tp2 for the model"),
     ],
 )
 def test_flags_are_checked_before_any_table_is_read(flags: tuple[str, ...], says: str) -> None:

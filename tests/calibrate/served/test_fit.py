@@ -37,7 +37,7 @@ def real() -> Profile:
 
 
 def results_of(folder: Path, levels: tuple[int, ...], *, drafts: bool) -> list[str]:
-    """What `vllm bench serve` would write of it at each level; `--bench-json` flags."""
+    """What `vllm bench serve` would write of it at each level; their files."""
     flags = []
     for level in levels:
         accepted = Accepted(drafts=1.0, draft_tokens=3, rates=RATES) if drafts else None
@@ -48,7 +48,7 @@ def results_of(folder: Path, levels: tuple[int, ...], *, drafts: bool) -> list[s
             result["spec_decode_per_position_acceptance_rates"] = list(RATES)
         path = folder / f"c{level}.json"
         path.write_text(json.dumps(result))
-        flags += ["--bench-json", str(path)]
+        flags.append(str(path))
     return flags
 
 
@@ -159,14 +159,14 @@ def test_the_form_of_a_servers_steps_is_chosen_by_the_largest_load(
 
 
 def benchmarks(folder: Path, tpot_ms: dict[int, float]) -> list[str]:
-    """`--bench-json` flags of results with these times per token."""
+    """Files of results with these times per token."""
     flags = []
     for level, each_ms in tpot_ms.items():
         tokens = {"completed": level, "total_input_tokens": 50 * level, "total_output_tokens": 20 * level}
         times = {"mean_ttft_ms": 20.0, "mean_tpot_ms": each_ms, "output_throughput": 1e3 * level / each_ms}
         path = folder / f"c{level}.json"
         path.write_text(json.dumps({"max_concurrency": level, "duration": 1.0} | tokens | times))
-        flags += ["--bench-json", str(path)]
+        flags.append(str(path))
     return flags
 
 

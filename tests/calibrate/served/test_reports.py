@@ -393,9 +393,7 @@ def test_every_command_that_takes_a_file_has_the_same_loads_of_it(name: str, tmp
     judged = json.loads(done.output)
     assert len(judged.get("cells", loads)) == len(loads)
     assert judged.get("num_requests", 1) == 1
-    fitted = CliRunner().invoke(
-        production_command, ["--bench-json", str(path), "--profile", "cpu/tiny", "--json", "-", *more]
-    )
+    fitted = CliRunner().invoke(production_command, [str(path), "--profile", "cpu/tiny", "--json", "-", *more])
     if not loads[0].measured:
         assert "needs requests in flight" in str(fitted.exception)
     else:

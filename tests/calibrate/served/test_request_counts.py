@@ -125,7 +125,7 @@ COUNTED = {
         ([{"spec_verify_ct": 10**12, "spec_num_correct_drafts": 4}], [], "line 1: steps: expected `int` <= 1000000000"),
         ([{"spec_verify_ct": 5, "spec_num_correct_drafts": 4}] * 12, [], "add --num-speculative-tokens"),
         ([{"spec_verify_ct": 5, "spec_num_correct_drafts": 25}] * 12, ["--num-speculative-tokens", "3"], "length 6"),
-        ([{"spec_verify_ct": 5, "spec_num_correct_drafts": 4}] * 12, ["--log", "LINES"], "requests tell acceptance"),
+        ([{"spec_verify_ct": 5, "spec_num_correct_drafts": 4}] * 12, ["LINES"], "requests tell acceptance"),
         ([COUNTED] * 12, ["--num-speculative-tokens", "2"], "drafts of 3 tokens, not --num-speculative-tokens 2"),
         ([COUNTED] * 12, ["--num-speculative-tokens", "5"], "drafts of 3 tokens, not --num-speculative-tokens 5"),
         ([COUNTED | {"num_accepted_draft_tokens": 16}] * 12, [], "line 1: 16 tokens accepted of 15 drafted"),

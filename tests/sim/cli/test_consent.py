@@ -27,9 +27,9 @@ from validation.__main__ import main as validation
 PAIR = "h100-sxm/llama-2-7b+tinyllama-1.1b"
 SMALL = ["--policy", "pd", "--num-prompts", "3", "--input-len", "8", "--output-len", "2", "--request-rate", "4"]
 READ = {
-    *("acceptance", "api_key_env", "attention", "bench_json", "columns", "concurrencies", "contexts"),
-    *("draft", "draft_weights", "dtype", "engine", "from_", "goodput", "gpu"),
-    *("grid", "kv_dtype", "lengths", "levels", "log", "metrics_after", "metrics_before"),
+    *("acceptance", "api_key_env", "attention", "columns", "concurrencies", "contexts"),
+    *("draft", "draft_weights", "dtype", "engine", "files", "from_", "goodput", "gpu"),
+    *("grid", "kv_dtype", "lengths", "levels", "metrics_after", "metrics_before"),
     *("metrics", "restart", "serve"),
     *("method", "model", "names", "num_prompts", "pair", "paths", "policy", "price", "profile", "prompts", "requests"),
     *("scenario", "series", "set", "store", "vary", "speculative_config", "target", "target_weights", "weights"),
@@ -55,8 +55,8 @@ OUTPUTS: dict[tuple[str, str], str] = {
         "--out",
     ): "calibrate import aiconfigurator --gpu h200-sxm --target llama-3.1-8b --out there.json",
     ("calibrate derive", "--out"): "calibrate derive --from {pair} --gpu h200-sxm --out there.json",
-    ("calibrate production", "--out"): "calibrate production --bench-json x.jsonl --profile {pair} --out there.json",
-    ("calibrate production", "--json"): "calibrate production --bench-json x.jsonl --profile {pair} --json there",
+    ("calibrate production", "--out"): "calibrate production x.jsonl --profile {pair} --out there.json",
+    ("calibrate production", "--json"): "calibrate production x.jsonl --profile {pair} --json there",
     ("diagnose", "--json"): "diagnose x.jsonl --profile {pair} --json there",
     ("plan", "--json"): f"plan llama-3.1-8b --gpu h200-sxm --input-len 8 --output-len 8 {SLO} --json there",
     ("replay", "--out"): "replay --profile cpu/tiny --policy pd --device cpu --out full",
@@ -105,9 +105,9 @@ OVER_INPUTS = {
     "grid": "sweep grid.yaml --out new --json grid.yaml",
     "result of a sweep": "sweep grid.yaml --out new --json new",
     "store": "report s --out s/store.sqlite",
-    "bench": "calibrate production --profile {pair} --bench-json x.jsonl --json x.jsonl",
-    "result of a fit": "calibrate production --profile {pair} --bench-json x.jsonl --json new.json --out new.json",
-    "log": "calibrate production --profile {pair} --log x.jsonl --set workload.input_len=8 --json x.jsonl",
+    "bench": "calibrate production --profile {pair} x.jsonl --json x.jsonl",
+    "result of a fit": "calibrate production --profile {pair} x.jsonl --json new.json --out new.json",
+    "log": "calibrate production --profile {pair} x.jsonl --set workload.input_len=8 --json x.jsonl",
     "profile of a server": "validate http://localhost:1 --fit-only --profile p.json --json p.json",
 }
 UNWRITABLE = {
