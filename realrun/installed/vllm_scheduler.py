@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-MAIN_GROUP = "layer"
-"""The one layer whose KV the pool holds."""
+LAYER = "layer"
+"""Name of a layer whose KV the pool holds."""
 STOP_TOKEN = 1
 OWN_TOKENS, POSITION_BITS = 1 << 40, 24
 """Tokens that no other request has begin here, above all ids of content."""
@@ -49,6 +49,8 @@ class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     data_parallel_size: int = 1
     """Engines that share their experts: with several they, and not the scheduler, count the interval from 0.33 on."""
     use_v2_model_runner: bool = False
+    sliding_window: int = 0
+    """Tokens that half of the layers look back; 0: all layers see the whole context."""
     method: str | None = None
     """speculative_config.method; None: no speculation."""
     parallel_drafting: bool = False
@@ -299,10 +301,11 @@ class _Vllm:
             kind = config.scheduler_config.get_scheduler_cls()
         import torch
 
-        spec = self._kv.FullAttentionSpec(
-            block_size=settings.block_size, num_kv_heads=1, head_size=1, dtype=torch.float32
-        )
-        groups = [self._kv.KVCacheGroupSpec([MAIN_GROUP], spec)]
+        shape = {"block_size": settings.block_size, "num_kv_heads": 1, "head_size": 1, "dtype": torch.float32}
+        specs = [self._kv.FullAttentionSpec(**shape)]
+        if settings.sliding_window:
+            specs.append(self._kv.SlidingWindowSpec(**shape, sliding_window=settings.sliding_window))
+        groups = [self._kv.KVCacheGroupSpec([f"{LAYER}{group}"], spec) for group, spec in enumerate(specs)]
         blocks = self._kv.KVCacheConfig(num_blocks=settings.num_gpu_blocks, kv_cache_tensors=[], kv_cache_groups=groups)
         return kind(
             vllm_config=config,

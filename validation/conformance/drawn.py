@@ -39,6 +39,9 @@ SINCE = {
     "v2_priority": 33,
     "v2_async_stop_mtp": 33,
     "prefix_dspark": 33,
+    "seats_dspark": 33,
+    "window": 33,
+    "prefix_window": 33,
 }
 """vLLM's minor version from which on a feature is drawn; all others always. A seated request has drafts where one token
 is padded to a round: nothing drafted them, and none is accepted."""
@@ -78,8 +81,11 @@ FEATURES = (
     "v2_priority",
     "v2_async_stop_mtp",
     "prefix_dspark",
+    "seats_dspark",
 )
 """Events that a schedule is drawn to show; each has one of them at least, and memory runs out in half of them."""
+UNEQUAL = ("window", "prefix_window")
+"""Features of which `continuous` knows nothing: the blocks of sliding windows. Schedules that differ do not count."""
 MAX_STEPS = 3000
 
 
@@ -183,6 +189,8 @@ def drawn(feature: str, seed: int, methods: tuple[str, ...]) -> tuple[SchedulerS
     block_size = draw.choice((4, 8, 16, 32))
     max_num_seqs = draw.choice((1, 2, 3, 4, 8, 16))
     budget = max(draw.choice((16, 32, 64, 128, 256)), max_num_seqs * (draft_tokens + 1) + draw.randint(1, 20))
+    if "seats" in feature:
+        budget = max(16, max_num_seqs, draw.randint(draft_tokens + 2, 4 * draft_tokens + 2))
     is_whole = feature == "whole_prompts"
     longest = draw.choice((30, 60, 150))
     if is_whole:
@@ -214,6 +222,7 @@ def drawn(feature: str, seed: int, methods: tuple[str, ...]) -> tuple[SchedulerS
         prefill_schedule_interval=draw.choice((2, 3, 5)) if "interval" in feature else 1,
         data_parallel_size=2 if "ranks" in feature else 1,
         use_v2_model_runner="v2" in feature,
+        sliding_window=draw.choice((9, 24, 70)) if "window" in feature else 0,
         method=method,
         parallel_drafting="parallel" in feature or method == "dspark",
         num_speculative_tokens=draft_tokens,

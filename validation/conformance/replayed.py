@@ -39,7 +39,7 @@ from sim.policies.continuous.plan import Step, begin_step, commit_step, plan_ste
 from sim.policies.options import EngineLimits
 from sim.run.limits import limits_of, name_in_rules, pool_rules
 from sim.run.scenario import Scenario
-from validation.conformance.drawn import FEATURES, drawn_logs
+from validation.conformance.drawn import FEATURES, UNEQUAL, drawn_logs
 from validation.conformance.logs import Decision, Log, read_logs, tape_of, write_logs
 
 WITH_DRAFT_MODEL = "h100-sxm/llama-2-7b+tinyllama-1.1b"
@@ -320,9 +320,9 @@ def _drawn(folder: Path, seeds: range, engine: str | None, keep: int, out: Path 
         engine = installed_engine().like
         print(f"there is no engine file {of_version}: under {engine}, the newest")
     num_differ, kept, stopped = 0, [], list[str]()
-    for feature in FEATURES:
+    for feature in (*FEATURES, *UNEQUAL):
         logs = drawn_logs(feature, seeds, of_version, stopped)
-        num_differ += _judged(feature, logs, engine or of_version)
+        num_differ += _judged(feature, logs, engine or of_version) * (feature in FEATURES)
         kept += logs[:keep]
     if stopped:
         print(f"ended by an assertion of vLLM's own, not compared: {'; '.join(stopped)}")
