@@ -1,7 +1,7 @@
 """`lanesim validate FILE`: loads that a file holds, each simulated and compared. No torch.
 
 The words `cells TABLE.csv` and `vllm --requests FILE` ask the same. Not here: which file is what
-(calibrate.served.readers), simulating (calibrate.served.judge, calibrate.served.as_recorded).
+(calibrate.served.readers), simulating (calibrate.served.judge, calibrate.served.as_sent).
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def _tell(result: dict[str, Any], judged: Sequence[JudgedLoad]) -> None:
 
 def _recorded(flags: FileFlags, raw: dict[str, Any]) -> None:
     """Requests of a vLLM run, at their recorded arrivals."""
-    from calibrate.served.as_recorded import judge_run, scenario_of
+    from calibrate.served.as_sent import judge_run, scenario_of
     from calibrate.served.stamped_requests import read_requests
     from sim.costs.profile_files import load
     from sim.run.scenario_file import set_dotted

@@ -3,7 +3,7 @@
 Each line: request_id, input_toks, output_toks, arrival_time (epoch seconds), and on another, monotonic clock queued_ts,
 scheduled_ts, first_token_ts, last_token_ts (seconds); further fields are ignored. The clocks' offset is not recorded:
 it is taken as the least queued_ts - arrival_time, as if the request that waited least had been queued at once.
-Not here: the comparison with a simulation (calibrate.served.as_recorded).
+Not here: the comparison with a simulation (calibrate.served.as_sent).
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from calibrate.served.as_recorded import judge_run, scenario_of
+from calibrate.served.as_sent import judge_run, scenario_of
 from calibrate.served.judge import CellSetup, judge_cells
 from calibrate.served.load import JudgedLoad, ServedLoad
 from calibrate.served.load_table import CellTable, read_request_list

@@ -19,9 +19,9 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from calibrate.cli.served_page import DISTURBED, pace
 from calibrate.served.as_sent import GOODPUT
 from calibrate.server.endpoint import WORDS
+from calibrate.server.served_page import DISTURBED, pace
 from calibrate.server.served_run import PARTS, ServedRun, as_predicted, read_run
 from calibrate.server.server_process import started
 from sim.cli.main import run as lanesim

@@ -88,8 +88,8 @@ def evidence_command(flags: EvidenceFlags) -> None:
 
 
 def _judge_server(flags: EvidenceFlags, command: str) -> None:
-    from calibrate.cli.served_page import served_page
     from calibrate.cli.validate_server import ServerFlags, served
+    from calibrate.server.served_page import served_page
     from calibrate.server.served_run import write_run
     from realrun.host.machine import hardware
     from sim.files.write import write_text

@@ -12,12 +12,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from calibrate.cli.served_page import Rows, table
 from calibrate.fit import points_file
 from calibrate.fit.point_works import TimedPass
 from calibrate.measure.campaign.gates import disturbed
 from calibrate.measure.campaign.plan import BESIDE, OPEN_SHARE, PREDICTION, SMOKE_FILE, STEPS, Campaign
 from calibrate.measure.campaign.verdict import findings
+from calibrate.server.served_page import Rows, table
 from sim.costs.profile import Profile
 from sim.costs.profile_files import changed, load, ship_profile
 from sim.files.write import new_folder

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from calibrate.cli.validate_file import file_command
-from calibrate.served.as_recorded import latencies_s
-from calibrate.served.as_sent import as_requests, fresh, output_throughput
+from calibrate.served.as_sent import as_requests, fresh, latencies_from_queue_s, output_throughput
 from calibrate.served.stamped_requests import read_requests
 from sim.interface.request import Request
 from tests.realrun.recorded_runs import EPOCH_S, MONOTONIC_S, PROFILE, refusal, result_of, served, stamps, write_lines
@@ -75,7 +74,7 @@ def test_metrics_count_from_the_queue_and_beside_it_from_arrival(tmp_path: Path)
     """The first request is queued at once, which sets the clocks; the second 30 ms after it arrived."""
     late = row(1, queued_ts=MONOTONIC_S + 1.040, scheduled_ts=MONOTONIC_S + 1.040)
     real = read_requests(write_lines(tmp_path / "r.jsonl", [row(0), late]))
-    found = latencies_s(as_requests(real.requests))
+    found = latencies_from_queue_s(as_requests(real.requests))
     assert real.clock_offset_s == pytest.approx(MONOTONIC_S + 0.010 - EPOCH_S)
     assert found["ttft"] == pytest.approx([0.050, 0.020])
     assert found["e2el"] == pytest.approx([0.250, 0.220])
@@ -87,7 +86,7 @@ def test_metrics_count_from_the_queue_and_beside_it_from_arrival(tmp_path: Path)
 def test_tpot_leaves_out_single_tokens_and_says_so(tmp_path: Path) -> None:
     single = row(0, output_toks=1, last_token_ts=MONOTONIC_S + 0.060)
     path = write_lines(tmp_path / "r.jsonl", [single, row(1)])
-    assert latencies_s(as_requests(read_requests(path).requests))["tpot"] == pytest.approx([0.020])
+    assert latencies_from_queue_s(as_requests(read_requests(path).requests))["tpot"] == pytest.approx([0.020])
     assert "TPOT leaves out 1 requests of one output token" in result_of(file_command, *flags(path))["notes"]
 
 
@@ -208,7 +207,7 @@ def test_the_requests_simulated_are_fresh_and_in_order_of_arrival(tmp_path: Path
 def test_real_metrics_are_those_that_the_runs_authors_print(gpu: str) -> None:
     """Their `vLLM` column, rounded to 0.1 ms; no request there has a single token, so TPOT is defined alike."""
     folder = RUNS / gpu / "Llama-3.1-8B"
-    found = latencies_s(as_requests(read_requests(folder / "vllm/requests.jsonl").requests))
+    found = latencies_from_queue_s(as_requests(read_requests(folder / "vllm/requests.jsonl").requests))
     printed = {
         tuple(line.split()[:2]): float(line.split()[2])
         for line in (folder / "validation/summary.txt").read_text().splitlines()[2:]

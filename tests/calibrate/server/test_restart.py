@@ -16,10 +16,9 @@ from pathlib import Path
 
 import pytest
 
-from calibrate.cli import served_page
 from calibrate.measure.campaign import evidence_command
 from calibrate.server import endpoint as probe
-from calibrate.server import server_process
+from calibrate.server import served_page, server_process
 from calibrate.server.served_run import as_predicted, read_run
 from calibrate.server.server_process import commands_of, started
 from sim.cli.main import run
