@@ -78,6 +78,7 @@ def test_a_profile_by_name_is_the_one_at_its_path(asked: Asked, name: str) -> Pa
 
 LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
 PLAIN = ("--profile", "h100-sxm/llama-3.1-8b", "--policy", "continuous", "--num-speculative-tokens", "0")
+SEATS = ("--set", "engine.max_num_seqs=4")
 DRAFTED = ("--profile", "h100-sxm/llama-3.1-8b+eagle3", "--policy", "continuous", "--acceptance", "length:2.5")
 
 
@@ -87,10 +88,7 @@ DRAFTED = ("--profile", "h100-sxm/llama-3.1-8b+eagle3", "--policy", "continuous"
         ((LLAMA, "--gpu", "H100"), PLAIN),
         (("h100/" + LLAMA,), PLAIN),
         ((LLAMA, "--gpu", "h100", "--draft", "x/EAGLE3-LLaMA3.1", "--acceptance", "2.5"), DRAFTED),
-        (
-            ("--serve", f"vllm serve {LLAMA} --max-num-seqs 4", "--gpu", "h100"),
-            (*PLAIN, "--set", "engine.max_num_seqs=4"),
-        ),
+        (("--serve", f"vllm serve {LLAMA} --max-num-seqs 4", "--gpu", "h100"), (*PLAIN, *SEATS)),
         ((LLAMA, "--gpu", "h100", "--input-len", "1.5k"), (*PLAIN, "--input-len", "1500")),
     ],
 )

@@ -115,18 +115,8 @@ def test_check_and_the_head_of_a_run_say_what_was_recorded(write: Write, capsys:
     checked = capsys.readouterr()
     assert "trace (csv): 2 requests in 100 s, 0.01/s, 20 in, 3 out" in checked.out
     assert "note: " in checked.err
-    compare = [
-        "compare",
-        "--profile",
-        "cpu/tiny",
-        "--policy",
-        "pd",
-        "--workers",
-        "1",
-        "--set",
-        "workload.dataset_name=csv",
-    ]
-    compare += ["--set", f"workload.dataset_path={path}", "--num-prompts", "2"]
+    compare = ["compare", "--profile", "cpu/tiny", "--policy", "pd", "--workers", "1", "--num-prompts", "2"]
+    compare += ["--set", "workload.dataset_name=csv", "--set", f"workload.dataset_path={path}"]
     assert run(compare) == 0
     told = capsys.readouterr()
     assert told.out.startswith(f"{path}: 2 requests in 100 s, 0.01/s, 20 in, 3 out")
