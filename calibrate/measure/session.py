@@ -36,7 +36,7 @@ from realrun.host.driver import Driver, Watch
 from realrun.host.garbage_collector import frozen_heap
 from realrun.model.kv import LAYOUT
 from sim.costs.passes import HEAD_KERNELS
-from sim.costs.profile import Gpu, MeasuredPoint, Profile
+from sim.costs.profile import MeasuredPoint, Profile
 from sim.files.json_values import Json, convert
 
 PILOT_RUNS = 2
@@ -140,12 +140,8 @@ class Session:
 
     def profile(self) -> Profile:
         """The profile of what the file holds."""
-        held = self.held
         self.on_step("fit", 0, 1)
-        target, draft = self.spec.target.shape, self.spec.draft.shape if self.spec.draft is not None else None
-        return profile_of(
-            held, msgspec.convert(held.host["gpu"], Gpu), int(held.host["multiprocessors"]), target, draft
-        )
+        return profile_of(self.held, self.spec.target.shape, self.spec.draft.shape if self.spec.draft else None)
 
     def in_service(self, profile: Profile, repeats: int = REPEATS) -> Profile:
         """`profile` with what serving adds to it. Raises ValueError where slots are too short for the requests that are

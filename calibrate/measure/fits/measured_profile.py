@@ -25,11 +25,9 @@ from sim.costs.profile_files import round_constant
 from sim.costs.shapes import ModelShape
 
 
-def profile_of(
-    held: MeasuredSession, gpu: Gpu, multiprocessors: int, target: ModelShape, draft: ModelShape | None
-) -> Profile:
+def profile_of(held: MeasuredSession, target: ModelShape, draft: ModelShape | None) -> Profile:
     """Raises ValueError where the file has too few points to fit."""
-    points = held.points
+    points, gpu = held.points, msgspec.convert(held.host["gpu"], Gpu)
     shapes = {"target": target, "draft": draft or target}
     is_cpu = bool(held.host["is_cpu"])
     name = target.name if draft is None else f"{target.name}+{draft.name}"
@@ -39,7 +37,9 @@ def profile_of(
         gpu=gpu,
         target=target,
         draft=draft,
-        kernels=start_constants(is_cpu, multiprocessors, str(held.options["attention"]), str(held.host["kv_layout"])),
+        kernels=start_constants(
+            is_cpu, int(held.host["multiprocessors"]), str(held.options["attention"]), str(held.host["kv_layout"])
+        ),
         host=host_costs(points, held.host, {role: shape.layers for role, shape in shapes.items()}),
         overlap=Overlap(),
         errors={},
@@ -55,8 +55,7 @@ def profile_of(
 def refit(held: MeasuredSession, shipped: Profile) -> Profile:
     """`shipped`, made anew of its points file. Its phi stays, which is pooled over GPUs. So does its curve of shares of
     the multiprocessors, whose fit is in the history."""
-    gpu, multiprocessors = msgspec.convert(held.host["gpu"], Gpu), int(held.host["multiprocessors"])
-    alone = profile_of(held, gpu, multiprocessors, shipped.target, shipped.draft)
+    alone = profile_of(held, shipped.target, shipped.draft)
     fresh = completed(alone, msgspec.convert(held.serving, ServingCosts), is_cpu=False)
     overlap = msgspec.structs.replace(fresh.overlap, phi=shipped.overlap.phi, partition=shipped.overlap.partition)
     errors = fresh.errors | {kind: error for kind, error in shipped.errors.items() if kind not in fresh.errors}

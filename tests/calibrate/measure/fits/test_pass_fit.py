@@ -21,6 +21,8 @@ from sim.costs.profile_files import decode, encode, load
 LIMITS = Limits(rows=16, slot_tokens=512, pass_tokens=512, draft_tokens=8, has_draft=True, has_graphs=False)
 NOISE = 0.03
 HOST: dict[str, Any] = {
+    "gpu": msgspec.to_builtins(load("cpu/tiny").gpu),
+    "multiprocessors": 1,
     "is_cpu": True,
     "kv_layout": "slot-head-token",
     "date": "2026-01-01",
@@ -63,7 +65,7 @@ def measured(noise: float, seed: int = 0) -> MeasuredSession:
 @pytest.fixture(scope="module")
 def fitted() -> Profile:
     profile = law()
-    return profile_of(measured(NOISE), profile.gpu, 1, profile.target, profile.draft)
+    return profile_of(measured(NOISE), profile.target, profile.draft)
 
 
 def test_the_law_behind_noisy_points_is_found_again(fitted: Profile) -> None:
@@ -105,7 +107,7 @@ def test_the_state_of_the_l2_cache_is_told_where_it_is_known() -> None:
     profile, held = law(), measured(0.0)
     cold = [msgspec.structs.replace(point, l2="cold") for point in held.points[:3]]
     known = dataclasses.replace(held, points=[*cold, *held.points[3:]])
-    source = profile_of(known, profile.gpu, 1, profile.target, profile.draft).source
+    source = profile_of(known, profile.target, profile.draft).source
     assert f"L2 never flushed between repetitions: 3 cold, 0 warm, {len(held.points) - 3} unknown" in source
 
 
@@ -113,4 +115,4 @@ def test_too_few_points_are_refused() -> None:
     profile = law()
     nothing = dataclasses.replace(measured(0.0), points=[])
     with pytest.raises(ValueError, match="raise --budget"):
-        profile_of(nothing, profile.gpu, 1, profile.target, profile.draft)
+        profile_of(nothing, profile.target, profile.draft)
