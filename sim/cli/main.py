@@ -26,7 +26,6 @@ COMMANDS = {
     "report": ("sim.cli.report:report_command", "A store as a page, and as pictures."),
     "check": ("calibrate.cli.check_files:check_command", "What a file is, and whether it is sound; nothing is run."),
     "profiles": ("sim.cli.profiles:profiles_command", "Shipped cost profiles: source and held-out error."),
-    "capacity": ("sim.cli.capacity:capacity_command", "Highest load that meets the SLOs, and replicas for a rate."),
     "tune": (
         "calibrate.cli.tune:tune_command",
         "Best draft length by load: a vLLM table, what it gains and how sure that is.",
@@ -52,8 +51,10 @@ class Interrupted(Exception):
     """A signal asked the process to stop."""
 
 
-ALIASES = {"probe": ("validate", "--fit-only")}
+ALIASES = {"probe": ("validate", "--fit-only"), "capacity": ("plan",)}
 """Commands that went, and the words that stand for them now."""
+RENAMED = {"--target-rate": "--rate"}
+"""Options of those commands that have another name now."""
 
 
 class MainGroup(LazyGroup):
@@ -64,7 +65,7 @@ class MainGroup(LazyGroup):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if (words := ALIASES.get(args[0])) is not None:
             click.echo(f"lanesim: `lanesim {args[0]}` is `lanesim {' '.join(words)}` now", err=True)
-            args = [*words, *args[1:]]
+            args = [*words, *(RENAMED.get(word, word) for word in args[1:])]
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> object:

@@ -1,12 +1,13 @@
-"""`lanesim plan`: the command. Importing this module imports click alone. Not here: its flags (flags), the answer
-(planning)."""
+"""`lanesim plan`: the command. Importing this module imports click alone. Not here: its flags (flags), deployments that
+are searched (planning), the highest load of one that is given (sim.studies.attainment).
+"""
 
 from __future__ import annotations
 
 from calibrate.cli.plan.flags import PlanFlags
-from sim.cli.console import claim, progress, show
+from sim.cli.console import claim, progress, say_runs, say_trace, show
 from sim.cli.flags import command
-from sim.cli.options import parse_goodput
+from sim.cli.options import gather, inputs_of, parse_goodput, with_assumptions
 
 EXAMPLE = (
     "lanesim plan Qwen/Qwen3-32B-FP8 --gpu h200-sxm --rate 40 --input-len 1500 \\\n"
@@ -14,19 +15,53 @@ EXAMPLE = (
 )
 
 
-@command("plan", PlanFlags, example=EXAMPLE, short_help="A deployment to rent, from a model's name.")
+@command("plan", PlanFlags, example=EXAMPLE, short_help="Highest load within the SLOs, and the GPUs for a rate.")
 def plan_command(flags: PlanFlags) -> None:
-    """Deployments of MODEL to rent: a Hugging Face name, a config.json, or a profile's name.
+    """The GPUs to rent for MODEL at --rate within the SLOs of --goodput; without --rate the highest load of a replica.
 
-    Splits over GPUs are searched, with and without the drafter; the best few are simulated again and again, with costs
-    and acceptance drawn anew within their measured errors.
+    With MODEL and --rate the ways to split it over GPUs are searched, with and without the drafter. The best few are
+    simulated again and again, with costs and acceptance varied within their measured errors.
+
+    Without --rate, or with --profile, --policy, --serve or a scenario file, one deployment is simulated: the highest
+    request rate at which a share of the requests meets all SLOs, and the fewest replicas for --rate.
     """
-    claim(files={"--json": flags.json}, inputs=[flags.model])
+    is_given = bool(flags.profile or flags.policy or flags.serve or flags.set)
+    if flags.rate is None or is_given or flags.scenario is None or flags.scenario.suffix in (".yaml", ".yml"):
+        _highest(flags)
+        return
+    claim(files={"--json": flags.json}, inputs=[flags.scenario])
     bounds_ms = parse_goodput(flags.goodput)
     if not bounds_ms:
         raise ValueError("plan: no SLO given; want some of --goodput ttft:MS tpot:MS e2el:MS")
+    if flags.input_len is None or flags.output_len is None:
+        raise ValueError("plan: which lengths? want --input-len N --output-len N")
     from calibrate.cli.plan.planning import planned
 
     with progress() as on_step:
         result = planned(flags, bounds_ms, on_step)
-    show(flags.json, result)
+    show(flags.json, result, is_verbose=flags.verbose)
+
+
+def _highest(flags: PlanFlags) -> None:
+    """The highest load of the deployment that is given, and the replicas for a rate."""
+    from sim.costs.profile_files import load
+    from sim.metrics.price import usd_per_gpu_h
+    from sim.run.scenario import parse_scenario
+    from sim.studies.attainment import highest_load
+
+    price = usd_per_gpu_h(flags.price)
+    scenario = parse_scenario(with_assumptions(gather(flags)))
+    claim(files={"--json": flags.json}, inputs=inputs_of(flags.scenario, scenario))
+    say_trace(scenario.workload, is_quiet=flags.json == "-")
+    say_runs(len(scenario.policy) * (flags.draws or 0))
+    with progress() as on_step:
+        result = highest_load(
+            scenario,
+            load(scenario.profile),
+            share=flags.attainment,
+            target_rate=flags.rate,
+            price=price,
+            draws=flags.draws,
+            on_done=on_step,
+        )
+    show(flags.json, result, is_verbose=flags.verbose)

@@ -19,7 +19,7 @@ from calibrate.cli.profile_output import needs_analysis
 from sim.acceptance.pairs import ANY, LONGEST, origin_of
 from sim.compare.pool import OnDone
 from sim.costs.datasheets import gpu_name
-from sim.costs.engine_costs import engine_of
+from sim.costs.engine_costs import DEFAULT_ENGINE, engine_of
 from sim.costs.profile import Profile
 from sim.costs.profile_files import load, shipped
 from sim.drafters.registry import DRAFTERS, HEADS, LOOKED_UP, drafter_named, pair_of
@@ -29,6 +29,7 @@ from sim.model_names import DEGREE
 from sim.run.forecast import StepForecast
 from sim.run.resolve import resolve
 from sim.run.scenario import Scenario, parse_scenario
+from sim.studies.cost_draws import DEFAULT_DRAWS
 from sim.studies.plan.candidate_ranking import Candidate, Ranked, Refused, label_of
 from sim.studies.plan.search import Rental, plan, with_world
 
@@ -40,7 +41,7 @@ def planned(flags: PlanFlags, bounds_ms: dict[str, float], on_step: OnDone) -> R
     from calibrate.importers.aiconfigurator.deployment import tables_of
     from calibrate.importers.plan_candidates import scaled_from
 
-    price, began_s = usd_per_gpu_h(flags.price), time.monotonic()
+    price, began_s, engine = usd_per_gpu_h(flags.price), time.monotonic(), flags.engine or DEFAULT_ENGINE
 
     def rank(ranking: Sequence[Ranked]) -> None:
         rows = [
@@ -58,7 +59,7 @@ def planned(flags: PlanFlags, bounds_ms: dict[str, float], on_step: OnDone) -> R
         rate_per_s=flags.rate,
         share=flags.attainment,
         price_per_gpu_h=price,
-        draws=flags.draws,
+        draws=DEFAULT_DRAWS if flags.draws is None else flags.draws,
         refused=refused,
         target_model=named.repository,
         on_done=on_step,
@@ -67,41 +68,42 @@ def planned(flags: PlanFlags, bounds_ms: dict[str, float], on_step: OnDone) -> R
     # What random prompts do to acceptance is about the line that loads a server, which is in the JSON alone.
     profile = next(each.profile for each in candidates if each.name == result.deployments[0].profile)
     notes = [scaled_from(profile), assumed, named.assumed, *(note for note in result.notes if note.startswith("<"))]
-    if (tables := tables_of(profile, flags.engine.partition("-")[0])) is not None:
+    if (tables := tables_of(profile, engine.partition("-")[0])) is not None:
         notes.insert(0, f"kernel tables: {tables}")
     if named.repository is not None:
-        disputed, ratio = disputed_step(result, scenario, profile, named.repository, flags.engine)
+        disputed, ratio = disputed_step(result, scenario, profile, named.repository, engine)
         notes.insert(0, disputed)
         if ratio is not None:
-            whose = f"{flags.engine.partition('-')[0]}'s own"
+            whose = f"{engine.partition('-')[0]}'s own"
             result = with_world(result, profile, ratio, whose, on_done=on_step)
     return replace(result, notes=[note for note in notes if note])
 
 
 def _candidates(flags: PlanFlags, on_step: OnDone) -> tuple[list[Candidate], list[Refused], ModelSource]:
     """Deployments that could be rented, those that cannot, and the model."""
-    if flags.model in shipped() or (flags.model.endswith(".json") and _is_profile(Path(flags.model))):
-        profile = load(flags.model)
-        return [Candidate(flags.model, profile)], [], ModelSource(profile.target)
+    model, engine = str(flags.scenario), flags.engine or DEFAULT_ENGINE
+    if model in shipped() or (model.endswith(".json") and _is_profile(Path(model))):
+        profile = load(model)
+        return [Candidate(model, profile)], [], ModelSource(profile.target)
     if flags.gpu is None:
-        raise ValueError(f"--gpu is missing: {flags.model!r} is a model, want such as --gpu h200-sxm")
+        raise ValueError(f"--gpu is missing: {model!r} is a model, want such as --gpu h200-sxm")
     try:
         from calibrate.importers.aiconfigurator.lookups import ENGINES
         from calibrate.importers.plan_candidates import deployments, imported, kernels_of, pair_named
     except ImportError as error:
         raise needs_analysis(error) from None
-    drafter = drafter_named(flags.draft or NO_DRAFT[0])
+    drafter = drafter_named(flags.method or NO_DRAFT[0])
     drafts = None if drafter in (*NO_DRAFT, *LOOKED_UP) else drafter
-    degrees = {kind: int(count) for kind, count in DEGREE.findall(flags.model)}
-    target, draft, named = pair_named(DEGREE.sub("", flags.model), drafts, weights=flags.weights, kv=flags.kv_dtype)
+    degrees = {kind: int(count) for kind, count in DEGREE.findall(model)}
+    target, draft, named = pair_named(DEGREE.sub("", model), drafts, weights=flags.weights, kv=flags.kv_dtype)
     gpu = gpu_name(flags.gpu.lower())
     tables, source = published_tables()
     kernels_of(tables, gpu)
-    name, _, version = flags.engine.partition("-")
+    name, _, version = engine.partition("-")
     kernels = (name, version or None) if name in ENGINES else (ENGINES[0], None)
     wanted = deployments(target, flags.gpus, kernels, *map(degrees.get, ("tp", "ep", "dp")))
     if not wanted:
-        raise ValueError(f"{flags.model}: want no more than --gpus {flags.gpus} GPUs in a replica")
+        raise ValueError(f"{model}: want no more than --gpus {flags.gpus} GPUs in a replica")
     profiles, failed = imported(tables, source, gpu, target, draft, wanted, cache_folder("profiles"), on_step)
     refused = [Refused(deployment=label_of(*each.deployment[:3]), why=each.why) for each in failed]
     if not profiles:
@@ -109,7 +111,7 @@ def _candidates(flags: PlanFlags, on_step: OnDone) -> tuple[list[Candidate], lis
         _, largest = max(zip(failed, refused, strict=True), key=lambda pair: pair[0].deployment.devices)
         raise ValueError(f"plan: {target.name} on {gpu}: {largest.deployment}: {largest.why}")
     candidates = [Candidate(str(each.path), each.profile) for each in profiles]
-    engine_of(flags.engine, candidates[0].profile)
+    engine_of(engine, candidates[0].profile)
     return candidates, refused, named
 
 
@@ -123,7 +125,7 @@ def _scenario(
 ) -> tuple[Scenario, str | None]:
     """The question, and a word on what was assumed."""
     draft, assumed = candidates[0].profile.draft, None
-    drafter = flags.draft if flags.draft in LOOKED_UP else None if draft is None else draft.name
+    drafter = flags.method if flags.method in LOOKED_UP else None if draft is None else draft.name
     speculation: dict[str, Json] = {"num_speculative_tokens": 0}
     if drafter is not None:
         method = drafter if drafter in (*HEADS, *LOOKED_UP) else "draft_model"
@@ -135,7 +137,7 @@ def _scenario(
     raw: dict[str, Json] = {
         "profile": candidates[0].name,
         "policy": ["continuous"],
-        "engine": {"name": flags.engine},
+        "engine": {"name": flags.engine or DEFAULT_ENGINE},
         "workload": {"dataset_name": "fixed", "input_len": flags.input_len, "output_len": flags.output_len},
         "speculation": speculation,
         "goodput": {f"{name}_ms": bound for name, bound in bounds_ms.items()},
