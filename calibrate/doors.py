@@ -25,16 +25,19 @@ def plan(
     model: str,
     /,
     *,
+    rate: float,
     input_len: int,
     output_len: int,
     goodput: Mapping[str, float],
+    draft: str | None = None,
     **flags: Any,
 ) -> ShownRental:
-    """Deployments of `model` to rent: `lanesim plan`. SLOs are milliseconds, `goodput={"ttft": 1000, "tpot": 40}`;
-    further keywords are the command's flags, such as gpu, rate, draft, price and draws. Raises ValueError.
+    """Deployments of `model` to rent for `rate` requests per second: `lanesim plan`. SLOs are milliseconds,
+    `goodput={"ttft": 1000, "tpot": 40}`; further keywords are the command's flags, such as gpu, price and draws. Raises
+    ValueError.
 
     >>> import lanesim
-    >>> load = {"input_len": 64, "output_len": 16, "goodput": {"ttft": 1000}, "draws": 2}
+    >>> load = {"rate": 1, "input_len": 64, "output_len": 16, "goodput": {"ttft": 1000}, "draws": 2}
     >>> lanesim.plan("cpu/tiny", **load).frame()["deployment"].tolist()
     ['TP1']
     """
@@ -43,11 +46,18 @@ def plan(
     from sim.cli.options import parse_goodput
     from sim.report.shown import ShownRental, shown_as
 
-    given = {"model": model, "input_len": input_len, "output_len": output_len, **flags}
+    given = {
+        "scenario": model,
+        "rate": rate,
+        "input_len": input_len,
+        "output_len": output_len,
+        "method": draft,
+        **flags,
+    }
     bounds_ms = parse_goodput([f"{name.removesuffix('_ms')}:{plain_number(ms)}" for name, ms in goodput.items()])
     if not bounds_ms:
         raise ValueError("plan: no SLO given; want some of goodput={'ttft': MS, 'tpot': MS, 'e2el': MS}")
-    return shown_as(ShownRental, planned(_flags(PlanFlags, given), bounds_ms, lambda stage, done, total: None))
+    return shown_as(ShownRental, planned(_flags(PlanFlags, given | flags), bounds_ms, lambda stage, done, total: None))
 
 
 def validate_url(url: str, /, scenario: str | Path | None = None, **flags: Any) -> ServedRun:

@@ -337,13 +337,7 @@ def _rented(answer: Rental, console: Console) -> Said:
         *["~ is not simulated in draws"] * bool(shown),
         *[f"{more} more {'estimate' if more == 1 else 'estimates'} in the JSON"] * (more > 0),
     ]
-    lines = [
-        ""
-        if answer.tuning is None or answer.rate_per_s is not None
-        else " ".join(tuning_sentence(answer.tuning).split()),
-        *answer.notes[: MAX_NOTES - 2],
-        "; ".join(last),
-    ]
+    lines = [*answer.notes[: MAX_NOTES - 2], "; ".join(last)]
     has_energy = any(row.joules_per_output_token is not None for row in answer.deployments)
     rows = [_deployment_cells(row, answer, has_energy=has_energy) for row in [*refined, *shown]]
     table = table_of(rows, ["replica"], ["fit", "$/M", "J/tok"], box=None, padding=(0, 1), pad_edge=False)
@@ -361,12 +355,8 @@ def _deployment_cells(row: PlannedDeployment, answer: Rental, *, has_energy: boo
         rate += " ({}–{})".format(*map(number, row.rate_interval))
     fit = number(None) if has_energy else str(row.requests_in_memory)
     cells = {"replica": row.deployment, "K": str(row.num_speculative_tokens or "none"), "fit": fit}
-    if answer.rate_per_s is None:
-        cells["req/s"] = rate
-    else:
-        met = NONE if row.worlds_met is None else f"{row.worlds_met}/{answer.draws}"
-        cells |= {"req/s each": rate, "replicas": f"{about}{row.replicas}", "GPUs": f"{about}{row.gpus}"}
-        cells["draws met"] = met
+    met = NONE if row.worlds_met is None else f"{row.worlds_met}/{answer.draws}"
+    cells |= {"req/s each": rate, "replicas": f"{about}{row.replicas}", "GPUs": f"{about}{row.gpus}", "draws met": met}
     cells["tok/s/GPU"] = f"{about}{row.output_tokens_per_s_per_gpu:.0f}"
     return cells | {"$/M": NONE if usd is None else about + _fixed(usd), "J/tok": number(row.joules_per_output_token)}
 

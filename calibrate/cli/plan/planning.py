@@ -41,12 +41,13 @@ def planned(flags: PlanFlags, bounds_ms: dict[str, float], on_step: OnDone) -> R
     from calibrate.importers.aiconfigurator.deployment import tables_of
     from calibrate.importers.plan_candidates import scaled_from
 
+    assert flags.rate is not None
     price, began_s, engine = usd_per_gpu_h(flags.price), time.monotonic(), flags.engine or DEFAULT_ENGINE
 
     def rank(ranking: Sequence[Ranked]) -> None:
         rows = [
-            f"{each.candidate.label} {'no drafter' if each.k < 1 else f'K = {each.k}'} ~{each.rate_per_s:.3g}/s"
-            + ("" if each.gpus is None else f", ~{each.gpus} GPUs")
+            f"{each.candidate.label} {'no drafter' if each.k < 1 else f'K = {each.k}'} ~{each.rate_per_s:.3g}/s, "
+            f"~{each.gpus} GPUs"
             for each in ranking[:5]
         ]
         click.echo(f"first ranking after {time.monotonic() - began_s:.0f} s: {'; '.join(rows)}", err=True)

@@ -72,8 +72,8 @@ class Ranked(NamedTuple):
     """Rate of a replica, about; goodput of the best closed loop."""
     in_flight: int
     """There, of one rank."""
-    gpus: int | None
-    """GPUs that the rate takes, about; None without one."""
+    gpus: int
+    """GPUs that the rate takes, about."""
     lengths: tuple[int, ...]
     """Draft lengths that come near the best at some load, and 1; none where drafting never does."""
     concurrencies: tuple[int, ...]
@@ -111,7 +111,7 @@ class _Climb(NamedTuple):
 def first_pass(
     scenario: Scenario,
     candidates: Sequence[Candidate],
-    rate_per_s: float | None,
+    rate_per_s: float,
     share: float,
     workers: int | None,
     on_done: OnDone,
@@ -133,7 +133,7 @@ def first_pass(
         else:
             misses = [_miss(climb, scenario) for climb in tried]
             refused.append(min(misses, key=lambda each: each.miss or 0.0))
-    ranking.sort(key=lambda each: (float(each.gpus or 0), -each.rate_per_s / each.candidate.gpus))
+    ranking.sort(key=lambda each: (each.gpus, -each.rate_per_s / each.candidate.gpus))
     return ranking, refused
 
 
@@ -173,7 +173,7 @@ def _climbed(share: float, setting: _Setting) -> tuple[Run, dict[int, float]]:
     return alone, goodput
 
 
-def _ranked(climbs: Sequence[_Climb], rate_per_s: float | None) -> Ranked:
+def _ranked(climbs: Sequence[_Climb], rate_per_s: float) -> Ranked:
     """Figures of one candidate, by the settings tried of it."""
     best = max(climbs, key=lambda each: max(each.goodput.values()))
     candidate, _, resolved, concurrencies = best.setting
@@ -187,15 +187,10 @@ def _ranked(climbs: Sequence[_Climb], rate_per_s: float | None) -> Ranked:
         for count in useful
         if climb.goodput.get(count, 0.0) >= CONTENDING * max(each.goodput.get(count, 0.0) for each in climbs)
     }
-    gpus = None if rate_per_s is None else ceil(rate_per_s / rate) * candidate.gpus
+    gpus = ceil(rate_per_s / rate) * candidate.gpus
     # One draft fits the captured graphs for longest: without it no length would, of many requests.
     lengths = sorted((near - {PLAIN}) | {1}) if near - {PLAIN} else []
     return Ranked(candidate, best.setting.k, rate, in_flight, gpus, tuple(lengths), useful)
-
-
-def cost(ranked: Ranked) -> float:
-    """GPUs for the rate, without one GPUs per request per second; about."""
-    return float(ranked.gpus or ranked.candidate.gpus / ranked.rate_per_s)
 
 
 def _miss(climb: _Climb, scenario: Scenario) -> Refused:

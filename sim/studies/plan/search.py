@@ -37,7 +37,7 @@ from sim.studies.attainment import DEFAULT_SHARE, Attainment, highest_load
 from sim.studies.cost_draws import DEFAULT_DRAWS, covers, with_times
 from sim.studies.evidence import asked_of, evidence
 from sim.studies.load_search import REQUESTS, with_length
-from sim.studies.plan.candidate_ranking import POLICY, Candidate, Ranked, Refused, cost, first_pass
+from sim.studies.plan.candidate_ranking import POLICY, Candidate, Ranked, Refused, first_pass
 from sim.studies.serve_commands import VLLM, checking_lines, deployment, server_of
 from sim.studies.tune import Tuning, has_slo, tune
 from sim.workload.classes import Goodput
@@ -74,7 +74,7 @@ class PlannedDeployment(
     rate_interval: tuple[float, float] | None = None
     """5 to 95 % of the draws."""
     output_tokens_per_s_per_gpu: float
-    """Output tokens at the rate that was given, or else at that of `rate_per_replica`."""
+    """Output tokens at the rate that was given."""
     worlds_met: int | None = None
     """Draws in which these replicas hold the SLOs; None without a rate and in a first pass."""
     is_first_pass: bool
@@ -89,7 +89,7 @@ class Rental(Stated, frozen=True, kw_only=True):
     gpu: str
     target: str
     draft: str | None
-    rate_per_s: float | None
+    rate_per_s: float
     share: float
     price_per_gpu_h: float | None
     deployments: list[PlannedDeployment]
@@ -120,10 +120,10 @@ class Rental(Stated, frozen=True, kw_only=True):
             "set": f"engine.max_num_seqs={engine['max_num_seqs']}",
             "acceptance": speculation["acceptance"] if best.num_speculative_tokens else None,
         }
-        words = ["lanesim", "capacity", "--profile", best.profile, "--policy", POLICY]
+        words = ["lanesim", "plan", "--profile", best.profile, "--policy", POLICY]
         words += [word for name, value in flags.items() if value is not None for word in (f"--{name}", str(value))]
         bounds = [f"{name.removesuffix('_ms')}:{ms:g}" for name, ms in goodput.items() if ms is not None]
-        words += ["--goodput", *bounds, *([] if self.rate_per_s is None else ["--target-rate", f"{self.rate_per_s:g}"])]
+        words += ["--goodput", *bounds, "--rate", f"{self.rate_per_s:g}"]
         return shlex.join(words).replace(f"{Path.home()}/", "~/")
 
 
@@ -132,7 +132,7 @@ def plan(
     scenario: Scenario,
     candidates: Sequence[Candidate],
     *,
-    rate_per_s: float | None = None,
+    rate_per_s: float,
     share: float = DEFAULT_SHARE,
     price_per_gpu_h: float | None = None,
     draws: int = DEFAULT_DRAWS,
@@ -142,8 +142,8 @@ def plan(
     on_done: OnDone = lambda stage, done, total: None,
     on_ranking: Callable[[Sequence[Ranked]], None] = lambda ranking: None,
 ) -> Rental:
-    """The deployments that serve the scenario's requests within `scenario.goodput`, best first: fewest GPUs for
-    `rate_per_s`, or without one the most requests per second and GPU.
+    """The deployments that serve `rate_per_s` of the scenario's requests within `scenario.goodput`, best first: fewest
+    GPUs, then most requests per second and GPU.
 
     Draft lengths are tried up to the scenario's num_speculative_tokens; `refused` are candidates that were none
     already, `on_ranking` hears the first pass. Raises ValueError where no candidate meets the SLOs, with what comes
@@ -177,8 +177,6 @@ def plan(
         table = ((1, 1, best.row.num_speculative_tokens),)
         line = deployment(best.scenario, profile, table, {}, target_model=target_model)
         start, bench, notes = line.start, "", line.notes
-    if rate_per_s is None and best.tuning is not None and len(best.tuning.k_table) > 1:
-        start = best.tuning.deployment.start
     return Rental(
         scenario=to_plain(best.scenario),
         gpu=profile.gpu.name,
@@ -216,7 +214,7 @@ class _Search:
 
     scenario: Scenario
     with_energy: bool
-    rate_per_s: float | None
+    rate_per_s: float
     share: float
     price_per_gpu_h: float | None
     draws: int
@@ -271,14 +269,11 @@ class _Search:
         profile, ranks, interval = candidate.profile, candidate.profile.data_parallel, highest.draws_interval
         in_draws = [load for load in highest.draw_loads if load is not None]
         load = (highest.load or 0.0) if interval is None else median(in_draws)
-        fleet = held.fleets[0] if held.fleets else None
         # The fleet is one of ranks; of replicas there are as many as have them all.
-        replicas = ceil((fleet.replicas or 1) / ranks) if fleet else 1
-        shares = fleet.attainment_by_draw if fleet else []
-        rate, joules = self.rate_per_s or load * ranks, None
+        replicas, shares, joules = ceil((held.fleets[0].replicas or 1) / ranks), held.fleets[0].attainment_by_draw, None
         if self.with_energy:
             # Of one rank at its part of the load.
-            at_rate = with_keys(scenario, workload={"request_rate": rate / (replicas * ranks)}, energy=True)
+            at_rate = with_keys(scenario, workload={"request_rate": self.rate_per_s / (replicas * ranks)}, energy=True)
             seed = child_seed(scenario.seed, 0)
             point = Point(resolved=with_length(resolve(at_rate, profile, POLICY), REQUESTS), seed=seed)
             joules = number(run_point(point).run, "joules_per_output_token")
@@ -286,13 +281,12 @@ class _Search:
         return self._deployment(
             ranked,
             replicas,
-            rate,
             load * ranks,
             num_speculative_tokens=scenario.speculation.num_speculative_tokens,
             k_table=[] if tuning is None else tuning.k_table,
             break_even_concurrency=None if tuning is None else tuning.break_even_concurrency,
             attainment_by_draw=shares,
-            worlds_met=sum(each >= self.share for each in shares) if fleet else None,
+            worlds_met=sum(each >= self.share for each in shares),
             rate_interval=None if interval is None else (interval[0] * ranks, interval[1] * ranks),
             joules_per_output_token=joules,
             evidence=evidence(profile, [asked_of(resolve(scenario, profile, POLICY), loads)]),
@@ -301,16 +295,14 @@ class _Search:
 
     def estimate(self, ranked: Ranked) -> PlannedDeployment:
         """A row of the first pass alone."""
-        replicas, k = (ranked.gpus or ranked.candidate.gpus) // ranked.candidate.gpus, max(ranked.k, 0)
-        rate, figures = ranked.rate_per_s, {"evidence": [], "is_first_pass": True}
-        return self._deployment(ranked, replicas, self.rate_per_s or rate, rate, num_speculative_tokens=k, **figures)
+        replicas, k = ranked.gpus // ranked.candidate.gpus, max(ranked.k, 0)
+        figures = {"evidence": [], "is_first_pass": True, "num_speculative_tokens": k}
+        return self._deployment(ranked, replicas, ranked.rate_per_s, **figures)
 
-    def _deployment(
-        self, ranked: Ranked, replicas: int, rate: float, rate_per_replica: float, **figures: Any
-    ) -> PlannedDeployment:
+    def _deployment(self, ranked: Ranked, replicas: int, rate_per_replica: float, **figures: Any) -> PlannedDeployment:
         candidate, profile = ranked.candidate, ranked.candidate.profile
         scenario, gpus = msgspec.structs.replace(self.scenario, profile=candidate.name), replicas * candidate.gpus
-        per_gpu = rate * served_by(scenario, profile).mean_tokens(scenario.seed).output_per_sent / gpus
+        per_gpu = self.rate_per_s * served_by(scenario, profile).mean_tokens(scenario.seed).output_per_sent / gpus
         usd_per_s = None if self.price_per_gpu_h is None else self.price_per_gpu_h / (3600.0 * per_gpu)
         return PlannedDeployment(
             deployment=candidate.label,
@@ -320,7 +312,7 @@ class _Search:
             ep=profile.expert_parallel or 1,
             dp=profile.data_parallel,
             replicas=replicas,
-            utilisation=rate / (replicas * rate_per_replica),
+            utilisation=self.rate_per_s / (replicas * rate_per_replica),
             rate_per_replica=rate_per_replica,
             output_tokens_per_s_per_gpu=per_gpu,
             requests_in_memory=self._in_memory(profile, with_draft=figures["num_speculative_tokens"] > 0),
@@ -336,16 +328,13 @@ class _Search:
 
     def is_worth_it(self, ranked: Ranked, best: Ranked, refined: Sequence[_Refined]) -> bool:
         """The first pass has `ranked` near its `best`, or before all of those that are refined."""
-        if not refined or (len(refined) < REFINED and cost(ranked) <= MARGIN * cost(best)):
+        if not refined or (len(refined) < REFINED and ranked.gpus <= MARGIN * best.gpus):
             return True
         return len(refined) < ROWS and self.order(self.estimate(ranked)) < min(self.order(each.row) for each in refined)
 
     def order(self, row: PlannedDeployment) -> tuple[float, float]:
-        """Fewest GPUs for a rate, then most requests per second and GPU."""
-        return (
-            0.0 if self.rate_per_s is None else float(row.gpus),
-            -row.rate_per_replica * (row.replicas or 1) / row.gpus,
-        )
+        """Fewest GPUs, then most requests per second and GPU."""
+        return float(row.gpus), -row.rate_per_replica * (row.replicas or 1) / row.gpus
 
 
 # -- saying
@@ -370,17 +359,13 @@ def _drafter(scenario: Scenario, profile: Profile) -> str | None:
 
 def _verdict(best: _Refined, search: _Search) -> str:
     """The answer that the user came for, a sentence a line."""
-    row, profile, interval = best.row, best.candidate.profile, best.row.rate_interval
+    row, profile = best.row, best.candidate.profile
     k, usd, gpus = row.num_speculative_tokens, row.usd_per_million_tokens, f"{row.gpus} x {profile.gpu.name}"
     drafting = f"with {_drafter(best.scenario, profile)} at K = {k}" if k else "without a drafter"
     what = f"{profile.target.name} as {row.deployment} {drafting}"
     within = f"{100 * search.share:g} % of them within {_bounds(best.scenario)}"
     price = "" if usd is None else f" at ${usd:.3g} per million output tokens"
     per_gpu = f"A GPU makes {row.output_tokens_per_s_per_gpu:.0f} output tokens/s{price}."
-    if search.rate_per_s is None:
-        span = "" if interval is None else " ({:.3g} to {:.3g})".format(*interval)
-        serves = f"It serves {row.rate_per_replica:.3g}{span} requests/s, {within}."
-        return "\n".join([f"Rent {gpus}: {what}.", serves, per_gpu])
     met = f"That holds in {row.worlds_met} of {search.draws} variations of GPU times and acceptance. "
     replicas = f"{row.replicas} replica{'s' * (row.replicas != 1)}"
     serve = f"They serve {search.rate_per_s:g} requests/s, {within}."
@@ -419,7 +404,5 @@ def with_world(
     rate_per_s, gpus = (one.highest[0].load or 0.0) * best.dp, best.gpus // (best.replicas or 1)
     comes_to = "nothing meets the SLOs"
     if rate_per_s:
-        comes_to = f"it serves {rate_per_s:.3g} requests/s"
-        if result.rate_per_s is not None:
-            comes_to = f"you need about {ceil(result.rate_per_s / rate_per_s) * gpus} GPUs"
+        comes_to = f"you need about {ceil(result.rate_per_s / rate_per_s) * gpus} GPUs"
     return msgspec.structs.replace(result, verdict=f"{result.verdict}\nIf {whose} tables hold, {comes_to}.")
