@@ -88,28 +88,16 @@ def contention_of(
 ) -> Contention:
     """Contention of works that share a profile's device; where it was not measured, what `regime` says, or LEFTOVER,
     at `phi` or the profile's."""
-    if not overlap.measured:
-        regime = regime or Regime.LEFTOVER
-        if regime is Regime.PROCESSES and phi is not None:
-            # Under MPS the kernels of processes meet as those of streams do.
-            regime = Regime.LEFTOVER
-        rate = (overlap.phi or ASSUMED_PHI).value if phi is None else phi
-        return Contention(
-            regime=regime,
-            phi=rate if regime is Regime.LEFTOVER else 0.0,
-            has_priorities=overlap.has_priorities,
-            is_preemptive=is_preemptive,
-            curve=overlap.partition,
-        )
-    return Contention(
-        eta_compute=overlap.eta_compute,
-        eta_bandwidth=overlap.eta_bandwidth,
-        tau_s=overlap.tau_s,
-        takes_turns=overlap.takes_turns,
-        has_priorities=overlap.has_priorities,
-        is_preemptive=is_preemptive,
-        curve=overlap.partition,
-    )
+    given = Contention(has_priorities=overlap.has_priorities, is_preemptive=is_preemptive, curve=overlap.partition)
+    if overlap.measured:
+        measured = ("eta_compute", "eta_bandwidth", "tau_s", "takes_turns")
+        return msgspec.structs.replace(given, **{name: getattr(overlap, name) for name in measured})
+    regime = regime or Regime.LEFTOVER
+    if regime is Regime.PROCESSES and phi is not None:
+        # Under MPS the kernels of processes meet as those of streams do.
+        regime = Regime.LEFTOVER
+    rate = (overlap.phi or ASSUMED_PHI).value if phi is None else phi
+    return msgspec.structs.replace(given, regime=regime, phi=rate if regime is Regime.LEFTOVER else 0.0)
 
 
 def kernel_waits_s(kernels_per_s: Sequence[float], contention: Contention) -> list[float]:

@@ -11,7 +11,6 @@ import pytest
 
 from sim.compare.side_by_side import Comparison, Level, compare
 from sim.compare.verdict import METRIC, Order
-from sim.costs.engine_costs import load_engine
 from sim.costs.layer_kinds import Linear
 from sim.costs.profile_files import load
 from sim.report.comparisons import level_lines
@@ -52,24 +51,21 @@ def test_a_level_is_as_sure_as_the_simulator_was_on_set_ups_like_it() -> None:
 
 def test_an_order_that_errors_on_replays_turn_round_is_not_stated() -> None:
     """24 in flight ran on no GPU, 16 did: there continuous is further below the measured latency than pd is. Taken out
-    of both means, that adds `shift` to continuous less pd, by which an order holds or not. Another engine has none."""
+    of both means, that adds `shift` to continuous less pd, by which an order holds or not."""
     both = {"policy": ("pd", "continuous"), "max_concurrency": 24, "num_prompts": 48, "request_rate": "inf"}
-    scenario = Scenario.of(profile=REPLAYED_PROFILE, input_len=512, output_len=128, replications=2, **both)
+    scenario = Scenario.of(profile=REPLAYED_PROFILE, input_len=512, output_len=128, replications=1, **both)
     policies = resolve_all(scenario, load(REPLAYED_PROFILE))
     result = compare(policies, workers=1)
-    ratio = {cell.policy: cell.error_pct for cell in measured().cells if (cell.gpu, cell.in_flight) == ("h100-sxm", 16)}
-    added = {row.policy: row.mean[METRIC] * (1 / (1 + ratio[row.policy] / 100) - 1) for row in result.policies}
+    off = {cell.policy: cell.error_pct for cell in measured().cells if (cell.gpu, cell.in_flight) == ("h100-sxm", 16)}
+    added = {row.policy: row.mean[METRIC] * (1 / (1 + off[row.policy] / 100) - 1) for row in result.policies}
     shift = added["continuous"] - added["pd"]
     assert shift > 20.0
-    (at,) = [index for index, row in enumerate(result.paired) if row.metric == METRIC]
+    (pair,) = [row for row in result.paired if row.metric == METRIC]
     for share, order in ((0.9, Order.REPLAYS), (1.1, Order.LOWER)):
-        row = msgspec.structs.replace(result.paired[at], order=Order.LOWER, interval=(-2 * shift, -share * shift))
-        stated = msgspec.structs.replace(result, paired=[*result.paired[:at], row, *result.paired[at + 1 :]])
-        told = as_replayed(stated, policies)
-        assert (told.paired[at].order, told.paired[at].interval[1] > 0.0) == (order, order is Order.REPLAYS)
+        row = msgspec.structs.replace(pair, order=Order.LOWER, interval=(-2 * shift, -share * shift))
+        told = as_replayed(msgspec.structs.replace(result, paired=[row]), policies)
+        assert [each.order for each in told.paired] == [order]
         assert ("how far off the simulator was on a real GPU" in told.verdict) == (order is Order.REPLAYS)
-        vllms = [replace(one, engine=load_engine("vllm-0.32", "h100-sxm")) for one in policies]
-        assert as_replayed(stated, vllms) is stated
 
 
 def test_errors_of_speedups_are_no_evidence_of_a_level() -> None:
