@@ -43,7 +43,6 @@ class Beside(NamedTuple):
     caps: tuple[float, ...]
     """Share of its time alone for which the device was busy, below 1 where its launches took longer."""
     demands: tuple[Demands, ...]
-    priorities: tuple[int, ...]
     rates: tuple[float, ...]
     """Device seconds per second."""
     is_launched: tuple[bool, ...]
@@ -127,7 +126,6 @@ def beside(costs: CostModel, ran: Ran, whole_s: Mapping[TimedPass, float] | None
         tuple(costs.cost(work).num_kernels / device_s for work, device_s in zip(works, devices_s, strict=True)),
         caps,
         tuple(map(costs.demands, works)),
-        tuple(int(side == ran.corun.favoured) for side in range(len(works))),
         tuple(rate * cap for rate, cap in zip(ran.rates, caps, strict=True)),
         tuple(timed.launch == "eager" for timed in ran.corun.passes),
     )
@@ -137,7 +135,7 @@ def predicted(contention: Contention, passes: Beside, turn: float = 1.0) -> list
     """Rates of all sides, as the simulated device has them; `turn` as of Phi."""
     sides = zip(passes.kernels_per_s, passes.is_launched, strict=True)
     kernels_per_s = [per_s / turn if is_launched else per_s for per_s, is_launched in sides]
-    return plain_rates(passes.caps, passes.priorities, kernels_per_s, passes.demands, contention)
+    return plain_rates(passes.caps, [0] * len(passes.caps), kernels_per_s, passes.demands, contention)
 
 
 def _errors(contention: Contention, many: Sequence[Beside], turn: float = 1.0) -> Array:
