@@ -60,7 +60,7 @@ def _basis(
         return [], lambda: list(details)
     over = f"{ranges} {answer.draws} variations of GPU times and acceptance" if answer.draws else ""
     lines = [(SURE, costs_line(answer.costs.errors)), ("", over)]
-    lines += [(ASSUMED, note) for note in notes[:1]]
+    lines += [(ASSUMED, note) for place, note in enumerate(notes) if not place or note.startswith("Acceptance of")]
     more = [*details, *[f"{ranges} {answer.draws} {answer.covers}"] * bool(answer.draws)]
     more += [f"costs: {answer.costs.source}", *(f"note: {note}" for note in notes), *answer.evidence]
     return [(label, text) for label, text in lines if text], lambda: more

@@ -124,7 +124,7 @@ def model_version() -> str:
     digest = hashlib.sha256()
     for path in sorted([sim / "draws.py", *(path for room in MODEL_ROOMS for path in (sim / room).rglob("*.py"))]):
         digest.update(path.relative_to(sim).as_posix().encode() + path.read_bytes())
-    for path in sorted((sim / "engines").glob("*.json")):
+    for path in sorted([sim / "acceptance" / "pairs.json", *(sim / "engines").glob("*.json")]):
         digest.update(path.read_bytes())
     try:
         release = version("lanesim")
