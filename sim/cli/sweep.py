@@ -53,11 +53,7 @@ def sweep_command(flags: SweepFlags) -> None:
     if read.num_runs > MAX_RUNS:
         raise ValueError(f"{str(grid)!r} is {read.num_runs:,} runs, want {MAX_RUNS:,} at most; grids add to one store")
     plan = SweepPlan.of(read)
-    claim(
-        files={"--json": flags.json},
-        added_to={"--out": out},
-        inputs=[grid, *plan.inputs, out / MARK],
-    )
+    claim(files={"--json": flags.json}, added_to={"--out": out}, inputs=[grid, *plan.inputs, out / MARK])
     for workload in read.workloads():
         with suppress(ValueError):  # What cannot be read is the error of its rows.
             say_trace(workload, is_quiet=flags.json == "-")

@@ -117,13 +117,8 @@ def test_an_unknown_model_is_told_the_command_that_gets_its_config_and_no_other_
 def test_a_host_out_of_reach_is_tried_once_and_says_nothing() -> None:
     pytest.importorskip("huggingface_hub")
     code = "from calibrate.catalogue.published_models import downloaded; assert downloaded('no/Model-9B') is None"
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env={"HF_ENDPOINT": "http://127.0.0.1:1", "HF_HOME": "/nonexistent"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    away = {"HF_ENDPOINT": "http://127.0.0.1:1", "HF_HOME": "/nonexistent"}
+    done = subprocess.run([sys.executable, "-c", code], env=away, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
 
 

@@ -10,6 +10,7 @@ import pytest
 from sim.cli.main import run
 
 NEW = "meta-llama/Llama-3.1-8B-Instruct --gpu h100"
+TUNED = "--concurrencies 1 --draws 1 --input-len 64 --output-len 8 --json -"
 SMALL = "--num-prompts 4 --input-len 64 --output-len 8 --request-rate 1"
 
 
@@ -60,17 +61,15 @@ def test_a_line_of_sglang_is_said_to_be_priced_by_kernels_of_vllm(capsys: pytest
 
 
 def test_no_longer_drafts_are_tried_than_acceptance_was_measured_with(capsys: pytest.CaptureFixture[str]) -> None:
-    given = "--concurrencies 1 --draws 1 --input-len 64 --output-len 8 --json -"
     for more, longest, is_guess in (("", 1, False), ("--num-speculative-tokens 3", 3, True)):
-        assert run(["tune", "cpu/tiny", "--acceptance", "length:1.99@1", *more.split(), *given.split()]) == 0
+        assert run(["tune", "cpu/tiny", "--acceptance", "length:1.99@1", *more.split(), *TUNED.split()]) == 0
         answer, notes = capsys.readouterr()
         assert [row["k"] for row in json.loads(answer)["points"][0]["lengths"]] == [*range(longest + 1)]
         assert ("K = 3 is a guess: acceptance was measured with drafts of 1" in notes) == is_guess
 
 
 def test_where_no_drafter_is_named_n_grams_are_tried(capsys: pytest.CaptureFixture[str]) -> None:
-    given = "--concurrencies 1 --draws 1 --input-len 64 --output-len 8 --json -"
-    assert run(["tune", *NEW.split(), *given.split()]) == 0
+    assert run(["tune", *NEW.split(), *TUNED.split()]) == 0
     answer, notes = capsys.readouterr()
     assert json.loads(answer)["scenario"]["speculation"]["method"] == "ngram"
     assert "--draft eagle3" in notes
