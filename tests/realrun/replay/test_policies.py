@@ -16,7 +16,6 @@ from realrun.kernels.pair_kernels import PairKernels
 from realrun.replay.pair_executor import PairExecutor
 from sim.engine.draft_length import ByBatch
 from sim.interface.request import Request
-from sim.interface.work import Kind
 from sim.policies.options import Batching, EngineLimits, KvMode
 from sim.policies.registry import PolicyOptions, find_policy
 from tests.realrun.support import StandsForAll, greedy_text, tied_pair, tiny_model, tiny_options
@@ -44,34 +43,22 @@ def run(
     return host.works
 
 
+@pytest.mark.parametrize("lengths", [None, ByBatch(((1, 1, 3), (2, 9, 0)), 3)], ids=["3", "3 of one row, else 0"])
 @pytest.mark.parametrize("kv", [KvMode.ROLLBACK, KvMode.REFORWARD])
 @pytest.mark.parametrize("batching", list(Batching))
 @pytest.mark.parametrize("policy", EVERY)
-def test_every_policy_emits_the_targets_greedy_text(policy: str, batching: Batching, kv: KvMode) -> None:
+def test_every_policy_emits_the_targets_greedy_text(policy: str, batching: Batching, kv: KvMode, lengths: Any) -> None:
     if find_policy(policy).is_continuous and (kv is KvMode.REFORWARD or batching is Batching.PER_REQUEST):
         pytest.skip("continuous batching keeps its KV and batches")
     if find_policy(policy).drafts_ahead:
         pytest.skip("real kernels draft from verified tokens")
     pair, target = executor()
     options = PolicyOptions(batching=batching, kv=kv, workers=3, poll_s=0.0005)
-    run(policy, pair, options, None, EngineLimits(max_num_batched_tokens=16))
+    run(policy, pair, options, None, EngineLimits(max_num_batched_tokens=16), controller=lengths)
     for each in requests():
         assert pair.outputs[each.index][: each.output_tokens] == greedy_text(
             target, pair.prompt(each), each.output_tokens
         )
-
-
-@pytest.mark.parametrize("kv", [KvMode.ROLLBACK, KvMode.REFORWARD])
-@pytest.mark.parametrize("policy", ["pd", "pdv", "continuous"])
-def test_rounds_without_a_draft_among_others_leave_the_targets_greedy_text(policy: str, kv: KvMode) -> None:
-    pair, target = executor()
-    alone = ByBatch(((1, 1, 3), (2, 9, 0)), 3)
-    works = run(policy, pair, PolicyOptions(kv=kv, poll_s=0.0005), None, EngineLimits(), controller=alone)
-    drafts = {ticket.work.draft_tokens for ticket in works if ticket.work.kind is Kind.DRAFT and ticket.work.rows}
-    assert drafts == {0, 3}
-    for each in requests():
-        wanted = greedy_text(target, pair.prompt(each), each.output_tokens)
-        assert pair.outputs[each.index][: each.output_tokens] == wanted
 
 
 @pytest.mark.parametrize("policy", ["pd", "continuous"])
