@@ -312,8 +312,8 @@ def refits(data: Path) -> Iterator[Refit]:
     for (source, *_), constants in together.items():
         old = {name: value for each in constants for (_, name), value in each.held().items()}
 
-        logs = partial(_logs, judges, of, source, constants)
-        for name, after, error in zip(old, *fit(old, logs), strict=True):
+        fitted = fit(old, partial(_logs, judges, of, source, constants))
+        for name, after, error in zip(old, *fitted, strict=True):
             found = Refit(next(each for each in constants if name in each.names), name, old[name], after, error)
             of |= {key: after for key in found.constant.held() if key[1] == name}
             yield found
