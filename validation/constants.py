@@ -305,8 +305,8 @@ def _logs(
 
 
 def refits(data: Path) -> Iterator[Refit]:
-    """Of constants that have a fit, those of one source together beside all that were fitted before; then of what is
-    pooled over them."""
+    """Of constants that have a fit, those of one source together, beside the new values of sources before it. Pooled
+    constants come last."""
     judges, of, every = Judges(data, is_fitted=True), values(), read_specs().constants
     together = grouped((each for each in every if each.fitted_on), lambda each: (*each.fitted_on, *each.given_by))
     for (source, *_), constants in together.items():
