@@ -305,15 +305,15 @@ def _logs(
 
 
 def refits(data: Path) -> Iterator[Refit]:
-    """Of constants that have a fit, those of one source together beside all that were fitted before; then of what is
-    pooled over them."""
+    """Of constants that have a fit, those of one source together, beside the new values of sources before it. Pooled
+    constants come last."""
     judges, of, every = Judges(data, is_fitted=True), values(), read_specs().constants
     together = grouped((each for each in every if each.fitted_on), lambda each: (*each.fitted_on, *each.given_by))
     for (source, *_), constants in together.items():
         old = {name: value for each in constants for (_, name), value in each.held().items()}
 
-        logs = partial(_logs, judges, of, source, constants)
-        for name, after, error in zip(old, *fit(old, logs), strict=True):
+        fitted = fit(old, partial(_logs, judges, of, source, constants))
+        for name, after, error in zip(old, *fitted, strict=True):
             found = Refit(next(each for each in constants if name in each.names), name, old[name], after, error)
             of.update((key, after) for key in found.constant.held() if key[1] == name)
             yield found

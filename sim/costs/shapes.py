@@ -9,6 +9,7 @@ Not here: how fast they run (sim.costs), reading a config.json (calibrate.catalo
 
 from difflib import get_close_matches
 from functools import cached_property
+from math import prod
 from pathlib import Path
 
 import msgspec
@@ -49,6 +50,9 @@ WEIGHT_BITS = {
 """Bits of one weight by number format, scales included: one of 8 bits for 16 (nvfp4) or 32 (mxfp4) weights, of 16 for
 32 (int4); those of fp8 are under 0.1 %. They are multiplied with their own kind, but mxfp4 and int4 with bf16 and
 mxfp4-fp8 with 8 bits; mxfp4-marlin is mxfp4 in Marlin kernels, which vLLM may choose on Hopper."""
+FILLED_UP = {"mxfp4-marlin": (256, 128)}
+"""Multiples that kernels of a format fill an expert's outer and inner width up to (vLLM, layers/quantization/mxfp4.py,
+which does so after cutting experts)."""
 KV_BITS = {"bf16": 16.0, "fp8": 8.0}
 
 
@@ -324,6 +328,15 @@ class ModelShape(Bounded, frozen=True, kw_only=True, dict=True):
         bits = 8.0 * self.dtype_bytes if self.formats is None else WEIGHT_BITS[self.formats.experts]
         return round(self._part_weights()[2] * bits / 8.0)
 
+    @cached_property
+    def loaded_expert_bytes(self) -> float:
+        """`expert_bytes` as kernels of the format hold them in memory."""
+        if self.experts is None or self.formats is None:
+            return self.expert_bytes
+        widths = self.experts.hidden or self.hidden, self.experts.intermediate
+        multiples = FILLED_UP.get(self.formats.experts, (1, 1))
+        return self.expert_bytes * prod(-(-w // n) * n / w for w, n in zip(widths, multiples, strict=True))
+
     def read_bytes(self, tokens: float) -> float:
         """Weights of the layers that a pass of `tokens` tokens reads: of experts, those that it activates."""
         total = float(self.weight_bytes - self.head_bytes)
@@ -369,7 +382,7 @@ def kv_bytes_per_token(shape: ModelShape, tensor_parallel: int) -> int:
 
 def rank_weight_bytes(shape: ModelShape, data_parallel: int) -> int:
     """Weights on the devices of one of `data_parallel` ranks: its part of the experts, and all of the rest."""
-    return round(shape.weight_bytes - shape.expert_bytes * (1.0 - 1.0 / data_parallel))
+    return round(shape.weight_bytes - shape.expert_bytes + shape.loaded_expert_bytes / data_parallel)
 
 
 def _size(gemms: tuple[tuple[int, int], ...]) -> int:

@@ -24,7 +24,7 @@ from sim.policies.continuous.loop import coroutines
 from sim.policies.options import EngineLimits, RoundOptions
 
 ENGINE, GPU = "sglang-0.5", "h100-sxm"
-ANSWER_IDS, PREFIX_IDS, ID_STRIDE = 1 << 30, 1 << 29, 1 << 14
+PREFIX_IDS, ID_STRIDE = 1 << 29, 1 << 14
 
 
 class Asked(NamedTuple):
@@ -64,9 +64,6 @@ class SglangCase(msgspec.Struct, frozen=True):
         """The prompt."""
         prompt, prefix = self.requests[index].prompt_tokens, self.requests[index].prefix_tokens
         return [*range(PREFIX_IDS, PREFIX_IDS + prefix), *range(index * ID_STRIDE, index * ID_STRIDE + prompt - prefix)]
-
-    def answer_id(self, index: int, position: int) -> int:
-        return ANSWER_IDS + index * ID_STRIDE + position
 
 
 class SglangLog(msgspec.Struct, frozen=True):

@@ -46,8 +46,6 @@ METRICS = {
 CELL_METRICS = ("output_throughput", "tpot_ms", "itl_ms", "ttft_ms", "e2el_ms", SPEEDUP, "acceptance_length")
 PEER_METRICS = ("tpot_ms", "ttft_ms", "e2el_ms")
 CELL_FIELDS = ("gpu", "engine", "target", "method", "num_speculative_tokens")
-INTERNAL = ("k", "concurrency", "decides")
-"""Columns of the frame that its CSV lacks."""
 
 
 def build(sections: Sequence[SectionSpec], data: Path) -> tuple[list[JudgedSection], list[str]]:
@@ -112,7 +110,7 @@ def write_report(sections: Sequence[SectionSpec], data: Path, out: Path) -> int:
         fitted=[f"{section.spec.title}: {section.fitted}" for section in built],
     )
     (out.parent / CELLS).parent.mkdir(parents=True, exist_ok=True)
-    table = cells.drop(columns=[*INTERNAL])
+    table = cells.drop(columns=["k", "concurrency", "decides"])
     table.to_csv(out.parent / CELLS, index=False, float_format="%.6g", lineterminator="\n")
     print(*failures, f"{out}: {met} of {len(bars)} bars met.", sep="\n", file=sys.stderr)
     return 1 if failures else 0

@@ -80,10 +80,6 @@ def degree(cells: pd.DataFrame) -> pd.Series:
     return tensor.where(cells["data_parallel"] == 1, "data-parallel attention")
 
 
-def load_class(cells: pd.DataFrame) -> pd.Series:
-    return pd.cut(cells["concurrency"], [0, *LOADS], labels=list(LOADS.values()))
-
-
 def is_behind(cells: pd.DataFrame, metric: str) -> bool:
     ours, theirs = beside(cells, metric)
     return MISSING not in (ours, theirs) and float(ours) > float(theirs) + LEVEL
@@ -217,7 +213,9 @@ def main(out: Path = PAGE, folder: Path = FOLDER) -> None:
         answer=answer(judged, runs),
         left=served_table("engine", left_out(judged), left_out(judged)["class"].str.split().str[0].map(ENGINES)),
         engines=served_table("engine", judged, family(judged)),
-        loads=served_table("load of one rank", judged, load_class(judged)),
+        loads=served_table(
+            "load of one rank", judged, pd.cut(judged["concurrency"], [0, *LOADS], labels=[*LOADS.values()])
+        ),
         degrees=served_table("GPUs of a replica", judged, degree(judged)),
         apart=served_table("role", apart, apart["role"]),
         runs=runs,

@@ -73,7 +73,8 @@ def main(
         return 2
     fit, fitted = json.loads((results / "fit.json").read_text()), load(results / "fitted.json")
     said_ms = {
-        which: _tpot_ms(_as_simulated(each, traffic[1])) for which, each in (("shipped", profile), ("fit", fitted))
+        which: _tpot_ms(simulated(resolve_all(_scenario(each), each)[0], 0, traffic[1])[0])
+        for which, each in (("shipped", profile), ("fit", fitted))
     }
     told = {"seconds": seconds, "rate": rate, "fit": fit, "predicted_tpot_ms": said_ms, "date_predicted": _now()}
     (files / f"{server}.json").write_text(json.dumps(told, indent=1))
@@ -141,10 +142,6 @@ def _drawn(seconds: float, rate: float, seed: int) -> list[Request]:
 def _scenario(profile: Profile) -> Scenario:
     engine = {"max_num_seqs": SEATS, "max_num_batched_tokens": BUDGET, "async_scheduling": False}
     return Scenario.of(profile=profile.name, policy="autoregressive", engine=engine)
-
-
-def _as_simulated(profile: Profile, requests: Sequence[Request]) -> list[Request]:
-    return simulated(resolve_all(_scenario(profile), profile)[0], 0, requests)[0]
 
 
 def _tpot_ms(requests: Sequence[Request]) -> float:

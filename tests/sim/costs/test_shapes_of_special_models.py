@@ -84,6 +84,14 @@ def test_ranks_of_data_parallel_attention_share_the_experts_and_nothing_else() -
     assert SPARSE.weight_bytes - rank_weight_bytes(SPARSE, 3) == pytest.approx(SPARSE.expert_bytes * 2 / 3)
 
 
+def test_experts_in_marlins_kernels_are_as_wide_in_memory_as_these_want() -> None:
+    """gpt-oss's 2,880 become 3,072 and 2,944."""
+    experts = Experts(num=128, per_token=4, intermediate=2880)
+    shape = changed(hidden=2880, experts=experts, formats=Formats(experts="mxfp4-marlin"))
+    filled_bytes = shape.layers * 128 * 3 * 3072 * 2944 * 4.25 / 8
+    assert rank_weight_bytes(shape, 1) - shape.weight_bytes == pytest.approx(filled_bytes - shape.expert_bytes)
+
+
 def test_each_part_has_its_own_number_format() -> None:
     formats = Formats(projections="bf16", mlp="fp8", experts="mxfp4", kv="fp8")
     shape = msgspec.structs.replace(SPARSE, formats=formats)
