@@ -132,7 +132,7 @@ def values() -> dict[Key, float]:
     """Times of engines that are not 0, and the importer's numbers."""
     found = {(IMPORTER, name): of for name, of in vars(lookups).items() if name.isupper() and type(of) in (int, float)}
     for path in sorted(ENGINES.glob("*.json")):
-        for entry in json.loads(path.read_text())["constants"]:
+        for entry in json.loads(path.read_text()).get("constants", ()):
             for scope in scopes_of(path.stem, entry):
                 found |= {(scope, name): entry[name] for name in CONSTANTS if entry.get(name)}
     return found
@@ -159,7 +159,7 @@ def changed(new: Mapping[Key, float]) -> Iterator[None]:
     with TemporaryDirectory() as folder:
         for path in ENGINES.glob("*.json"):
             held = json.loads(path.read_text())
-            for entry in held["constants"]:
+            for entry in held.get("constants", ()):
                 scope = scopes_of(path.stem, entry)[0]
                 entry |= {name: new[scope, name] for name in CONSTANTS if (scope, name) in new and entry.get(name)}
             (Path(folder) / path.name).write_text(json.dumps(held))

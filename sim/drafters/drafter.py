@@ -56,6 +56,8 @@ class Drafter:
     passes: Callable[[int, int, int], tuple[int, int, int]] = reads_all
     looks_up: bool = False
     in_one_pass: bool = False
+    extra_slots: int = 0
+    """Look-ahead slots of a draft beyond its tokens."""
     reads_features: bool = False
     projects_context: bool = False
     """Verified tokens and prompts go into its KV by a projection, and through no pass."""

@@ -227,7 +227,7 @@ class EngineLimits(msgspec.Struct, frozen=True, kw_only=True):
 
     def lookahead(self, draft_tokens: int) -> int:
         """Slots that a row's plan holds for its next draft of `draft_tokens`: none where drafts are looked up."""
-        return 0 if self.method.looks_up else draft_tokens
+        return 0 if self.method.looks_up or not draft_tokens else draft_tokens + self.method.extra_slots
 
     @property
     def retracts(self) -> bool:

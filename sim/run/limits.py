@@ -90,7 +90,8 @@ def limits_of(
         defers_last_token=rules.defers_last_token,
         counts_prompt_steps=rules.counts_prompt_steps and ranks == 1,
         goes_on_without=rules.goes_on_without,
-        skips_unused_drafts=drafter in rules.skips_unused_drafts,
+        # Ranks that share experts would all have to agree (0.33.0, v1/worker/gpu/dp_utils.py:88).
+        skips_unused_drafts=ranks == 1 and drafter in rules.skips_unused_drafts,
         preempts_by_priority=rules.preempts_by_priority,
         spares_lone_prompt=rules.spares_lone_prompt,
         long_prefill_token_threshold=int(told.get("long_prefill_token_threshold", 0)),

@@ -149,7 +149,7 @@ class Speculation(msgspec.Struct, frozen=True, kw_only=True):
     """The drafter, and what is accepted of its tokens."""
 
     method: str = "draft_model"
-    """One of draft_model, eagle3, mtp, parallel, dspark, ngram."""
+    """One of draft_model, eagle3, mtp, parallel, dflash, dspark, ngram."""
     num_speculative_tokens: Annotated[int, Bounds(0, MAX_DRAFT_TOKENS)] = 4
     """Draft length, or the longest one of a controller; 0: none."""
     acceptance: str = "iid:0.7"

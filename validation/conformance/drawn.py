@@ -40,6 +40,10 @@ SINCE = {
     "v2_async_stop_mtp": 33,
     "prefix_dspark": 33,
     "seats_dspark": 33,
+    "seats_dflash": 33,
+    "dflash": 32,
+    "async_prefix_dflash": 32,
+    "v2_dflash": 33,
     "window": 33,
     "prefix_window": 33,
 }
@@ -82,6 +86,10 @@ FEATURES = (
     "v2_async_stop_mtp",
     "prefix_dspark",
     "seats_dspark",
+    "seats_dflash",
+    "dflash",
+    "async_prefix_dflash",
+    "v2_dflash",
 )
 """Events that a schedule is drawn to show; each has one of them at least, and memory runs out in half of them."""
 UNEQUAL = ("window", "prefix_window")
@@ -178,7 +186,9 @@ def drawn(feature: str, seed: int, methods: tuple[str, ...]) -> tuple[SchedulerS
     """Settings, requests by their steps, and the share of drafts that are accepted. Of `methods` a feature is drawn
     with that has none of its own."""
     draw = random.Random(f"{feature} {seed}")
-    method = next((name for name in ("draft_model", "eagle3", "mtp", "dspark", "ngram") if name in feature), None)
+    method = next(
+        (name for name in ("draft_model", "eagle3", "mtp", "dspark", "dflash", "ngram") if name in feature), None
+    )
     if "parallel_eagle" in feature:
         method = "eagle3"
     if "by_batch" in feature or (
@@ -224,7 +234,7 @@ def drawn(feature: str, seed: int, methods: tuple[str, ...]) -> tuple[SchedulerS
         use_v2_model_runner="v2" in feature,
         sliding_window=draw.choice((9, 24, 70)) if "window" in feature else 0,
         method=method,
-        parallel_drafting="parallel" in feature or method == "dspark",
+        parallel_drafting="parallel" in feature or method in ("dspark", "dflash"),
         num_speculative_tokens=draft_tokens,
         num_speculative_tokens_per_batch_size=table,
     )

@@ -220,7 +220,7 @@ def _parts(settings: SchedulerSettings, engine: str) -> tuple[EngineLimits, Page
     is_head = method is drafter_of(_profile(WITH_HEAD))
     profile = _profile(WITH_HEAD if is_head else WITH_DRAFT_MODEL)
     if settings.parallel_drafting and not method.in_one_pass:
-        method = next(each for each in DRAFTERS.values() if method.name in (each.vllm_method, *each.on_heads))
+        method = DRAFTERS["parallel"]
     table = settings.num_speculative_tokens_per_batch_size
     draft_tokens = settings.num_speculative_tokens
     scenario = Scenario.of(

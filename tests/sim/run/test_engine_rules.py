@@ -137,12 +137,15 @@ def test_the_last_cached_block_is_found_where_the_token_behind_it_is_common_too(
         assert [request.cached_tokens for request in record.requests] == [0, *[cached] * 5]
 
 
-def test_dspark_s_pass_bounds_the_requests_of_a_step_in_place_of_slots() -> None:
-    """1,024 tokens hold 146 requests of 7 queries."""
+@pytest.mark.parametrize(("method", "kept", "seats"), [("dspark", 6, 146), ("dflash", 7, 128)])
+def test_a_drafter_s_pass_bounds_the_requests_of_a_step_in_place_of_slots(method: str, kept: int, seats: int) -> None:
+    """1,024 tokens hold 146 requests of 7 queries, and 128 of 8: DFlash has one for the token that was sampled."""
     asked: dict[str, Any] = {"num_speculative_tokens": 7, "max_num_seqs": 256, "max_num_batched_tokens": 1024}
-    for engine, seats, slots in (("vllm-0.32", 256, 6), (NEWEST, 146, 0)):
-        limits = limits_of(scenario(DSPARK, engine, **asked), load(DSPARK))
-        assert (limits.max_num_seqs, limits.slots_per_request) == (seats, slots)
+    profile = load(DSPARK if method == "dspark" else PAIR)
+    for engine, wanted in (("vllm-0.32", (256, kept)), (NEWEST, (seats, 0))):
+        limits = limits_of(scenario(profile.name, engine, **asked, **{"speculation.method": method}), profile)
+        assert (limits.max_num_seqs, limits.slots_per_request) == wanted
+        assert limits.lookahead(7) == (7 if method == "dspark" else 8)
 
 
 @given(st.integers(1, 2048), st.integers(0, 15), st.integers(1, 16384))
