@@ -264,7 +264,7 @@ def _unused(scenario: Scenario) -> list[str]:
         return []
     return [
         f"{given} not used: sought is the rate of one replica that nobody waits to send to (engine.max_num_seqs says "
-        "how many it serves at once, --target-rate how many replicas)"
+        "how many it serves at once, --rate how many replicas)"
     ]
 
 

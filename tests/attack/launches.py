@@ -47,12 +47,14 @@ DIGITS = "0 -1 1 2 3 500 1e9 1000000 2147483648 9223372036854775807 nan inf -inf
 NUMBERS = ("", *DIGITS.split())
 SMALL = {"--num-prompts": "4", "--workers": "1", "--draws": "0", "--replications": "1"}
 SHORT = ("--set", "workload.num_prompts=20")
-FEW = ("compare", "capacity", "tune", "replay")
+FEW = ("compare", "tune", "replay")
 NEEDED = {
     "compare": [f"--profile {PAIR} --policy pd --num-prompts 4", "--profile cpu/tiny --policy continuous"],
-    "capacity": [f"--profile {PAIR} --policy pd --goodput ttft:500 --draws 0 --set workload.num_prompts=20"],
     "tune": [f"--profile {PAIR} --draws 1 --lengths 0,1 --concurrencies 1,2 --set workload.num_prompts=4"],
-    "plan": ["llama-3.1-8b --gpu h200-sxm --gpus 1 --input-len 64 --output-len 8 --goodput ttft:500"],
+    "plan": [
+        "llama-3.1-8b --gpu h200-sxm --gpus 1 --rate 2 --input-len 64 --output-len 8 --goodput ttft:500",
+        f"--profile {PAIR} --policy pd --goodput ttft:500 --draws 0 --set workload.num_prompts=20",
+    ],
     "calibrate derive": [f"--from {PAIR} --gpu h200-sxm --out new.json"],
     "calibrate production": [f"FILE --profile {PAIR}"],
     "report": ["FILE --figures new"],

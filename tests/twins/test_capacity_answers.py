@@ -200,26 +200,26 @@ def test_the_interval_of_a_load_holds_where_the_mean_curve_crosses_the_goal() ->
 
 LOOSE, TIGHT = ["ttft:3000", "tpot:900"], ["ttft:250", "tpot:60", "e2el:900"]
 COMMANDS: list[dict[str, Any]] = [
-    {"profile": PAIR, "policy": ["continuous", "autoregressive"], "goodput": LOOSE, "draws": 3, "target-rate": 9},
+    {"profile": PAIR, "policy": ["continuous", "autoregressive"], "goodput": LOOSE, "draws": 3, "rate": 9},
     {"profile": PAIR, "policy": "continuous", "goodput": ["ttft:60", "tpot:14"], "draws": 0, "price": "2/gpu-h"},
-    {"profile": TINY, "policy": "autoregressive", "goodput": TIGHT, "draws": 0, "target-rate": 3},
-    {"profile": PAIR, "policy": "autoregressive", "goodput": ["ttft:0.01"], "draws": 2, "target-rate": 3},
+    {"profile": TINY, "policy": "autoregressive", "goodput": TIGHT, "draws": 0, "rate": 3},
+    {"profile": PAIR, "policy": "autoregressive", "goodput": ["ttft:0.01"], "draws": 2, "rate": 3},
 ]
 
 
 @pytest.mark.parametrize("asked", COMMANDS)
 def test_a_command_says_what_its_table_and_its_json_say(asked: dict[str, Any]) -> None:
     few = {"input-len": 120, "output-len": 12, "max-num-seqs": 4, "set": {"workload.num_prompts": 80}}
-    line = words({**few, **asked}, "capacity")
-    plain, printed = json.loads(said("capacity", *line, "--json", "-")), said("capacity", *line)
+    line = words({**few, **asked}, "plan")
+    plain, printed = json.loads(said("plan", *line, "--json", "-")), said("plan", *line)
     sentence, _, tables = printed.partition("\n\n")
     assert faults(plain, sentence, tables) == []
 
 
 def test_a_rate_above_the_highest_load_takes_more_than_one_replica() -> None:
     asked = {"profile": TINY, "policy": "autoregressive", "goodput": LOOSE, "draws": 0, "input-len": 60}
-    line = words({**asked, "output-len": 6, "max-num-seqs": 4, "set": {"workload.num_prompts": 80}}, "capacity")
-    (highest,) = json.loads(said("capacity", *line, "--json", "-"))["highest"]
+    line = words({**asked, "output-len": 6, "max-num-seqs": 4, "set": {"workload.num_prompts": 80}}, "plan")
+    (highest,) = json.loads(said("plan", *line, "--json", "-"))["highest"]
     rate = 1.0005 * highest["load"]
-    plain = json.loads(said("capacity", *line, "--target-rate", str(rate), "--json", "-"))
+    plain = json.loads(said("plan", *line, "--rate", str(rate), "--json", "-"))
     assert [fleet["replicas"] >= 2 for fleet in plain["fleets"]] == [True]

@@ -86,7 +86,7 @@ def test_differences_in_draws_lie_in_their_intervals(asked: Asked) -> Pair:
 
 @twin(questions(profiles=(TINY, PAIR), policy=FEW, **CAPACITY), share=0.05)
 def test_a_capacity_lies_in_its_intervals(asked: Asked) -> Pair:
-    return Pair(strays(answer("capacity", asked, "--draws", "20")), [])
+    return Pair(strays(answer("plan", asked, "--draws", "20")), [])
 
 
 @twin(questions(profiles=(TINY, PAIR, TABLE), policy=CONTINUOUS, **{"request-rate": None}), share=0.05)
@@ -100,25 +100,25 @@ def test_a_plan_lies_in_its_intervals(seed: int) -> Pair:
     return Pair(strays(planned(seed, draws=19)), [])
 
 
-def planned(seed: int, *, draws: int, rate_per_s: float | None = None) -> Any:
+def planned(seed: int, *, draws: int) -> Any:
     profile = lanesim.load_profile("h100-sxm/llama-2-7b")
     scenario = lanesim.Scenario.of(
         profile=profile.name, policy="continuous", input_len=300, output_len=12, num_prompts=60, seed=seed,
         num_speculative_tokens=0, **{"engine.max_num_seqs": 4, "goodput": {"ttft_ms": 1000.0, "tpot_ms": 50.0}},
     )  # fmt: skip
-    found = plan(scenario, [Candidate(profile.name, profile)], rate_per_s=rate_per_s, draws=draws, workers=1)
+    found = plan(scenario, [Candidate(profile.name, profile)], rate_per_s=25.0, draws=draws, workers=1)
     return msgspec.to_builtins(found)
 
 
 @twin(st.integers(0, 50), rel=0.03, share=0.025)
 def test_a_row_of_a_plan_is_what_capacity_says_of_it(seed: int) -> Pair:
     """A8."""
-    (row, *_), scenario = (found := planned(seed, draws=2, rate_per_s=25.0))["deployments"], found["scenario"]
+    (row, *_), scenario = (found := planned(seed, draws=2))["deployments"], found["scenario"]
     with folder() as place:
         path = place / "scenario.json.yaml"
         path.write_text(json.dumps(scenario))
-        flags = ["--draws", "2", "--target-rate", "25", "--json", "-"]
-        checked = json.loads(said("capacity", str(path), *flags))
+        flags = ["--draws", "2", "--rate", "25", "--json", "-"]
+        checked = json.loads(said("plan", str(path), *flags))
     (fleet, *_), (highest,) = checked["fleets"], checked["highest"]
     return Pair((row["replicas"], row["rate_per_replica"]), (fleet["replicas"], highest["load"]))
 
@@ -130,12 +130,12 @@ def test_a_row_of_a_plan_is_what_capacity_says_of_it(seed: int) -> Pair:
 def test_policies_capacities_are_each_its_own_and_hold_what_they_say(asked: Asked) -> Pair:
     """A tenth of it takes one replica, and at half of it compare finds requests within the SLOs."""
     names = ["autoregressive", "continuous"]
-    both = answer("capacity", {**asked, "policy": names}, "--draws", "2")["highest"]
-    alone = [answer("capacity", {**asked, "policy": name}, "--draws", "2")["highest"][0] for name in names]
+    both = answer("plan", {**asked, "policy": names}, "--draws", "2")["highest"]
+    alone = [answer("plan", {**asked, "policy": name}, "--draws", "2")["highest"][0] for name in names]
     (load,) = (each["load"] for each in both if each["policy"] == asked["policy"])
     if not load:
         return Pair(both, alone)
-    fleets = answer("capacity", asked, "--draws", "0", "--target-rate", str(0.1 * load))["fleets"]
+    fleets = answer("plan", asked, "--draws", "0", "--rate", str(0.1 * load))["fleets"]
     (run,) = runs({**asked, "request-rate": 0.5 * load, "num-prompts": 200})
     held = [[fleet["replicas"] for fleet in fleets], run["slo_attainment"]["all"] >= 0.95]
     return Pair([both, *held], [alone, [1], True])

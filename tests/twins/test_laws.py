@@ -54,7 +54,7 @@ FEW = st.sampled_from(("autoregressive", "continuous"))
 @twin(questions(profiles=(SPLIT,), policy=st.just("autoregressive"), **CAPACITY), rel=1e-9, share=0.05)
 def test_dollars_follow_the_price_and_a_replica_of_two_gpus_costs_two(asked: Asked) -> Pair:
     own = {name: value for name, value in asked.items() if name not in ("num-speculative-tokens", "acceptance")}
-    (two,), (six,) = (answer("capacity", {**own, "price": f"{usd}/gpu-h"})["highest"] for usd in (2, 6))
+    (two,), (six,) = (answer("plan", {**own, "price": f"{usd}/gpu-h"})["highest"] for usd in (2, 6))
     million_per_h = 3600.0 * (two["output_tokens_per_s"] or inf) / 1e6
     return Pair(
         [4.0 / million_per_h, 12.0 / million_per_h], [each["usd_per_million_tokens"] or 0.0 for each in (two, six)]
@@ -77,7 +77,7 @@ def test_requests_in_flight_are_rate_times_latency(asked: Asked, in_flight: int)
 @twin(questions(profiles=(TINY, PAIR), policy=FEW, **CAPACITY), rel=0.02, share=0.05)
 def test_a_looser_slo_holds_no_less_load(asked: Asked) -> Pair:
     tight, loose = (
-        answer("capacity", {**asked, "goodput": bounds})["highest"][0]["load"] or 0.0
+        answer("plan", {**asked, "goodput": bounds})["highest"][0]["load"] or 0.0
         for bounds in (["ttft:300", "tpot:100"], ["ttft:600", "tpot:200"])
     )
     return Pair(max(tight, loose), loose)

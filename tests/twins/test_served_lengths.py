@@ -91,7 +91,7 @@ FEW = st.sampled_from(("autoregressive", "continuous"))
 @twin(questions(profiles=(TINY, PAIR), policy=FEW, **CAPACITY), BEYOND, share=0.05)
 def test_the_capacity_of_answers_that_are_cut_is_that_of_short_ones(asked: Asked, beyond: int) -> Pair:
     """A1. And that of replicas for a rate."""
-    return Pair(*(figures(answer("capacity", each, "--target-rate", "3")) for each in cut(asked, beyond)))
+    return Pair(*(figures(answer("plan", each, "--rate", "3")) for each in cut(asked, beyond)))
 
 
 TUNED = {"lengths": "0,2", "concurrencies": "1,3", "draws": 2, "request-rate": None, "num-speculative-tokens": None}
@@ -200,7 +200,7 @@ def test_capacity_times_the_tokens_of_a_served_request_is_its_throughput_and_tha
 ) -> Pair:
     """A1. Dollars per token times tokens per second are dollars per second."""
     longer, _ = cut(asked, beyond)
-    (highest,) = answer("capacity", longer)["highest"]
+    (highest,) = answer("plan", longer)["highest"]
     if highest["load"] is None:
         return Pair(None, None)
     own = {name: value for name, value in longer.items() if name not in ("draws", "price", "goodput")}
@@ -212,7 +212,7 @@ def test_capacity_times_the_tokens_of_a_served_request_is_its_throughput_and_tha
 
 @twin(questions(profiles=(TINY, PAIR), policy=FEW, **CAPACITY), rel=0.08, share=0.05)
 def test_the_saturated_rate_is_that_of_a_closed_loop_whose_queue_is_never_empty(asked: Asked) -> Pair:
-    (highest,) = answer("capacity", {**asked, "acceptance": "iid:0.6"})["highest"]
+    (highest,) = answer("plan", {**asked, "acceptance": "iid:0.6"})["highest"]
     own = {name: value for name, value in asked.items() if name not in ("draws", "price", "goodput")}
     loop = {"request-rate": "inf", "max-concurrency": 12, "num-prompts": 400, "acceptance": "iid:0.6"}
     (run,) = runs({**own, **loop})

@@ -113,7 +113,7 @@ def words(asked: Asked, command: str = "compare") -> list[str]:
             found += [word for each in value for word in (f"--{name}", str(each))]
         else:
             found += [f"--{name}", str(value)]
-    return found + [word for key, held in keys.items() for word in ("--set", f"{key}={json.dumps(held)}")]
+    return found + [word for key, held in keys.items() for word in ("--set", f"{key}={json.dumps(held, default=str)}")]
 
 
 def said(*line: str) -> str:

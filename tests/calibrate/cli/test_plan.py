@@ -17,7 +17,8 @@ from sim.run.scenario import Scenario
 from sim.studies.plan.candidate_ranking import Candidate
 from sim.studies.plan.search import plan
 
-QUESTION = ("--input-len", "64", "--output-len", "8", "--goodput", "ttft:1000")
+LENGTHS = ("--rate", "2", "--input-len", "64", "--output-len", "8")
+QUESTION = (*LENGTHS, "--goodput", "ttft:1000")
 
 
 @pytest.mark.parametrize("text", ["3.5", "3.5/h", "7/replica-h", "-1/gpu-h", "x/gpu-h"])
@@ -53,11 +54,11 @@ def test_another_name_of_a_gpu_is_understood_in_capitals() -> None:
 )
 def test_flags_are_checked_before_any_table_is_read(flags: tuple[str, ...], says: str) -> None:
     """A model that is not known would be refused first otherwise."""
-    assert says in planned("no/model", "--gpu", "h200-sxm", "--input-len", "64", "--output-len", "8", *flags)
+    assert says in planned("no/model", "--gpu", "h200-sxm", *LENGTHS, *flags)
 
 
 def test_a_profile_by_its_name_is_the_one_candidate() -> None:
-    line = planned("h100-sxm/qwen3-32b", "--input-len", "64", "--output-len", "8", "--goodput", "tpot:1")
+    line = planned("h100-sxm/qwen3-32b", *LENGTHS, "--goodput", "tpot:1")
     assert line.startswith("plan: no deployment meets TPOT 1 ms; nearest is TP1: one request alone has")
 
 
@@ -100,5 +101,5 @@ def test_kernels_that_stand_in_are_told_where_the_tables_own_package_says_nothin
         profile=profile, policy="continuous", input_len=256, output_len=2, num_prompts=50, num_speculative_tokens=0,
         **{"goodput.ttft_ms": 1000.0},
     )  # fmt: skip
-    answer = plan(given, [Candidate(profile, load(profile))], draws=0, workers=1)
+    answer = plan(given, [Candidate(profile, load(profile))], rate_per_s=1.0, draws=0, workers=1)
     assert disputed_step(answer, given, load(profile), "no/model", "vllm-0.24") == (says, None)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from sim.cli.capacity import capacity_command
+from calibrate.cli.plan.command import plan_command
 from sim.cli.console import ProgressLines, progress
 from sim.cli.main import run
 from sim.run.scenario import Scenario
@@ -75,8 +75,8 @@ def test_a_bar_on_a_terminal_draws_without_a_thread(
 
 
 def test_the_flags_of_a_command_come_before_those_of_every_scenario() -> None:
-    text = CliRunner().invoke(capacity_command, ["--help"]).output
-    assert 0 < text.index("--target-rate") < text.index("--json") < text.index("--policy")
+    text = CliRunner().invoke(plan_command, ["--help"]).output.partition("Options:")[2]
+    assert 0 < text.index("--rate") < text.index("--json") < text.index("--policy")
 
 
 def test_default_lengths_belong_to_the_profile_and_not_to_its_name(tmp_path: Path) -> None:

@@ -46,7 +46,6 @@ OUTPUTS: dict[tuple[str, str], str] = {
     ("sweep", "--out"): "sweep grid.yaml --out full",
     ("sweep", "--json"): "sweep grid.yaml --out new --json there",
     ("report", "--out"): "report s --out there",
-    ("capacity", "--json"): f"capacity --profile {{pair}} --policy pd {SLO} --json there",
     ("tune", "--json"): "tune --profile {pair} --json there",
     ("report", "--figures"): "report s --figures figures",
     ("calibrate measure", "--out"): "calibrate measure --device cpu --target tiny-target --out there.json",
@@ -79,7 +78,7 @@ SHIPPED_FILE = str(SHIPPED / "cpu" / "tiny.json")
 SHIPPED_OUTPUTS = {
     "a profile": f"calibrate derive --from {{pair}} --gpu h200-sxm --overwrite --out {SHIPPED_FILE}",
     "by another name": "calibrate derive --from {pair} --gpu h200-sxm --overwrite --out link.json",
-    "a result": f"capacity --profile {{pair}} --policy pd {SLO} --overwrite --json {SHIPPED_FILE}",
+    "a result": f"plan --profile {{pair}} --policy pd {SLO} --overwrite --json {SHIPPED_FILE}",
     "an engine": "compare --profile {pair} --policy pd --overwrite --json "
     + str(SHIPPED.parent / "engines/ideal.json"),
     "the folder of all": f"compare --profile {{pair}} --policy pd --overwrite --out {SHIPPED}",

@@ -57,7 +57,7 @@ def documented() -> list[str]:
         text = text.replace("DRAFT", "meta-llama/Llama-3.2-1B-Instruct").replace(
             "MODEL", "meta-llama/Llama-3.1-8B-Instruct"
         )
-        found += re.findall(r"^(?:\$ )?(lanesim (?:compare|tune|capacity|profiles)\b.*)$", text, re.MULTILINE)
+        found += re.findall(r"^(?:\$ )?(lanesim (?:compare|tune|plan --profile|profiles)\b.*)$", text, re.MULTILINE)
         found += re.findall(r"\| `(lanesim compare [^`]+)` \|", text)
     return sorted({line.partition(" #")[0].strip() for line in found if "http://" not in line})
 
@@ -65,7 +65,7 @@ def documented() -> list[str]:
 SHORTER = {
     "compare": ["--num-prompts", "12", "--replications", "2", "--workers", "2"],
     "tune": ["--set", "workload.num_prompts=24", "--concurrencies", "1,24", "--lengths", "1,4", "--draws", "2"],
-    "capacity": ["--set", "workload.num_prompts=60", "--draws", "2"],
+    "plan": ["--set", "workload.num_prompts=60", "--draws", "2"],
     "profiles": [],
 }
 """Fewer runs of what the pages ask for, over two processes."""

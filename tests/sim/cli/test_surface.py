@@ -13,7 +13,7 @@ def test_a_command_that_went_forwards_its_words_and_has_no_options(capsys) -> No
 
 
 def test_every_flag_of_a_struct_sets_its_field_and_an_unknown_one_that_is_a_key_names_it(capsys) -> None:  # type: ignore[no-untyped-def]
-    assert run(["capacity", "--profile", "cpu/tiny", "--burstiness", "2"]) == 2
+    assert run(["plan", "--profile", "cpu/tiny", "--burstiness", "2"]) == 2
     assert capsys.readouterr().err == "lanesim: no option --burstiness here: --set workload.burstiness=VALUE\n"
     assert run(["tune", "--profile", "cpu/tiny", "--workers", "2"]) == 2
     assert "policy_options" not in capsys.readouterr().err

@@ -16,7 +16,7 @@ import lanesim
 from tests.properties import assert_refused
 
 TINY: dict[str, Any] = {"profile": "cpu/tiny", "num_prompts": 20}
-ASKS: dict[str, Any] = {"input_len": 64, "output_len": 8}
+ASKS: dict[str, Any] = {"rate": 1, "input_len": 64, "output_len": 8}
 SHORT: dict[str, Any] = {"concurrencies": (1, 4), "draws": 2, "workers": 1}
 ASKED: dict[str, tuple[Callable[[], Any], list[str]]] = {
     "compare": (
@@ -44,7 +44,7 @@ ASKED: dict[str, tuple[Callable[[], Any], list[str]]] = {
         ["policy", "load", "draws_low"],
     ),
     "plan": (
-        lambda: lanesim.plan("cpu/tiny", input_len=np.int64(64), output_len=8, goodput={"ttft": 1000}, draws=2),
+        lambda: lanesim.plan("cpu/tiny", rate=1, input_len=np.int64(64), output_len=8, goodput={"ttft": 1000}, draws=2),
         ["deployment", "rate_per_replica"],
     ),
 }

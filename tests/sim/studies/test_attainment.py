@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from sim.cli.capacity import capacity_command
+from calibrate.cli.plan.command import plan_command
 from sim.compare.point_runs import attained_share
 from sim.costs.profile import SERVED_KINDS, KindError, Profile
 from sim.costs.profile_files import load
@@ -229,7 +229,7 @@ def test_the_attainment_at_the_load_is_that_of_all_of_the_answers_own_runs() -> 
 
 
 def test_the_flags_that_its_notes_name_are_flags_of_the_command() -> None:
-    known = {name for option in capacity_command.params for name in option.opts}
+    known = {name for option in plan_command.params for name in option.opts}
     named = set(re.findall(r"--[a-z-]+", Path(attainment.__file__).read_text()))
     assert named
     assert named <= known

@@ -36,7 +36,7 @@ def candidates(*names: str) -> list[Candidate]:
 def planned(given: Scenario, *names: str, **options: Any) -> Rental:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return plan(given, candidates(*names), **{"draws": 3, "workers": 1, **options})
+        return plan(given, candidates(*names), **{"rate_per_s": 20.0, "draws": 3, "workers": 1, **options})
 
 
 @cache
@@ -45,7 +45,7 @@ def planned_with_drafts() -> Rental:
     return planned(scenario(PAIR, k=2), PAIR, price_per_gpu_h=3.5)
 
 
-def ranked(given: Scenario, *names: str, rate: float | None = None) -> tuple[list[Ranked], list[Refused]]:
+def ranked(given: Scenario, *names: str, rate: float = 20.0) -> tuple[list[Ranked], list[Refused]]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return first_pass(given, candidates(*names), rate, 0.95, 1, lambda *_: None)
@@ -69,7 +69,7 @@ def test_a_candidate_that_misses_the_slo_with_every_draft_length_is_refused_with
 
 def test_a_candidate_without_room_for_kv_is_refused_with_that_reason() -> None:
     small = msgspec.structs.replace(load(ONE), gpu=msgspec.structs.replace(load(ONE).gpu, memory_bytes=70_000_000_000))
-    _, refused = first_pass(scenario(), [Candidate(ONE, small)], None, 0.95, 1, lambda *_: None)
+    _, refused = first_pass(scenario(), [Candidate(ONE, small)], 20.0, 0.95, 1, lambda *_: None)
     assert "no room for KV" in refused[0].why
     assert refused[0].miss is None
 
@@ -106,12 +106,6 @@ def test_where_tables_dispute_the_sentence_says_what_either_world_comes_to() -> 
     assert other_gpus(1.0) == f"you need about {best.gpus} GPUs."
     assert slower > best.gpus
     assert other_gpus(100.0) == "nothing meets the SLOs."
-
-
-def test_without_a_rate_the_most_requests_per_gpu_come_first_in_one_replica() -> None:
-    best = planned(scenario(), ONE, FOUR).deployments[0]
-    assert (best.replicas, best.worlds_met) == (1, None)
-    assert best.output_tokens_per_s_per_gpu == pytest.approx(best.rate_per_replica * 32 / best.gpus)
 
 
 def test_slos_that_bound_no_waiting_leave_what_a_replica_can_serve() -> None:
