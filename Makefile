@@ -13,7 +13,7 @@ FAST := acceptance costs devices engine files hosts interface metrics policies w
 # Bytecode is kept whatever the shell says: these processes, those that tests start and the next run import the same.
 PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n logical --maxprocesses 4 --dist worksteal
 
-.PHONY: demo demo-all test test-fast test-real mutation-drawn vllm gpu fake-gpu notebooks docs dist accuracy-public check budget format clean claims atlas real-vllm conformance-newest
+.PHONY: demo demo-all test test-fast test-real vllm gpu fake-gpu notebooks docs dist accuracy-public check budget format clean claims atlas real-vllm conformance-newest
 
 demo: .venv/.demo                ## twenty seconds: speculation or not, then three schedulers on an H100; pictures in results/demo
 	$(BIN)/lanesim compare --profile h100-sxm/llama-3.1-8b --request-rate 8 --input-len 1000 --output-len 200 \
@@ -35,9 +35,6 @@ test-fast: .venv/.dev            ## half a minute: pure rules, properties on few
 test-real: .venv/.real           ## the real-hardware backend's tests; installs torch (pinned) first
 	# The rest of tests/calibrate needs no torch: `make test` runs it.
 	$(PYTEST) tests/realrun $(addprefix tests/calibrate/,catalogue cli fit measure)
-
-mutation-drawn: .venv/.dev       ## mutants drawn over every room with the commit as seed: how many the tests kill
-	$(BIN)/python -m tests.mutants --count $(or $(COUNT),120)
 
 gpu: .venv-gpu/.ready            ## the measuring campaign on a CUDA machine (docs/gpu.md); goes on where it was stopped
 	.venv-gpu/bin/lanesim evidence --device cuda --out results/campaign

@@ -1,1 +1,0 @@
-"""Changes of single lines that some test must notice."""
