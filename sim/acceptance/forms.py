@@ -143,8 +143,7 @@ def parse_quoted(text: str) -> Quoted:
     """
     if not isinstance(text, str):
         raise PluginError(f"acceptance {shown(text)}: want a text such as iid:0.7")
-    if BARE.fullmatch(text.strip()):
-        text = f"{'length' if float(text) >= 1.0 else 'iid'}:{text}"
+    text = in_full(text)
     name, colon, rest = text.partition(":")
     name, rest = name.strip().lower(), rest.strip()
     if not colon and name in PROMPTS:
@@ -176,6 +175,13 @@ def parse_quoted(text: str) -> Quoted:
     if high:
         return AssumedSpread(alike, (low, high[0]))
     return QuotedSpread(alike, low) if low else alike
+
+
+def in_full(text: str) -> str:
+    """`iid:0.7` of 0.7, `length:2.6` of 2.6; any other text as it is."""
+    if not BARE.fullmatch(text.strip()):
+        return text
+    return f"{'length' if float(text) >= 1.0 else 'iid'}:{text}"
 
 
 def num_rates(text: str) -> int | None:

@@ -18,6 +18,8 @@ from pathlib import Path
 
 import msgspec
 
+from sim.acceptance.forms import in_full
+from sim.acceptance.pairs import ANY
 from sim.compare.capacity import NEAR_SATURATION
 from sim.compare.point_runs import Point, run_point
 from sim.compare.run_length import settled
@@ -121,7 +123,8 @@ def asked_of(resolved: Resolved, in_flight: tuple[float, float], ks: Sequence[in
         in_flight=in_flight,
         engine=resolved.engine.name,
         policy=resolved.policy.name,
-        workload=f"{workload.input_len} + {workload.output_len} tokens" + drafts * f", {speculation.acceptance}",
+        workload=f"{workload.input_len} + {workload.output_len} tokens"
+        + drafts * f", {in_full(speculation.acceptance)}",
     )
 
 
@@ -180,8 +183,10 @@ def evidence(profile: Profile, asked: Sequence[Question]) -> list[str]:
 
 def is_replay(cell: EvidenceCell, gpu: str, model: str, asked: Question) -> bool:
     """A GPU ran this very set-up, policy and load."""
-    named = cell.policy, cell.workload, cell.engine
-    if not cell.policy or named != (asked.policy, asked.workload, asked.engine) or cell.k not in asked.ks:
+    if not cell.policy or (cell.policy, cell.engine) != (asked.policy, asked.engine) or cell.k not in asked.ks:
+        return False
+    # An acceptance that is not stated is that of the replay, which the line names.
+    if asked.workload not in (cell.workload, f"{cell.workload.partition(', ')[0]}, {ANY}"):
         return False
     return all(load == cell.in_flight for load in asked.in_flight) and not _differs(cell, gpu, model, asked)
 
@@ -199,8 +204,9 @@ def replay_line(cells: Sequence[EvidenceCell]) -> str:
         )
     shown = in_words([f"{cell.policy} {cell.measured_ms:,.0f} ms" for cell in ranked])
     errors = in_words([f"{abs(cell.error_pct):.0f} % {'high' if cell.error_pct > 0 else 'low'}" for cell in ranked])
-    gpu = first.gpu.partition("-")[0].upper()
-    return f"{REPLAYED} {gpu}, one run each: mean E2EL {shown}.{faster} The simulator is {errors} there."
+    gpu, drafted = first.gpu.partition("-")[0].upper(), [each.workload for each in ranked if each.k]
+    given = f" at acceptance {drafted[0].partition(', ')[2]}" if drafted else ""
+    return f"{REPLAYED} {gpu}{given}, one run each: mean E2EL {shown}.{faster} The simulator is {errors} there."
 
 
 def as_replayed(result: Comparison, policies: Sequence[Resolved]) -> Comparison:

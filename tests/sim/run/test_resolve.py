@@ -64,7 +64,18 @@ def test_a_comparison_resolves_each_policy_once_and_reads_its_acceptance_once(
 ) -> None:
     """At two rates; its draws of costs and acceptance, the bracket of phi and its levels resolve nothing."""
     rates = ("--request-rate", "2,4", "--num-prompts", "5", "--input-len", "64", "--output-len", "4", "--draws", "2")
-    policies = ("--policy", "continuous", "--policy", "pd", "--replications", "2", "--workers", "1")
+    policies = (
+        "--policy",
+        "continuous",
+        "--policy",
+        "pd",
+        "--replications",
+        "2",
+        "--workers",
+        "1",
+        "--acceptance",
+        "0.6",
+    )
     with counted() as calls:
         assert run(["compare", "--profile", PAIR, *policies, *rates]) == 0
     assert "latency" in capsys.readouterr().out
