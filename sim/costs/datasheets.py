@@ -74,7 +74,14 @@ def datasheet(name: str) -> Datasheet:
 
 
 def datasheet_of_device(device_name: str) -> Datasheet | None:
-    """The datasheet of what a driver calls `device_name`, or None where there is none, as of a slice of a GPU (MIG)."""
+    """The datasheet of what a driver calls `device_name`, or None where there is none, as of a slice of a GPU (MIG).
+
+    >>> names = ("H100 NVL", "H20", "H200", "B200", "GeForce RTX 5090")
+    >>> [datasheet_of_device(f"NVIDIA {name}").gpu.name for name in names]
+    ['h100-nvl', 'h20', 'h200-sxm', 'b200-sxm', 'rtx-5090']
+    >>> [datasheet_of_device(f"NVIDIA {name}") for name in ("A100-SXM4-80GB MIG 3g.40gb", "H100 80GB HBM3 MIG 1g.10gb")]
+    [None, None]
+    """
     if re.search(r"\bMIG\b", device_name):
         return None
     by_length = sorted(

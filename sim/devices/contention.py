@@ -106,6 +106,14 @@ def kernel_waits_s(kernels_per_s: Sequence[float], contention: Contention) -> li
 
     Works that take turns, as threads do at one interpreter, have it for tau per kernel: a kernel waits tau for every
     other work by the share of time that this one has it.
+
+    >>> kernel_waits_s([1.0, 50.0, 100.0], Contention(tau_s=0.01))
+    [0.01, 0.01, 0.01]
+
+    At 0.125 s per kernel three works have it for 0.25, 0.5 and all of the time:
+
+    >>> kernel_waits_s([2.0, 4.0, 20.0], Contention(tau_s=0.125, takes_turns=True))
+    [0.1875, 0.15625, 0.09375]
     """
     tau_s = contention.tau_s
     if not contention.takes_turns:
@@ -121,6 +129,10 @@ def turns_s(kernels_per_s: Sequence[float], priorities: Sequence[int]) -> list[f
 
     >>> turns_s([10_000.0, 50_000.0], [0, 1])
     [4e-05, 2e-05]
+    >>> turns_s([10_000.0, 50_000.0, 20_000.0, 0.0], [0, 0, 2, 1])
+    [4e-05, 2e-05, 5e-05, 0.0]
+    >>> turns_s([10_000.0, 50_000.0, 20_000.0, 0.0], [0, 0, 0, 0])
+    [0.0001, 2e-05, 5e-05, 0.0]
     """
     top = max(priorities, default=0)
     whole_s = [1.0 / rate if rate else 0.0 for rate in kernels_per_s]
@@ -132,7 +144,11 @@ def turns_s(kernels_per_s: Sequence[float], priorities: Sequence[int]) -> list[f
 
 def share_time(caps: Sequence[float], weights: Sequence[float], left: float = 1.0) -> list[float]:
     """Rates [works] that sum to `left` at most, in proportion to `weights`; what a work cannot use, by its cap, goes to
-    the others."""
+    the others.
+
+    >>> share_time([1.0, 1.0], [1.0, 3.0], 0.25), share_time([1.0], [1.0], 0.0)
+    ([0.0625, 0.1875], [0.0])
+    """
     rates = [0.0] * len(caps)
     open_works = list(range(len(caps)))
     while open_works:
@@ -158,7 +174,16 @@ def plain_rates(
     contention: Contention,
 ) -> list[float]:
     """Rates [works] of plain streams' works side by side, at most `caps`, as the regime has it; `demands` are read
-    under ROOFS alone, priorities under SERIAL and LEFTOVER."""
+    under ROOFS alone, priorities under SERIAL and LEFTOVER.
+
+    Two processes have as much time each, whatever their kernels are like:
+
+    >>> slices = Contention(regime=Regime.PROCESSES)
+    >>> plain_rates([1.0, 1.0], [0, 1], [1e3, 1e5], [], slices), plain_rates([1.0], [0], [1e3], [], slices)
+    ([0.4665, 0.4665], [1.0])
+    >>> plain_rates([0.25, 1.0], [0, 0], [1e3, 1e5], [], slices)
+    [0.25, 0.683]
+    """
     if contention.regime is Regime.PROCESSES:
         return share_time(caps, [1.0] * len(caps), SLICED if len(caps) > 1 else 1.0)
     if contention.regime is not ROOFS:
@@ -172,6 +197,9 @@ def add_leftover(shares: Sequence[float], caps: Sequence[float], phi: float) -> 
     """Rates [works] from shares of the device's time: each goes on at `phi` in the time of the others, up to its cap.
 
     At phi = 0 the shares, bit for bit.
+
+    >>> add_leftover([0.75, 0.25], [1.0, 1.0], 0.5), add_leftover([0.75, 0.25], [0.8, 0.3], 0.5)
+    ([0.875, 0.625], [0.8, 0.3])
     """
     return (
         [min(cap, share + phi * (1.0 - share)) for share, cap in zip(shares, caps, strict=True)] if phi else [*shares]
@@ -183,6 +211,34 @@ def fill_rates(caps: Sequence[float], demands: Sequence[tuple[float, float]], co
 
     `caps` are the most each work can run at; `demands` the shares of both roofs (compute, bandwidth) that it uses at
     rate 1.
+
+    >>> whole = Contention()
+    >>> fill_rates([1.0], [(1.0, 1.0)], whole), fill_rates([1.0, 0.5], [(0.0, 0.0), (0.0, 0.0)], whole)
+    ([1.0], [1.0, 0.5])
+
+    Two share the roof that both need most, and one of them may be at its cap:
+
+    >>> fill_rates([1.0] * 2, [(0.6, 0.0), (1.0, 0.0)], whole), fill_rates([1.0] * 2, [(0.2, 0.6), (0.3, 1.0)], whole)
+    ([0.625, 0.625], [0.625, 0.625])
+    >>> fill_rates([0.25, 1.0], [(1.0, 0.0)] * 2, whole), fill_rates([0.25, 1.0], [(0.0, 1.0)] * 2, whole)
+    ([0.25, 0.75], [0.25, 0.75])
+    >>> fill_rates([0.25, 0.75, 1.0], [(0.5, 0.0), (0.5, 0.0), (1.5, 0.0)], whole)
+    [0.25, 0.4375, 0.4375]
+
+    Where one roof is full, a work that needs the other alone goes on:
+
+    >>> fill_rates([1.0] * 3, [(1.0, 0.25), (1.0, 0.25), (0.0, 1.0)], whole)
+    [0.5, 0.5, 0.75]
+    >>> fill_rates([1.0] * 3, [(0.25, 1.0), (0.25, 1.0), (1.0, 0.0)], whole)
+    [0.5, 0.5, 0.75]
+
+    Roofs are what works reach together:
+
+    >>> roofs = {"eta_compute": 0.8, "eta_bandwidth": 0.375}
+    >>> fill_rates([1.0] * 2, [(1.0, 0.625)] * 2, Contention(eta_compute=0.8))
+    [0.4, 0.4]
+    >>> fill_rates([1.0] * 2, [(1.0, 0.625)] * 2, Contention(**roofs))
+    [0.3, 0.3]
     """
     rates = [0.0] * len(caps)
     compute_left = contention.eta_compute

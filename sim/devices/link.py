@@ -27,10 +27,10 @@ def link_of(name: str | None) -> Link:
     """The link called `name`, or LATENCY_MS:GB_PER_S as in `0.5:25`; None is the default.
 
     >>> link = link_of("tcp")
-    >>> round(link.latency_s + 512 * 57344 / link.bytes_per_s, 3)
-    0.099
-    >>> link_of("0.5:25").bytes_per_s
-    25000000000.0
+    >>> [round(link.latency_s + tokens * 57344 / link.bytes_per_s, 3) for tokens in (512, 2048)]
+    [0.099, 0.35]
+    >>> [(link.latency_s, link.bytes_per_s) for link in map(link_of, (None, "0.5:25"))]
+    [(0.001, inf), (0.0005, 25000000000.0)]
 
     Raises ValueError with the nearest name.
     """

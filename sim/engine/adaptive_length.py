@@ -42,6 +42,24 @@ class RunningRates:
     ...     rates.saw(2, 1)
     >>> [round(chance, 2) for chance in rates.survival()]
     [1.0, 0.01, 0.0]
+
+    Before the first round they are the prior's. After 100 rounds the first is (50 + 5 x 0.7) / (100 + 5):
+
+    >>> rates = RunningRates(2)
+    >>> [round(chance, 4) for chance in rates.survival()]
+    [0.7, 0.49]
+    >>> for accepted in [2, 1, 0, 0] * 25:
+    ...     rates.saw(2, accepted)
+    >>> [round(chance, 4) for chance in rates.survival()]
+    [0.5095, 0.2552]
+
+    After 500 rounds at 1 and as many at 0 about 1/e of the memory is left:
+
+    >>> rates = RunningRates(1)
+    >>> for accepted in [1] * 500 + [0] * 500:
+    ...     rates.saw(1, accepted)
+    >>> round(rates.survival()[0], 2)
+    0.37
     """
 
     def __init__(self, num_places: int) -> None:
@@ -108,6 +126,11 @@ def best_length(survival: list[float], seconds: list[float]) -> int:
     1
     >>> best_length([0.5, 0.25], [1.0, 1.5, 1.7])
     2
+
+    Of equals it is the shorter:
+
+    >>> best_length([0.5, 0.25], [1.0, 1.5, 2.0]), best_length([0.8, 0.64, 0.5], [10.0, 11.0, 12.0, 13.0])
+    (0, 3)
     """
     best, tokens = 0, 1.0
     most = tokens / seconds[0]

@@ -138,7 +138,13 @@ class Feedback(Controller):
 
 
 def choose_change(acceptance: float, verify_queue: int, draft_p95_s: float) -> int:
-    """-1, 0 or +1 on the draft length; shrinking has precedence."""
+    """-1, 0 or +1 on the draft length; shrinking has precedence.
+
+    >>> [choose_change(*each) for each in ((0.701, 1, 0.0449), (0.8, 2, 0.04), (0.8, 1, 0.045), (0.7, 1, 0.04))]
+    [1, 0, 0, 0]
+    >>> [choose_change(*each) for each in ((0.4, 10, 0.05), (0.399, 0, 0.01), (0.9, 11, 0.01), (0.9, 0, 0.0501))]
+    [0, -1, -1, -1]
+    """
     if verify_queue > SHRINK_QUEUE or draft_p95_s > SHRINK_P95_S or acceptance < SHRINK_ACCEPTANCE:
         return -1
     if verify_queue <= GROW_QUEUE and draft_p95_s < GROW_P95_S and acceptance > GROW_ACCEPTANCE:

@@ -30,17 +30,32 @@ class Routing(StrEnum):
 
 
 def next_in_turn(num_routed: int, outstanding: Sequence[int]) -> int:
+    """Index of the replica whose turn it is.
+
+    >>> [next_in_turn(number, [9, 0, 0]) for number in range(4)]
+    [0, 1, 2, 0]
+    """
     return num_routed % len(outstanding)
 
 
 def least_busy(outstanding: Sequence[int]) -> int:
-    """Index of the replica with the fewest unfinished requests, the first of equals."""
+    """Index of the replica with the fewest unfinished requests, the first of equals.
+
+    >>> least_busy([3, 1, 1])
+    1
+    """
     return min(range(len(outstanding)), key=lambda index: (outstanding[index], index))
 
 
 def where_prefix_is(known_blocks: Sequence[int], outstanding: Sequence[int]) -> int:
     """The replica with the longest known beginning, of several the least busy; the least busy one where none knows any,
-    or where it is more than MAX_AHEAD requests ahead of that."""
+    or where it is more than MAX_AHEAD requests ahead of that.
+
+    >>> where_prefix_is([0, 2, 5], [0, 0, 8]), where_prefix_is([0, 2, 5], [0, 0, 9])
+    (2, 0)
+    >>> where_prefix_is([0, 0, 0], [2, 1, 3]), where_prefix_is([4, 4, 0], [2, 1, 0])
+    (1, 1)
+    """
     idle = least_busy(outstanding)
     best = min(range(len(outstanding)), key=lambda index: (-known_blocks[index], outstanding[index], index))
     if known_blocks[best] == 0 or outstanding[best] - outstanding[idle] > MAX_AHEAD:

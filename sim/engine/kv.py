@@ -66,7 +66,18 @@ class KvPool:
 
 
 class SpreadPool(KvPool):
-    """The memory of several GPUs; a request lies on one of them, that with the most free blocks when it enters."""
+    """The memory of several GPUs; a request lies on one of them, that with the most free blocks when it enters.
+
+    Four blocks of 16 tokens on each of two GPUs, and requests that take three:
+
+    >>> pool = SpreadPool(4, 16, 1, num_gpus=2)
+    >>> asked = [Request(i, f"r{i}", 0.0, prompt_tokens=30, output_tokens=2) for i in range(4)]
+    >>> [pool.reserve(request) for request in asked[:3]], pool.free_blocks, pool.max_blocks
+    ([True, True, False], 2, 4)
+    >>> pool.release(asked[0])
+    >>> pool.reserve(asked[3]), [pool.gpu_of(request) for request in (asked[1], asked[3])]
+    (True, [1, 0])
+    """
 
     __slots__ = ("_free", "_places")
 

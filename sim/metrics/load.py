@@ -69,7 +69,16 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def judge(rate_per_s: float, rate_error_per_s: float, capacity_per_s: float, ci95: tuple[float, float]) -> Load:
-    """The verdict of an open loop; `rate_error_per_s` is half of the rate's 95 % interval, 0 where it is given."""
+    """The verdict of an open loop; `rate_error_per_s` is half of the rate's 95 % interval, 0 where it is given.
+
+    >>> [str(judge(rate, 0.0, 10.0, (9.0, 11.0)).verdict) for rate in (8.9, 9.0, 11.0, 11.1)]
+    ['stable', 'undecided', 'undecided', 'overloaded']
+    >>> [str(judge(rate, 0.6, 10.0, (9.0, 11.0)).verdict) for rate in (8.3, 8.5, 11.5, 11.7)]
+    ['stable', 'undecided', 'undecided', 'overloaded']
+    >>> found = judge(8.9, 0.0, 10.0, (9.0, 11.0))
+    >>> found.rate_per_s, found.capacity_per_s, found.ci95
+    (8.9, 10.0, (9.0, 11.0))
+    """
     low, high = ci95
     if rate_per_s + rate_error_per_s < low:
         verdict = Verdict.STABLE
@@ -83,7 +92,16 @@ def judge(rate_per_s: float, rate_error_per_s: float, capacity_per_s: float, ci9
 
 
 def trace_rate(arrivals_s: Sequence[float]) -> tuple[float, float]:
-    """Requests per second of recorded arrivals, and half of its 95 % interval by the spread of their gaps."""
+    """Requests per second of recorded arrivals, and half of its 95 % interval by the spread of their gaps.
+
+    Gaps of 1 and 3 s vary by half of their mean, so the interval is 1.96 x 0.5 x 0.5 / sqrt(2):
+
+    >>> rate, error = trace_rate([0.0, 1.0, 4.0])
+    >>> rate, round(error, 4)
+    (0.5, 0.3465)
+    >>> trace_rate([0.0, 0.5, 1.0]), trace_rate([3.0, 3.0])
+    ((2.0, 0.0), (inf, 0.0))
+    """
     gaps = np.diff(np.asarray(arrivals_s))
     if len(gaps) == 0 or gaps.sum() <= 0.0:
         return inf, 0.0

@@ -138,6 +138,8 @@ def seed_table(*, is_heavy: bool) -> LoadTable:
 
     >>> seed_table(is_heavy=False)
     ((1, 'pd'), (32, 'unified'))
+    >>> seed_table(is_heavy=True)
+    ((1, 'unified'), (6, 'pd'), (17, 'unified'))
     """
     if is_heavy:
         return ((1, "unified"), (6, "pd"), (17, "unified"))

@@ -31,6 +31,14 @@ def row_for(table: LoadTable, load: int, present: int, hysteresis: float) -> int
     >>> table = ((1, "pd"), (32, "unified"))
     >>> [row_for(table, load, 0, 0.25) for load in (31, 39, 40)], [row_for(table, load, 1, 0.25) for load in (25, 23)]
     ([0, 0, 1], [1, 0])
+
+    A load may go beyond several edges at once:
+
+    >>> table = ((1, "pd"), (10, "pdv"), (20, "unified"))
+    >>> [row_for(table, load, present, 0.2) for load, present in ((25, 0), (19, 2), (15, 2), (9, 1), (8, 1), (7, 1))]
+    [2, 2, 1, 1, 0, 0]
+    >>> [row_for(table, load, 0, 0.0) for load in (9, 10, 19, 20)]
+    [0, 1, 1, 2]
     """
     row = max(index for index, (start, _) in enumerate(table) if index == 0 or load >= start)
     if row > present and load < table[present + 1][0] * (1.0 + hysteresis):
@@ -49,7 +57,16 @@ def batch_for(
     by: BatchBy, at_most: int, *, num_active: int, num_lanes: int, free_tokens: int, draft_tokens: int
 ) -> int:
     """Requests that one of `num_lanes` lanes takes at once, 1 to `at_most`: all it may, an even share of the active
-    ones, or as many as `free_tokens` of KV hold drafts and a token each for."""
+    ones, or as many as `free_tokens` of KV hold drafts and a token each for.
+
+    >>> lanes = {"num_lanes": 2, "draft_tokens": 4}
+    >>> batch_for(BatchBy.MOST, 12, num_active=3, free_tokens=0, **lanes)
+    12
+    >>> [batch_for(BatchBy.QUEUE, 12, num_active=count, free_tokens=0, **lanes) for count in (7, 100, 0)]
+    [4, 12, 1]
+    >>> [batch_for(BatchBy.MEMORY, 12, num_active=7, free_tokens=free, **lanes) for free in (24, 1000, 4)]
+    [4, 12, 1]
+    """
     if by is QUEUE:
         return max(1, min(at_most, -(-num_active // num_lanes)))
     if by is MEMORY:

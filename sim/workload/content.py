@@ -37,6 +37,8 @@ class Chains:
     >>> chains = Chains()
     >>> chains.of(["system", "a"]), chains.of(["system", "b"]), chains.of(["a"])
     ((0, 1), (0, 2), (3,))
+    >>> chains.of(["system", "a", "b"]), chains.of(["a", "b"])
+    ((0, 1, 4), (3, 5))
     """
 
     def __init__(self) -> None:
@@ -58,6 +60,10 @@ def common(contents: Sequence[Sequence[int]]) -> list[Content]:
 
     >>> common([(70, 80, 81), (70, 80, 82), (70,), (9,)]), common([(5, 6), (7, 6)])
     ([(0, 1), (0, 1), (0,), ()], [(), ()])
+    >>> common([]), common([(), ()]), common([(9, 7, 3), (9, 7, 2), (), (5,), (9,)])
+    ([], [(), ()], [(0, 1), (0, 1), (), (), (0,)])
+    >>> common([(1, -4), (2, -4), (2, -4)]), common([(1, 1), (1, 1), (1,)]), common([(1 << 80, 5), (1 << 80, 6)])
+    ([(), (2, 3), (2, 3)], [(0, 1), (0, 1), (0,)], [(0,), (0,)])
     """
     lengths = np.array([len(content) for content in contents], dtype=np.int64)
     starts = np.cumsum(lengths) - lengths
@@ -120,6 +126,8 @@ def reblocked(contents: Sequence[Content], content_tokens: int, block_tokens: in
 
     >>> reblocked([(0, 1, 2, 3), (0, 1)], 16, 32, "trace"), reblocked([(0, 1), (0,)], 16, 8, "trace")
     ([(1, 3), (1,)], [(0, 1, 2, 3), (0, 1)])
+    >>> reblocked([(0, 1, 2, 3, 4), (0,)], 16, 32, "trace"), reblocked([(0, 2), ()], 512, 256, "trace")
+    ([(1, 3), ()], [(0, 1, 4, 5), ()])
     """
     if content_tokens == block_tokens:
         return list(contents)

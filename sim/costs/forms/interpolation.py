@@ -68,7 +68,19 @@ def curve_at(axis: Sequence[int], curves: Sequence[Sequence[float]], at: float) 
 
 def filled(second_axis: Sequence[int], grid: Sequence[Sequence[float | None]]) -> list[list[float]]:
     """`grid` [first axis][second axis] without its holes: each curve's own line, kept between the measured points that
-    are smaller and larger in both axes. Measured points stay as they are; they must not fall along either axis."""
+    are smaller and larger in both axes. Measured points stay as they are; they must not fall along either axis.
+
+    The first row's own line has 1.44 at 50, but the second row takes 1.2 there. The second row, whose line would end at
+    6.8, takes no less than the first:
+
+    >>> filled((10, 50, 100, 400), [[1.0, None, 2.0, 9.0], [1.1, 1.2, 2.0, None]])
+    [[1.0, 1.2, 2.0, 9.0], [1.1, 1.2, 2.0, 9.0]]
+
+    A row between its points, and beyond them with their slope:
+
+    >>> filled((10, 50, 90, 400), [[2.0, None, 30.0, None]])
+    [[2.0, 16.0, 30.0, 138.5]]
+    """
     most = _min_above(grid)
     lines = []
     for curve, limits in zip(grid, most, strict=True):

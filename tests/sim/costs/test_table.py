@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from sim.costs.compact_kernels import VerifyAttention
 from sim.costs.extrapolation import WORDS, OutsideProfileWarning
 from sim.costs.forms.build import build_costs
-from sim.costs.forms.interpolation import filled, power_curve_at, value_at
+from sim.costs.forms.interpolation import power_curve_at, value_at
 from sim.costs.forms.table import TableCosts
 from sim.costs.profile_files import load
 from sim.costs.table_kernels import Curve, DecodeGrid, PrefillGrid
@@ -142,15 +142,6 @@ def test_longer_chunks_and_histories_never_cost_less(tokens: int, history: int, 
         base = costs.cost(prompt(Chunk(tokens, history))).device_s * (1 - 1e-12)
         assert costs.cost(prompt(Chunk(tokens + more, history))).device_s >= base
         assert costs.cost(prompt(Chunk(tokens, history + more))).device_s >= base
-
-
-def test_a_hole_is_interpolated_along_its_own_row_within_what_was_measured_around_it() -> None:
-    """The first row's own line has 1.44 at 50, but two rows take 1.2 there; eight rows go on with their slope beyond
-    100, and two rows, which would end at 6.8, take no less than one."""
-    grid = filled((10, 50, 100, 400), HOLES.decode_attention.seconds)
-    assert grid[0] == [1.0, 1.2, 2.0, 9.0]
-    assert grid[1] == [1.1, 1.2, 2.0, 9.0]
-    assert grid[2] == pytest.approx([2.0, 2.0 + 28 * 4 / 9, 30.0, 30.0 + 28 * 300 / 90])
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,7 @@ from sim.engine.adaptive_length import (
     AdaptiveVerification,
     Band,
     GoodputLength,
-    RunningRates,
     SglangAdaptive,
-    best_length,
 )
 from sim.engine.controllers import CONTROLLERS, VERIFYING
 from sim.engine.draft_length import Controller
@@ -28,30 +26,6 @@ from tests.sim.support import AlwaysAccept, NotedController, SimRun, request
 
 HEAD = "h100-sxm/llama-3.1-8b+eagle3"
 PAIR = "h100-sxm/llama-2-7b+tinyllama-1.1b"
-
-
-def test_the_best_length_is_the_argmax_of_tokens_per_second_and_the_shorter_of_equals() -> None:
-    assert best_length([0.8, 0.64, 0.5], [10.0, 11.0, 12.0, 13.0]) == 3
-    assert best_length([0.5, 0.25], [1.0, 1.5, 2.0]) == 0
-    assert best_length([0.5, 0.25], [2.0, 2.5, 3.0]) == 1
-
-
-def test_running_rates_are_exact_shares_within_their_memory_and_the_prior_before() -> None:
-    rates = RunningRates(2)
-    assert rates.survival() == pytest.approx([0.7, 0.49])
-    for accepted in [2, 1, 0, 0] * 25:
-        rates.saw(2, accepted)
-    first = (50 + 5 * 0.7) / (100 + 5)
-    second = (25 + 5 * first) / (50 + 5)
-    assert rates.survival() == pytest.approx([first, first * second])
-
-
-def test_running_rates_forget() -> None:
-    """After 500 rounds at 1 and as many at 0 about 1/e of the memory is left."""
-    rates = RunningRates(1)
-    for accepted in [1] * 500 + [0] * 500:
-        rates.saw(1, accepted)
-    assert rates.survival()[0] == pytest.approx(0.37, abs=0.01)
 
 
 def test_goodput_drafts_long_where_rounds_are_flat_and_not_at_all_where_they_grow() -> None:

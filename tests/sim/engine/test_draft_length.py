@@ -5,29 +5,10 @@ from __future__ import annotations
 import pytest
 
 from sim.costs.profile_files import load
-from sim.engine.draft_length import Feedback, choose_change
+from sim.engine.draft_length import Feedback
 from sim.run.resolve import resolve
 from sim.run.scenario import parse_scenario
 from sim.run.simulate import simulate
-
-
-@pytest.mark.parametrize(
-    ("acceptance", "verify_queue", "draft_p95_s", "change"),
-    [
-        (0.701, 1, 0.0449, 1),
-        (0.8, 2, 0.040, 0),
-        (0.8, 1, 0.045, 0),
-        (0.7, 1, 0.040, 0),
-        (0.4, 10, 0.050, 0),
-        (0.399, 0, 0.010, -1),
-        (0.9, 11, 0.010, -1),
-        (0.9, 0, 0.0501, -1),
-    ],
-)
-def test_change_follows_the_seeds_thresholds(
-    acceptance: float, verify_queue: int, draft_p95_s: float, change: int
-) -> None:
-    assert choose_change(acceptance, verify_queue, draft_p95_s) == change
 
 
 def decided(controller: Feedback, *rounds: tuple[int, int]) -> int:

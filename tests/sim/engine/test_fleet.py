@@ -8,8 +8,6 @@ import pytest
 
 from sim.compare.capacity import Saturation
 from sim.costs.profile_files import load
-from sim.engine.fleet import MAX_AHEAD, least_busy, next_in_turn, where_prefix_is
-from sim.engine.time_series import Gauge, GaugePart
 from sim.interface.request import Request
 from sim.metrics.records import RunRecord
 from sim.policies.registry import POLICIES
@@ -31,15 +29,6 @@ def replica_of(record: RunRecord) -> dict[int, int]:
             found.setdefault(index, set()).add(int(work.stream.rpartition(".")[2]))
     assert all(len(replicas) == 1 for replicas in found.values())
     return {index: min(replicas) for index, replicas in found.items()}
-
-
-def test_the_routings_are_pure_choices() -> None:
-    assert [next_in_turn(number, [9, 0, 0]) for number in range(4)] == [0, 1, 2, 0]
-    assert least_busy([3, 1, 1]) == 1
-    assert where_prefix_is([0, 2, 5], [0, 0, 3]) == 2
-    assert where_prefix_is([0, 2, 5], [0, 0, MAX_AHEAD + 1]) == 0
-    assert where_prefix_is([0, 0, 0], [2, 1, 3]) == 1
-    assert where_prefix_is([4, 4, 0], [2, 1, 0]) == 1
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -114,16 +103,6 @@ def test_replicas_bear_as_many_times_the_load_of_one() -> None:
     rate, (low, high) = one.capacity
     assert of_four.capacity == (4 * rate, (4 * low, 4 * high))
     assert of_four.floor() == 4 * one.floor()
-
-
-def test_parts_of_a_gauge_add_up_to_it() -> None:
-    total = Gauge()
-    parts = [GaugePart(total), GaugePart(total)]
-    for now_s, part, value in [(0.0, 0, 3), (1.0, 1, 2), (2.0, 0, 1), (4.0, 1, 0)]:
-        parts[part].set(value, now_s)
-    assert total.value == 1
-    assert total.peak == 5
-    assert total.mean(4.0) == sum(part.mean(4.0) for part in parts)
 
 
 def test_replicas_with_pools_of_gpus_have_links_of_their_own() -> None:

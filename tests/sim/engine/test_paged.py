@@ -9,7 +9,6 @@ import pytest
 
 from sim.engine.paged import PagedPool
 from sim.engine.serving import Serving
-from sim.engine.time_series import Gauge
 from sim.hosts.scripted import ScriptHost
 from sim.interface.request import Request
 from sim.interface.work import Chunk
@@ -154,18 +153,3 @@ def test_a_block_whose_key_has_the_token_behind_it_is_found_where_that_is_common
     pool = PagedPool(10, 16, 0, hashes_next_token=True, ends_differ=ends_differ)
     pool.expect(asked)
     assert [pool.seat(each, 40) for each in asked] == [Chunk(40, 0), Chunk(40 - found, found)]
-
-
-def test_a_gauge_counts_a_value_as_long_as_it_lasts() -> None:
-    """3 for 2 s, 5 for 3 s, 1 for 5 s; a value of an instant leaves no trace."""
-    gauge = Gauge()
-    for time_s, change in ((0.0, 3), (2.0, 9), (2.0, -7), (5.0, -4)):
-        gauge.add(change, time_s)
-    assert gauge.mean(10.0) == pytest.approx((6 + 15 + 5) / 10)
-    assert (gauge.value, gauge.peak) == (1, 5)
-
-
-def test_a_gauge_of_a_short_run_has_a_mean_and_of_none_at_all_is_zero() -> None:
-    gauge = Gauge()
-    gauge.set(4, 0.0)
-    assert (gauge.mean(0.5), gauge.mean(0.0)) == (4.0, 0.0)

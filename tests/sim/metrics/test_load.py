@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from math import inf
 
-import numpy as np
 import pytest
 
 from sim.interface.request import Request
-from sim.metrics.load import SHORT_RUN_ERROR, Verdict, judge, needs_capacity, saturated_throughput, trace_rate
+from sim.metrics.load import SHORT_RUN_ERROR, needs_capacity, saturated_throughput
 from sim.metrics.records import RunRecord, StreamUsage
 from tests.sim.metrics.test_summary import asked
 from tests.sim.metrics.test_summary import record as of_summary
@@ -30,30 +29,6 @@ def used(stream: str, device: str, device_s: float) -> StreamUsage:
 
 def record(requests: list[Request], *, busy_s: float, end_s: float) -> RunRecord:
     return of_summary(requests=requests, usage=[], device_busy_s=busy_s, end_s=end_s)
-
-
-@pytest.mark.parametrize(
-    ("rate", "error", "verdict"),
-    [
-        (8.9, 0.0, Verdict.STABLE),
-        (9.0, 0.0, Verdict.UNDECIDED),
-        (11.0, 0.0, Verdict.UNDECIDED),
-        (11.1, 0.0, Verdict.OVERLOADED),
-        (8.5, 0.6, Verdict.UNDECIDED),
-        (11.5, 0.6, Verdict.UNDECIDED),
-    ],
-)
-def test_only_a_rate_outside_the_interval_of_capacity_is_judged(rate: float, error: float, verdict: Verdict) -> None:
-    load = judge(rate, error, 10.0, (9.0, 11.0))
-    assert (load.verdict, load.rate_per_s, load.capacity_per_s, load.ci95) == (verdict, rate, 10.0, (9.0, 11.0))
-
-
-def test_a_trace_arrives_at_its_number_over_its_span_give_or_take_its_spread() -> None:
-    assert trace_rate([0.0, 0.5, 1.0, 1.5, 2.0]) == (2.0, 0.0)
-    rate, error = trace_rate(np.cumsum(np.random.default_rng(0).exponential(0.1, 10_000)).tolist())
-    assert rate == pytest.approx(10.0, rel=0.03)
-    assert error == pytest.approx(1.96 * rate / 100.0, rel=0.05)
-    assert trace_rate([3.0, 3.0]) == (inf, 0.0)
 
 
 def test_a_server_of_one_second_serves_one_request_a_second() -> None:

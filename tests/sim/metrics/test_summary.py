@@ -254,16 +254,6 @@ def test_requests_that_outlast_the_last_arrival_have_their_throughput_up_to_thei
     assert result["request_throughput"] == pytest.approx(2 / 5)
 
 
-def test_equal_gaps_in_a_row_are_stored_once() -> None:
-    gaps = GapSamples()
-    for gap_s in (0.25, 0.25, 0.5, 0.25):
-        gaps.add(gap_s)
-    assert (list(gaps.gaps_s), list(gaps.counts)) == ([0.25, 0.5, 0.25], [2, 1, 1])
-    more = [(0.25, 3), (0.25, 1), (0.5, 1), (0.75, 2), (0.75, 4)]
-    gaps.extend(np.array(more, [("gap_s", "f8"), ("count", "i8")]))
-    assert (list(gaps.gaps_s), list(gaps.counts)) == ([0.25, 0.5, 0.25, 0.5, 0.75], [2, 1, 5, 1, 6])
-
-
 def test_a_run_without_a_prefix_cache_has_no_hit_rate() -> None:
     found = summarise(record(cache_block_tokens=None))
     assert (found["prefix_cache_hit_tokens"], found["prefix_cache_hit_rate"]) == (None, None)

@@ -9,8 +9,6 @@ import pytest
 import sim.run.scenario as scenario_module
 from sim.costs.profile_files import load
 from sim.metrics.summary import summarise
-from sim.policies.adaptive import seed_table
-from sim.policies.choices import row_for
 from sim.policies.options import EngineLimits
 from sim.policies.registry import PolicyOptions
 from sim.run.resolve import resolve
@@ -47,18 +45,6 @@ def test_a_request_stays_with_the_policy_of_the_load_that_it_met() -> None:
     assert run.serving.is_all_finished
 
 
-def test_hysteresis_keeps_a_row_while_the_load_wavers_about_its_edge() -> None:
-    table = ((1, "pd"), (10, "pdv"), (20, "unified"))
-    loads = [9, 11, 9, 11, 13, 11, 9, 8, 7, 25, 19, 15]
-    rows, row = [], 0
-    for one in loads:
-        row = row_for(table, one, row, 0.2)
-        rows.append(row)
-    assert rows == [0, 0, 0, 0, 1, 1, 1, 0, 0, 2, 2, 1]
-    plain = [row_for(table, one, 0, 0.0) for one in loads]
-    assert plain == [0, 1, 0, 1, 1, 1, 0, 0, 0, 2, 1, 1]
-
-
 def test_the_seats_are_those_of_all_parts_together() -> None:
     asked = [request(i) for i in range(5)]
     options = PolicyOptions(poll_s=0.0, adaptive_table=((1, "pd"), (2, "unified")))
@@ -71,22 +57,6 @@ def test_the_seats_are_those_of_all_parts_together() -> None:
     assert most == 2
     assert run.serving.is_all_finished
     assert run.serving.queue.peak == 4 - 1
-
-
-def test_the_seeds_table_is_the_one_of_its_slide() -> None:
-    """C >= 32 its worker, 6 to 16 pd, else by the target."""
-    light, heavy = seed_table(is_heavy=False), seed_table(is_heavy=True)
-    for concurrency, wanted in [(1, "pd"), (6, "pd"), (16, "pd"), (20, "pd"), (32, "unified"), (128, "unified")]:
-        assert light[row_for(light, concurrency, 0, 0.0)][1] == wanted
-    for concurrency, wanted in [
-        (1, "unified"),
-        (5, "unified"),
-        (6, "pd"),
-        (16, "pd"),
-        (17, "unified"),
-        (64, "unified"),
-    ]:
-        assert heavy[row_for(heavy, concurrency, 0, 0.0)][1] == wanted
 
 
 def test_the_target_decides_which_of_the_seeds_tables_it_is() -> None:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from sim.engine.kv import SpreadPool
 from sim.interface.work import Kind, Model
-from sim.policies.disaggregated import DevicePools, DraftPool
+from sim.policies.disaggregated import DevicePools
 from sim.policies.options import Batching, EngineLimits, KvMode
 from sim.policies.registry import PolicyOptions
 from tests.sim.hosts.test_contract import outcome, requests
@@ -112,29 +111,6 @@ def test_every_gpu_seats_as_many_as_the_engine_allows() -> None:
     first = sorted(r.scheduled_s for r in found.serving.requests)
     assert first[:4] == [0.0] * 4
     assert first[4] > 0.0
-
-
-def test_a_request_lies_where_most_is_free_and_never_on_two_gpus() -> None:
-    """Four blocks of 16 on each of two GPUs; a request of 33 tokens takes three."""
-    pool = SpreadPool(4, 16, 1, num_gpus=2)
-    first, second, third = (request(i, prompt=30, output=2) for i in range(3))
-    assert pool.reserve(first)
-    assert pool.reserve(second)
-    assert [pool.gpu_of(first), pool.gpu_of(second)] == [0, 1]
-    assert pool.free_blocks == 2
-    assert not pool.reserve(request(3, prompt=1, output=30))
-    pool.release(first)
-    assert pool.reserve(third)
-    assert pool.gpu_of(third) == 0
-    assert pool.max_blocks == 4
-
-
-def test_a_scaled_pool_waits_between_two_changes() -> None:
-    """One request per GPU, ten seconds of cool-down: the second GPU comes at once, the third after ten seconds."""
-    pool = DraftPool(3, is_scaled=True, requests_per_gpu=1, cooldown_s=10.0)
-    for index, now_s in enumerate((0.0, 1.0, 2.0, 11.5)):
-        pool.join(request(index), now_s)
-    assert pool.changes == [(0.0, 1), (1.0, 2), (11.5, 3)]
 
 
 def test_requests_that_end_with_a_round_leave_their_draft_gpu() -> None:

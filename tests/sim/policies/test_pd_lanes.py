@@ -8,7 +8,7 @@ import pytest
 
 from sim.costs.cost import Demands
 from sim.costs.profile_files import load
-from sim.devices.contention import SLICED, Contention, Regime, plain_rates
+from sim.devices.contention import Regime
 from sim.interface.work import Kind
 from sim.policies.options import EngineLimits
 from sim.policies.registry import PolicyOptions
@@ -75,10 +75,3 @@ def test_processes_have_interpreters_and_weights_of_their_own_and_slices_of_time
 def test_one_process_stays_as_it_is() -> None:
     one = resolved("continuous", **{"devices.overlap": "processes"})
     assert one.num_blocks == resolved("continuous").num_blocks
-
-
-def test_two_processes_have_as_much_time_each_whatever_their_kernels_are_like() -> None:
-    slices = Contention(regime=Regime.PROCESSES)
-    assert plain_rates([1.0, 1.0], [0, 1], [1e3, 1e5], [], slices) == [SLICED / 2.0, SLICED / 2.0]
-    assert plain_rates([0.1, 1.0], [0, 0], [1e3, 1e5], [], slices) == pytest.approx([0.1, SLICED - 0.1])
-    assert plain_rates([1.0], [0], [1e3], [], slices) == [1.0]

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from sim.workload.content import Chains, common, read_prompts, reblocked
+from sim.workload.content import read_prompts
 from sim.workload.generate import Workload, build_requests
 from sim.workload.served import Served
 from sim.workload.sessions import Sharing
@@ -33,33 +33,6 @@ def write(tmp_path: Path) -> Write:
 
 def row(prompt: int, at_s: float = 0.0, output: int = 5, **more: Any) -> dict[str, Any]:
     return {"arrival_s": at_s, "prompt_tokens": prompt, "output_tokens": output, **more}
-
-
-def test_an_id_stands_for_a_block_and_all_before_it() -> None:
-    chains = Chains()
-    assert [chains.of(blocks) for blocks in ([7, 8, 9], [7, 8, 4], [8, 9], [7])] == [(0, 1, 2), (0, 1, 3), (4, 5), (0,)]
-
-
-@pytest.mark.parametrize(
-    ("contents", "ids"),
-    [
-        # What nobody else has is left out, and ids count from 0.
-        ([(9, 7, 3), (9, 7, 2), (), (5,), (9,)], [(0, 1), (0, 1), (), (), (0,)]),
-        ([], []),
-        ([(), ()], [(), ()]),
-        # The second block of each is the same by itself, and after another first one it is another one; -4 is a name.
-        ([(1, -4), (2, -4), (2, -4)], [(), (2, 3), (2, 3)]),
-        ([(1, 1), (1, 1), (1,)], [(0, 1), (0, 1), (0,)]),
-        ([(1 << 80, 5), (1 << 80, 6)], [(0,), (0,)]),
-    ],
-)
-def test_hashes_of_blocks_become_ids_of_chains(contents: list[tuple[int, ...]], ids: list[tuple[int, ...]]) -> None:
-    assert common(contents) == ids
-
-
-def test_larger_blocks_take_the_last_id_of_each_and_a_larger_one_is_as_many_smaller_ones() -> None:
-    assert reblocked([(0, 1, 2, 3, 4), (0,)], 16, 32, "t") == [(1, 3), ()]
-    assert reblocked([(0, 2), (0,), ()], 512, 256, "t") == [(0, 1, 4, 5), (0, 1), ()]
 
 
 def test_mooncakes_hashes_are_content_without_the_last_block_in_part(write: Write) -> None:
