@@ -70,12 +70,6 @@ def test_a_ceiling_three_percent_too_high_fails_and_one_percent_is_fine(tree: Pa
     assert "run make budget" in faults(tree, IDEAS)[0][0]
 
 
-def test_lines_moved_to_a_row_that_is_full_fail(tree: Path) -> None:
-    fill(tree, "sim/large/module.py", 1190)
-    fill(tree, "sim/small/module.py", 110)
-    assert [fault.partition(",")[0] for fault in faults(tree, IDEAS)[0]] == ["sim/small"] * 3
-
-
 @pytest.mark.parametrize("commits_since", [0, 2])
 def test_a_total_that_was_raised_fails_however_many_commits_ago(tree: Path, commits_since: int) -> None:
     for _ in range(1 + commits_since):

@@ -158,30 +158,25 @@ def test_no_room_is_crowded() -> None:
     assert {folder: count for folder, count in counts.items() if count > 14} == {}
 
 
-def test_sim_never_meets_torch() -> None:
-    found = [name for name, path in FILES.items() if name.startswith("sim") and "torch" in set(imported(path))]
-    assert found == []
-
-
-def test_torch_and_realrun_are_known_to_measuring_alone_in_calibrate() -> None:
-    """And measuring to nobody in calibrate: its commands are mounted by name."""
-    measuring = {name for name in FILES if name.startswith("calibrate.measure")}
-    arrows = {
-        name: set(imported(FILES[name])) for name in FILES if name.startswith("calibrate") and name not in measuring
-    }
-    assert {
-        name for name, others in arrows.items() if any(o.split(".")[0] in ("torch", "realrun") for o in others)
-    } == set()
-    assert {name for name, others in arrows.items() if others & measuring} == set()
-
-
-def test_sim_imports_heavy_libraries_only_where_they_are_used() -> None:
+@pytest.mark.parametrize(
+    ("rooms", "but", "others", "is_top_level_only"),
+    [
+        ("sim", None, {"torch"}, False),
+        ("sim", None, ONLY_WHERE_USED, True),
+        ("sim.policies", None, {"simpy", "time", "random"}, False),
+        ("calibrate", "calibrate.measure", {"torch", "realrun"}, False),
+    ],
+)
+def test_what_a_room_must_do_without_is_never_imported(
+    rooms: str, but: str | None, others: set[str], is_top_level_only: bool
+) -> None:
+    """Policies know no clock and no random numbers; in calibrate measuring alone knows torch and the real backend."""
     found = {
         (name, other)
         for name, path in FILES.items()
-        if name.startswith("sim")
-        for other in imported(path, is_top_level_only=True)
-        if other.split(".")[0] in ONLY_WHERE_USED
+        if name.startswith(rooms) and not (but and name.startswith(but))
+        for other in imported(path, is_top_level_only=is_top_level_only)
+        if other.split(".")[0] in others
     }
     assert found == set()
 
@@ -193,34 +188,23 @@ def test_the_reference_takes_nothing_of_what_is_held_equal_to_it() -> None:
     }
 
 
-def test_policies_know_no_clock_no_random_numbers_and_no_simpy() -> None:
-    found = {
-        (name, other)
-        for name, path in FILES.items()
-        if name.startswith("sim.policies")
-        for other in imported(path)
-        if other.split(".")[0] in {"simpy", "torch", "time", "random"}
-    }
-    assert found == set()
+HEAVY = ("torch", "pandas", "seaborn", "scipy", "numpy", "simpy", "pyarrow")
+COMPARISON = ("sim.compare", "sim.studies", "sim.run", "simpy")
 
 
 @pytest.mark.parametrize(
-    "command", [["--help"], ["compare", "--help"], ["calibrate", "--help"], ["validate", "--help"]]
+    ("command", "others"),
+    [
+        ("--help", HEAVY + COMPARISON),
+        *((f"{name} --help", HEAVY) for name in ("compare", "calibrate", "validate")),
+        *((command, COMPARISON) for command in ("profiles", "profiles show cpu/tiny")),
+    ],
 )
-def test_help_imports_nothing_heavy(command: list[str]) -> None:
+def test_a_command_imports_nothing_that_it_does_not_use(command: str, others: tuple[str, ...]) -> None:
     code = (
         "import sys; from sim.cli.main import run; run(sys.argv[1:]); "
-        "print(sorted({'torch', 'pandas', 'seaborn', 'scipy', 'numpy', 'simpy', 'pyarrow'} & set(sys.modules)))"
+        f"print([name for name in sys.modules if name.startswith({others})])"
     )
-    done = subprocess.run([sys.executable, "-c", code, *command], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[-1] == "[]"
-
-
-@pytest.mark.parametrize("command", [["--help"], ["profiles"], ["profiles", "show", "cpu/tiny"]])
-def test_no_comparison_is_imported_where_none_is_made(command: list[str]) -> None:
-    code = (
-        "import sys; from sim.cli.main import run; run(sys.argv[1:]); "
-        "print([name for name in sys.modules if name.startswith(('sim.compare', 'sim.studies', 'sim.run', 'simpy'))])"
-    )
-    done = subprocess.run([sys.executable, "-c", code, *command], capture_output=True, text=True, check=True)
+    words = [sys.executable, "-c", code, *command.split()]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "[]"

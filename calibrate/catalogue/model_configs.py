@@ -237,7 +237,7 @@ def _of_config(path: Path, config: Config) -> ModelSource:
     dtype = next(
         (each[key] for each in (config, outer) for key in ("dtype", "torch_dtype") if each.get(key)), "bfloat16"
     )
-    if dtype not in SERVED_BYTES:
+    if dtype not in tuple(SERVED_BYTES):  # A list has no hash.
         raise ValueError(f"{path}: dtype={_short(dtype)} is not understood; want one of {', '.join(SERVED_BYTES)}")
     name = (path.parent.name if path.name == "config.json" else path.stem).lower()
     layers = dimensions["layers"]

@@ -33,37 +33,28 @@ def damaged(content: bytes, name: str, rng: random.Random) -> bytes:
 
 
 def _bytes(content: bytes, rng: random.Random) -> bytes:
-    data = bytearray(content)
-    if not data:
+    """A byte replaced, all behind a place or a few dropped, or some put in: new ones or those that are there."""
+    if not content:
         return rng.randbytes(rng.randrange(40))
-    at = rng.randrange(len(data))
-    how = rng.randrange(5)
-    if how == 0:
-        data[at] = rng.randrange(256)
-    elif how == 1:
-        del data[at:]
-    elif how == 2:
-        del data[at : at + rng.randrange(1, 50)]
-    elif how == 3:
-        data[at:at] = rng.randbytes(rng.randrange(1, 8))
-    else:
-        data[at:at] = data[at : at + rng.randrange(1, 200)]
-    return bytes(data)
+    at = rng.randrange(len(content))
+    num_dropped, put = rng.choice(
+        (
+            (1, rng.randbytes(1)),
+            (len(content), b""),
+            (rng.randrange(1, 50), b""),
+            (0, rng.randbytes(rng.randrange(1, 8))),
+            (0, content[at : at + rng.randrange(1, 200)]),
+        )
+    )
+    return content[:at] + put + content[at + num_dropped :]
 
 
 def _lines(content: bytes, rng: random.Random) -> bytes:
+    """A line dropped, doubled, behind another one, or without its end."""
     lines = content.splitlines(keepends=True) or [b""]
     at = rng.randrange(len(lines))
-    how = rng.randrange(4)
-    if how == 0:
-        del lines[at]
-    elif how == 1:
-        lines.insert(at, lines[at])
-    elif how == 2:
-        other = rng.randrange(len(lines))
-        lines[at], lines[other] = lines[other], lines[at]
-    else:
-        lines[at] = lines[at].rstrip(b"\r\n")
+    line = lines[at]
+    lines[at : at + 1] = rng.choice(([], [line, line], [rng.choice(lines), line], [line.rstrip(b"\r\n")]))
     return b"".join(lines)
 
 

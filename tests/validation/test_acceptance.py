@@ -11,8 +11,6 @@ from sim.acceptance.models import Acceptance
 from sim.acceptance.tape import Tapes, replay
 from validation.judge.sources import fit_markov, spec_of
 
-pytest.importorskip("scipy")
-
 LENGTHS = range(1, 8)
 
 

@@ -32,8 +32,6 @@ from validation.judge.judges import JUDGES, peer_figures
 from validation.judge.sections import BarLine, JudgedSection, judge_run, section_of
 from validation.judge.specs import RunSpec, SectionSpec, specs
 
-pytest.importorskip("scipy")
-
 DATA = Path(__file__).parents[3] / "shared/data"
 PROFILE = "h100-sxm/llama-3.1-8b"
 Rows = Sequence[dict[str, Any]]

@@ -214,6 +214,7 @@ def test_formats_as_checkpoints_have_them(tmp_path: Path) -> None:
         (SMOLLM3_3B, {"num_key_value_heads": 0}, "num_key_value_heads=0 must be a whole number of at least 1"),
         (SMOLLM3_3B, {"head_dim": 0}, "head_dim=0 must be a whole number of at least 1"),
         (SMOLLM3_3B, {"torch_dtype": "float8_e4m3fn"}, "dtype=float8_e4m3fn is not understood; want one of float32"),
+        (SMOLLM3_3B, {"torch_dtype": ["bfloat16"]}, "is not understood; want one of float32"),
         (SMOLLM3_3B, {"tie_word_embeddings": "false"}, "tie_word_embeddings=false must be true or false"),
         (SMOLLM3_3B, {"layer_types": "full_attention"}, "layer_types=full_attention must be a list"),
         (SMOLLM3_3B, {"text_config": "qwen3"}, "text_config=qwen3 must be an object"),

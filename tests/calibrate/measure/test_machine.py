@@ -7,7 +7,6 @@ import os
 import pytest
 
 pytest.importorskip("torch")
-pytest.importorskip("transformers")
 
 from calibrate.fit.points_file import MAY_CHANGE
 from calibrate.measure.machine import fingerprint

@@ -13,8 +13,6 @@ import msgspec
 import pytest
 
 torch = pytest.importorskip("torch")
-pytest.importorskip("transformers")
-pytest.importorskip("scipy")
 
 from calibrate.fit.grid import Limits, grid
 from calibrate.fit.point_works import MixedPass, TimedPass, work_of

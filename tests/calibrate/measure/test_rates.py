@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 torch = pytest.importorskip("torch")
-pytest.importorskip("transformers")
 
 from calibrate.fit.point_works import Corun, TimedPass
 from calibrate.fit.points_file import Ran

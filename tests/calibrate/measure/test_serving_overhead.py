@@ -11,7 +11,6 @@ import msgspec
 import pytest
 
 torch = pytest.importorskip("torch")
-pytest.importorskip("transformers")
 
 from calibrate.measure import lanes, serving_overhead
 from calibrate.measure.fits.serving_costs import ServingCosts, completed

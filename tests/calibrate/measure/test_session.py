@@ -12,8 +12,6 @@ from typing import Any
 import pytest
 
 pytest.importorskip("torch")
-pytest.importorskip("transformers")
-pytest.importorskip("scipy")
 
 from calibrate.fit import points_file
 from calibrate.fit.grid import mixed

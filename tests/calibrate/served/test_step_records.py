@@ -23,8 +23,6 @@ from calibrate.served.step_records import (
 from sim.costs.profile_files import load
 from validation.replays.step_records import main as judge
 
-pytest.importorskip("scipy")
-
 SHIPPED = "h100-sxm/llama-3.1-8b"
 LAW = {"pass_s": 4e-3, "token_s": 2e-5, "row_s": 1e-4, "kv_s": 3e-7}
 

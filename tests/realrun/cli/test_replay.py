@@ -18,8 +18,6 @@ import msgspec
 import pytest
 
 torch = pytest.importorskip("torch")
-pytest.importorskip("transformers")
-pytest.importorskip("pyarrow")
 
 from click.testing import Result
 

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 torch = pytest.importorskip("torch")
-pytest.importorskip("transformers")
 
 from realrun.host.clocks import Mailbox, WallClock
 from realrun.host.gpuhost import GpuHost

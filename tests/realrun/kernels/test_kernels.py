@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 torch = pytest.importorskip("torch")
-pytest.importorskip("transformers")
 
 from realrun.kernels.device_passes import ChunkShape, PassShape
 from realrun.kernels.host_slots import Slot

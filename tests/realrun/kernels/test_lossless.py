@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 torch = pytest.importorskip("torch")
-pytest.importorskip("transformers")
 
 from realrun.kernels.pair_kernels import PairKernels, PromptChunk
 from sim.interface.work import Model

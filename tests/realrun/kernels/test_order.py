@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 import pytest
 
 torch = pytest.importorskip("torch")
-pytest.importorskip("transformers")
 
 from calibrate.fit.point_works import TimedPass
 from calibrate.measure.timing import Bench

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 torch = pytest.importorskip("torch")
-pytest.importorskip("transformers")
 
 from realrun.kernels.host_slots import Slot
 from realrun.kernels.pair_kernels import PairKernels

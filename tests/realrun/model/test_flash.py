@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 torch = pytest.importorskip("torch")
-pytest.importorskip("transformers")
 
 from realrun.kernels.pair_kernels import PairKernels
 from realrun.model.attention import (

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 torch = pytest.importorskip("torch")
-pytest.importorskip("transformers")
 
 from calibrate.measure.campaign.plan import CAMPAIGNS
 from calibrate.measure.pair import needs, pair_spec

@@ -10,7 +10,6 @@ import msgspec
 import pytest
 
 torch = pytest.importorskip("torch")
-pytest.importorskip("transformers")
 
 from realrun.model.weights import Family, library_config, load_model, random_model
 from sim.costs.shapes import MODELS

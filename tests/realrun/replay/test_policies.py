@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 torch = pytest.importorskip("torch")
-pytest.importorskip("transformers")
 
 from realrun.host.gpuhost import GpuHost
 from realrun.host.ticket import GpuTicket

@@ -9,7 +9,6 @@ from dataclasses import replace
 import pytest
 
 torch = pytest.importorskip("torch")
-pytest.importorskip("transformers")
 
 from realrun.host.device import Cpu, DeviceStream, _CpuStream
 from realrun.kernels.device_passes import PassShape

@@ -7,7 +7,6 @@ import warnings
 import pytest
 
 pytest.importorskip("torch")
-pytest.importorskip("transformers")
 
 from click.testing import CliRunner
 

@@ -17,9 +17,6 @@ from typing import Any
 import pytest
 
 pytest.importorskip("torch")
-pytest.importorskip("transformers")
-pytest.importorskip("scipy")
-pytest.importorskip("pyarrow")
 
 
 from calibrate.cli.check_files import check_file

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 torch = pytest.importorskip("torch")
-pytest.importorskip("transformers")
 
 from calibrate.fit import points_file
 from calibrate.fit.point_works import Corun

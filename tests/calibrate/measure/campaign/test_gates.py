@@ -10,7 +10,6 @@ import msgspec
 import pytest
 
 pytest.importorskip("torch")
-pytest.importorskip("scipy")
 
 from calibrate.fit.point_works import TimedPass
 from calibrate.measure.campaign import gates

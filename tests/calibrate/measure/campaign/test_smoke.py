@@ -10,8 +10,6 @@ from typing import Any
 import pytest
 
 torch = pytest.importorskip("torch")
-pytest.importorskip("transformers")
-pytest.importorskip("scipy")
 
 from calibrate.measure.campaign import smoke
 from calibrate.measure.campaign.plan import CAMPAIGNS

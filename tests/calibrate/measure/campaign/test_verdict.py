@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
-pytest.importorskip("scipy")
-
 from calibrate.measure.campaign.verdict import Change, Runs, change, changes, findings, runs_of
 
 CONTINUOUS = Runs([100.0, 101.0, 99.0], [100.0, 100.5, 99.5])

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 pytest.importorskip("torch")
-pytest.importorskip("transformers")
 
 from calibrate.fit.grid import Limits
 from calibrate.fit.point_works import work_of
