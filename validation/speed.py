@@ -114,7 +114,7 @@ def simulated(case: SpeedCase, core: str) -> Used:
         *("--num-prompts", str(case.num_prompts), "--request-rate", str(case.rate), "--acceptance", f"iid:{ACCEPTED}"),
         *("--num-speculative-tokens", str(case.draft_tokens), "--set", "speculation.method=ngram"),
         *("--set", "engine.max_num_seqs=256", "--set", "engine.max_num_batched_tokens=2048"),
-        *("--set", "engine.async_scheduling=false", "--save-detailed", "--json", "-"),
+        *("--set", "engine.async_scheduling=false", "--json", "-"),
         *(word for key in case.keys for word in ("--set", key)),
         core=core,
     )

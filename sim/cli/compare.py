@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from msgspec import Meta
 
 from sim.cli.console import claim, progress, say_runs, say_trace, show
-from sim.cli.flags import Draws, JsonFile, Overwrite, Verbose, Workers, command
+from sim.cli.flags import Draws, JsonFile, Overwrite, Workers, command
 from sim.cli.options import SHARED, CompareScenario, gather, inputs_of, parse_goodput, with_assumptions
 
 if TYPE_CHECKING:
@@ -36,7 +36,6 @@ class CompareFlags(CompareScenario, frozen=True, kw_only=True):
         "scenario key.",
     ] = ()
     json: JsonFile = None
-    save_detailed: Annotated[bool, "Add per-request lists to every run of the JSON."] = False
     out: Annotated[Path | None, "Results directory."] = None
     plots: Annotated[bool, "Draw latencies, and lanes while the first 100 requests are served, into --out."] = False
     workers: Workers = None
@@ -50,8 +49,7 @@ class CompareFlags(CompareScenario, frozen=True, kw_only=True):
         "Form of the simulator: SimPy explains, Python extends, the C core is fast. [default: core where it can, else "
         "python]",
     ] = None
-    verbose: Verbose = False
-    emit_vllm: Annotated[bool, "Run nothing: print the vLLM command lines that would check it."] = False
+    verbose: Annotated[bool, "Print all that the answer rests on; each run of the JSON gets its requests."] = False
     overwrite: Overwrite = False
 
     listed: ClassVar[tuple[str, ...]] = SHARED
@@ -79,9 +77,6 @@ def compare_command(flags: CompareFlags) -> None:
         _compare_values(raw, grid, flags)
         return
     scenario = parse_scenario(replicated(raw))
-    if flags.emit_vllm:
-        _print_lines(scenario, flags.repositories)
-        return
     claim(
         files={"--json": flags.json},
         folders={"--out": flags.out},
@@ -129,26 +124,11 @@ def _compare_values(raw: dict[str, Json], grid: dict[str, list[Json]], flags: Co
 
 def _check(flags: CompareFlags, *, is_grid: bool) -> None:
     """Raise ValueError for flags that do not go together; several values per flag, a grid, go with few."""
-    for name in ("out", "plots", "save_detailed", "emit_vllm"):
+    for name in ("out", "plots"):
         if is_grid and getattr(flags, name):
-            flag = name.replace("_", "-")
-            raise ValueError(f"--{flag} goes with one value per flag; for a grid, see `lanesim sweep --help`")
+            raise ValueError(f"--{name} goes with one value per flag; for a grid, see `lanesim sweep --help`")
     if flags.plots and flags.out is None:
         raise ValueError("--plots draws into a results directory: add --out DIR")
-    if flags.save_detailed and flags.json is None:
-        raise ValueError("--save-detailed adds to the JSON: say where with --json FILE")
-
-
-def _print_lines(scenario: Scenario, named: Mapping[str, Any]) -> None:
-    """Prints what can be typed, what it lacks as comments."""
-    from sim.costs.profile_files import load
-    from sim.run.resolve import resolve_all
-    from sim.studies.serve_commands import checking_lines
-
-    profile = load(scenario.profile)
-    resolve_all(scenario, profile)
-    serve, bench, notes = checking_lines(scenario, profile, **named)
-    print("\n".join([serve, bench, *(f"# {note}" for note in notes)]))
 
 
 def _compared(scenario: Scenario, profile: Profile, flags: CompareFlags) -> Comparison:
@@ -193,6 +173,6 @@ def _run(
             on_done=on_step,
             on_run=on_run,
             record_works=flags.plots,
-            is_detailed=flags.save_detailed,
+            is_detailed=flags.verbose,
             rows_in=rows_in,
         )

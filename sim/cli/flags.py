@@ -206,6 +206,11 @@ WENT = {degree: f"write Qwen/Qwen3-32B-{degree}2 for the model" for degree in ("
     "bench_json": f"name the file, as in `{BY_NAME}`",
     "log": f"name the file, as in `{BY_NAME}`",
     "help_all": "--help shows all options",
+    "emit_vllm": "compare --vary, tune and plan print the line that starts the server",
+    "save_detailed": "--verbose --json FILE has the requests of each run",
+    "figures": "the page of --out has the pictures",
+    "where": "the page of --out filters its points",
+    "series": "the page of --out chooses the lines",
     "dry_run": "a sweep says how far it is, and goes on where it was stopped",
 }
 """Option that a command had -> what stands for it."""

@@ -32,12 +32,6 @@ def write_bytes(path: Path, content: bytes) -> None:
         scratch.write_bytes(content)
 
 
-def write_figure(path: Path, draw: Callable[[Path], object]) -> None:
-    """Replace `path` by what `draw` writes to a scratch file of the same suffix."""
-    with new_file(path) as scratch:
-        draw(scratch)
-
-
 @contextmanager
 def new_file(path: Path) -> Iterator[Path]:
     """A scratch file of the same suffix, which replaces `path` if the block succeeds, and goes if not."""

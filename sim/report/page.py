@@ -147,7 +147,7 @@ def _value(value: Setting) -> str:
 def _drawn(points: StorePoints, price_per_hour: float | None) -> tuple[list[str], list[str]]:
     """Figures, and why others are missing."""
     figures, missing = [], []
-    for name, figure in drawn(points, pictures(price_per_hour=price_per_hour), fonts="path"):
+    for name, figure in drawn(points, pictures(price_per_hour=price_per_hour)):
         if isinstance(figure, NotDrawn):
             missing.append(f"{name}: {figure}")
             continue

@@ -79,8 +79,6 @@ class StorePoints:
     """The frame that `lanesim.load` gives; rows that failed are left out of everything but `failed`."""
     path: Path | None = None
     """The store's folder."""
-    series: tuple[str, ...] = ()
-    """Keys that tell the lines of pictures apart; none: the picture chooses."""
 
     @cached_property
     def failed(self) -> pd.DataFrame:

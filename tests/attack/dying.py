@@ -108,17 +108,6 @@ def store(folder: Path) -> set[object]:
     return {json.dumps(row, sort_keys=True) for row in rows}
 
 
-def write_pictures(folder: Path) -> None:
-    lanesim("report", str(folder / "store"), "--figures", str(folder / "figures"), OVER)
-
-
-def pictures(folder: Path) -> set[object]:
-    files = {path.suffix: path.read_bytes() for path in (folder / "figures").glob("*") if path.name[0] != "."}
-    assert files.get(".png", b"\x89PNG").startswith(b"\x89PNG")
-    assert files.get(".svg", b"</svg>").rstrip().endswith(b"</svg>")
-    return set(store(folder))
-
-
 def write_page(folder: Path) -> None:
     lanesim("report", str(folder / "store"), "--out", str(folder / "page.html"), OVER)
 
@@ -150,7 +139,6 @@ KINDS: dict[str, Kind] = {
     "profile": Kind(lambda folder: write_profile(folder, "h100-sxm/llama-3.1-8b"), write_profile, profile),
     "points": Kind(lambda folder: None, write_points, points, is_added=True),
     "store": Kind(lambda folder: write_store(folder, "[0]"), write_store, store, is_added=True),
-    "pictures": Kind(write_store, write_pictures, pictures, is_added=True),
     "page": Kind(write_store, write_page, page, is_added=True),
 }
 

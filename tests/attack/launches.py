@@ -57,7 +57,7 @@ NEEDED = {
     ],
     "calibrate derive": [f"--from {PAIR} --gpu h200-sxm --out new.json"],
     "calibrate production": [f"FILE --profile {PAIR}"],
-    "report": ["FILE --figures new"],
+    "report": ["FILE --out new.html"],
     "calibrate import": ["FILE --gpu h200-sxm --target llama-3.1-8b --out new.json"],
     "calibrate measure": ["--device cuda --target tiny-target --out new.json"],
     "replay": ["--profile cpu/tiny --policy pd --device cuda --out new"],

@@ -68,7 +68,7 @@ def test_dollars_follow_the_price_and_a_replica_of_two_gpus_costs_two(asked: Ask
 def test_requests_in_flight_are_rate_times_latency(asked: Asked, in_flight: int) -> Pair:
     """Little's law, over the whole of a closed loop: each slot is taken until no request is left for it."""
     loop = {**asked, "request-rate": "inf", "max-concurrency": in_flight}
-    (run,) = runs(loop, "--save-detailed")
+    (run,) = runs(loop, "--verbose")
     ends = [start + e2el for start, e2el in zip(run["start_times"], run["e2els"], strict=True)]
     idle = sum(run["duration"] - end for end in sorted(ends)[-in_flight:])
     return Pair(sum(run["e2els"]) + idle, min(in_flight, run["completed"]) * run["duration"])

@@ -193,7 +193,7 @@ def test_a_policy_chosen_for_every_load_is_that_policy(asked: Asked) -> Pair:
 def test_generated_requests_that_are_recorded_and_replayed_are_served_alike(asked: Asked) -> Pair:
     # Polls fall on a grid of the clock, which begins with the first request of a trace.
     asked = asked if asked["policy"] in CONTINUOUSLY else with_set(asked, policy_options__poll_s=0.0)
-    (run,) = runs(asked, "--save-detailed")
+    (run,) = runs(asked, "--verbose")
     rows = [
         {"arrival_s": arrival - run["start_times"][0], "input_len": prompt, "output_len": output}
         for arrival, prompt, output in zip(run["start_times"], run["input_lens"], run["output_lens"], strict=True)
@@ -206,7 +206,7 @@ def replayed(asked: Asked, rows: list[dict[str, Any]], name: str = "jsonl") -> l
         path = write_lines(place / "trace.jsonl", rows)
         left_out = ("input-len", "output-len", "num-prompts", "request-rate")
         own = {key: value for key, value in asked.items() if key not in left_out}
-        return runs({**own, "dataset-name": name, "dataset-path": path}, "--save-detailed")
+        return runs({**own, "dataset-name": name, "dataset-path": path}, "--verbose")
 
 
 TIMES = st.lists(st.tuples(st.integers(0, 3000), st.integers(1, 64), st.integers(1, 20)), min_size=2, max_size=8)
@@ -237,7 +237,7 @@ def _rounded(values: list[dict[str, Any]]) -> list[dict[str, str]]:
 @twin(questions(profiles=(TINY, PAIR)), st.integers(2, 3), rel=1e-9)
 def test_replicas_in_turn_serve_as_many_lone_ones(asked: Asked, count: int) -> Pair:
     """A fleet is its members."""
-    (run,) = runs(asked, "--save-detailed")
+    (run,) = runs(asked, "--verbose")
     rows = [
         {"arrival_s": arrival, "input_len": 20 + 7 * place, "output_len": 3 + place}
         for place, arrival in enumerate(run["start_times"])

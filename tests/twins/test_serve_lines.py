@@ -11,8 +11,9 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from tests.sim.studies.server_flags import checking
 from tests.twins.drawn import PAIR, TABLE, TINY, questions
-from tests.twins.twin import Asked, Pair, answer, or_refused, runs, said, twin, words
+from tests.twins.twin import Asked, Pair, answer, or_refused, runs, twin, words
 
 CONTINUOUS = st.just("continuous")
 SAME = (
@@ -47,9 +48,9 @@ def flags_of(line: str) -> dict[str, str]:
     return found
 
 
-def read_back(text: str, asked: Asked) -> dict[str, Any]:
+def read_back(lines: tuple[str, str, list[str]], asked: Asked) -> dict[str, Any]:
     """The question that `vllm serve` and `vllm bench serve` were asked, on the same profile."""
-    serve, bench, *_ = text.splitlines()
+    serve, bench, _ = lines
     flags = flags_of(serve) | flags_of(bench)
     found: dict[str, Any] = {
         name: asked[name] for name in ("profile", "policy", "acceptance", "engine") if name in asked
@@ -90,7 +91,7 @@ WAYS = st.sampled_from(
 @twin(questions(profiles=(PAIR, TABLE), policy=CONTINUOUS), WAYS, share=0.3)
 def test_a_line_for_vllm_read_back_is_the_scenario(asked: Asked, way: dict[str, Any]) -> Pair:
     own = {**asked, **way}
-    return Pair(runs(own), runs(read_back(said("compare", *words(own), "--emit-vllm"), own)))
+    return Pair(runs(own), runs(read_back(checking(*words(own)), own)))
 
 
 CHANGES: tuple[dict[str, Any], ...] = (
@@ -119,7 +120,7 @@ def test_another_scenario_has_another_line_or_a_note(asked: Asked) -> Pair:
     """A10: what a line does not say, it says that it does not."""
 
     def lines(change: dict[str, Any]) -> Any:
-        return or_refused(lambda: said("compare", *words({**asked, "set": change}), "--emit-vllm"))
+        return or_refused(lambda: checking(*words({**asked, "set": change})))
 
     usual = lines({})
     return Pair([change for change in CHANGES if lines(change) == usual], [])

@@ -154,7 +154,7 @@ def test_a_trace_of_answers_that_are_cut_is_served_as_the_trace_of_short_ones(
         found = []
         for name, pairs in (("asked", lengths), ("short", short)):
             path = write_lines(place / f"{name}.jsonl", recorded(pairs))
-            found.append(answer("compare", {**asked, "dataset-path": path}, "--save-detailed"))
+            found.append(answer("compare", {**asked, "dataset-path": path}, "--verbose"))
     return Pair(*(figures(each) for each in found))
 
 
@@ -169,7 +169,7 @@ def test_a_prompt_without_room_for_an_answer_changes_nothing_for_the_others(
         found = []
         for name, each in (("without", rows), ("with", [*rows[:2], refused, *rows[2:]])):
             path = write_lines(place / f"{name}.jsonl", each)
-            (only_run,) = runs({**asked, "dataset-path": path, "acceptance": "iid:0"}, "--save-detailed")
+            (only_run,) = runs({**asked, "dataset-path": path, "acceptance": "iid:0"}, "--verbose")
             found.append([value for value in only_run["e2els"] if value is not None])
     return Pair(*found)
 
@@ -190,7 +190,7 @@ def test_a_trace_is_served_as_what_of_it_fits_into_the_context(
             path = write_lines(place / f"{name}.jsonl", each)
             own = {**asked, "dataset-path": path, "acceptance": "iid:0", "engine": engine}
             own["set"] = {"engine.max_model_len": limit}
-            found.append(or_refused(lambda own=own: runs(own, "--save-detailed")[0]["e2els"]))  # type: ignore[misc]
+            found.append(or_refused(lambda own=own: runs(own, "--verbose")[0]["e2els"]))  # type: ignore[misc]
     return Pair(*found)
 
 

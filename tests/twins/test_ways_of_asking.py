@@ -176,7 +176,7 @@ def test_the_first_replications_of_a_longer_comparison_are_a_shorter_one(asked: 
 
 @twin(questions())
 def test_a_simulation_is_the_first_run_of_a_comparison(asked: Asked) -> Pair:
-    (run,) = runs(asked, "--save-detailed")
+    (run,) = runs(asked, "--verbose")
     one = lanesim.simulate(**flat(asked)).metrics
     return Pair({key: value for key, value in run.items() if key in one}, dict(one))
 

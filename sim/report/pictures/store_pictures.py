@@ -1,4 +1,4 @@
-"""Pictures of a store: what it has the rows for, each a question with its axes, as PNG and as SVG.
+"""Pictures of a store: what it has the rows for, each a question with its axes.
 
 Lines differ by marker and dash as well as by colour, cells carry their numbers, so that all of it reads in grey.
 Imports seaborn; only called where pictures were requested. Not here: the numbers (sim.report.store_points), and what
@@ -7,9 +7,8 @@ all figures share (sim.report.pictures.panels).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sim.report.pictures.panels import (
@@ -21,9 +20,7 @@ from sim.report.pictures.panels import (
     headline,
     label_points,
     panel,
-    save,
     set_log_scale,
-    set_theme,
     set_ticks,
 )
 from sim.report.store_points import ACCEPTANCE, LOADS, Draw, K, Setting, StorePoints, spoken
@@ -145,13 +142,13 @@ def _plain_once(points: StorePoints, by: Sequence[str]) -> StorePoints:
 
 
 def _lines_by(points: StorePoints, across: Sequence[str]) -> list[str]:
-    """The series that were chosen; else the policy, and further keys as long as the lines stay few."""
-    keys = [key for key in points.series if key not in across] or ["policy"]
-    for key in () if points.series else points.keys:
+    """The policy, and further keys as long as the lines stay few."""
+    keys = ["policy"]
+    for key in points.keys:
         if key not in (*across, "policy") and _num(points, [*keys, key]) <= MAX_PANELS:
             keys = [*keys, key]
     if _num(points, keys) > MAX_LINES:
-        raise NotDrawn(f"would have {_num(points, keys)} lines; want at most {MAX_LINES}: choose by --where")
+        raise NotDrawn(f"would have {_num(points, keys)} lines; want at most {MAX_LINES}")
     return keys
 
 
@@ -352,7 +349,7 @@ def _heat_maps(
     import seaborn
     from matplotlib.patches import Rectangle
 
-    left_out = f"; {MAX_PANELS} of {len(panels)} panels, --where chooses" if len(panels) > MAX_PANELS else ""
+    left_out = f"; {MAX_PANELS} of {len(panels)} panels" if len(panels) > MAX_PANELS else ""
     panels, (across, down, metric) = panels[:MAX_PANELS], keys
     xs, ys = points.values(across), points.values(down)
     size = (2.0 + 0.62 * len(xs)) * len(panels), 2.2 + 0.42 * len(ys)
@@ -390,40 +387,10 @@ def _cells(
     return table.reindex(index=ys, columns=xs)
 
 
-# -- files
-
-SUFFIXES = (".png", ".svg")
-
-
-def picture_files(folder: Path, names: Iterable[str]) -> list[Path]:
-    """Files that `write_pictures` may write."""
-    return [folder / f"{name}{suffix}" for name in names for suffix in SUFFIXES]
-
-
-def write_pictures(
-    folder: Path, points: StorePoints, pictures: Mapping[str, Callable[[StorePoints], Any]]
-) -> tuple[list[Path], dict[str, str]]:
-    """Draw each as FOLDER/NAME.png and .svg; the files, and why what is missing was not drawn."""
-    from sim.files.write import write_figure
-
-    set_theme()
-    files: list[Path] = []
-    missing: dict[str, str] = {}
-    for name, figure in drawn(points, pictures, fonts="none"):
-        if isinstance(figure, NotDrawn):
-            missing[name] = str(figure)
-            continue
-        for path in picture_files(folder, [name]):
-            write_figure(path, partial(save, figure))
-            files.append(path)
-    return files, missing
-
-
 def drawn(
-    points: StorePoints, pictures: Mapping[str, Callable[[StorePoints], Any]], *, fonts: str
+    points: StorePoints, pictures: Mapping[str, Callable[[StorePoints], Any]]
 ) -> Iterator[tuple[str, Figure | NotDrawn]]:
-    """Each picture by its name, or why it is not drawn; a figure is there for its turn. `fonts` as matplotlib's
-    `svg.fonttype`."""
+    """Each picture by its name, or why it is not drawn; a figure is there for its turn."""
     import matplotlib.pyplot as plt
 
     for name, draw in pictures.items():
@@ -432,6 +399,6 @@ def drawn(
         except NotDrawn as reason:
             yield name, reason
             continue
-        with plt.rc_context({"svg.hashsalt": name, "svg.fonttype": fonts}):
+        with plt.rc_context({"svg.hashsalt": name, "svg.fonttype": "path"}):
             yield name, figure
         plt.close(figure)

@@ -8,6 +8,7 @@ import shlex
 import pytest
 
 from sim.cli.main import run
+from tests.sim.studies.server_flags import checking
 
 NEW = "meta-llama/Llama-3.1-8B-Instruct --gpu h100"
 TUNED = "--concurrencies 1 --draws 1 --input-len 64 --output-len 8 --json -"
@@ -40,16 +41,16 @@ def test_a_model_said_twice_is_one(capsys: pytest.CaptureFixture[str]) -> None:
         assert "profile=" not in capsys.readouterr().out
 
 
-def test_the_line_to_start_names_the_model_that_was_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_line_to_start_names_the_model_that_was_asked_for() -> None:
     head = "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B"
-    assert run(shlex.split(f"compare {NEW} --draft {head} --emit-vllm {SMALL}")) == 0
-    out = capsys.readouterr().out
-    assert out.startswith("vllm serve meta-llama/Llama-3.1-8B-Instruct ")
-    assert f'"model": "{head}"' in out
+    line, *_ = checking(*shlex.split(f"{NEW} --draft {head} {SMALL}"))
+    assert line.startswith("vllm serve meta-llama/Llama-3.1-8B-Instruct ")
+    assert f'"model": "{head}"' in line
     serve = "vllm serve some/Llama-3.1-8B-Instruct --quantization fp8"
-    assert run(["compare", "--serve", serve, "--gpu", "h100", "--emit-vllm", *SMALL.split()]) == 0
-    assert "serve some/Llama-3.1-8B-Instruct " in (out := capsys.readouterr().out)
-    assert "--quantization fp8" in out
+    with pytest.warns(UserWarning, match="simulated as"):
+        line, *_ = checking("--serve", serve, "--gpu", "h100", *SMALL.split())
+    assert "serve some/Llama-3.1-8B-Instruct " in line
+    assert "--quantization fp8" in line
 
 
 def test_a_line_of_sglang_is_said_to_be_priced_by_kernels_of_vllm(capsys: pytest.CaptureFixture[str]) -> None:

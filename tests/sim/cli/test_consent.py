@@ -47,7 +47,6 @@ OUTPUTS: dict[tuple[str, str], str] = {
     ("sweep", "--json"): "sweep grid.yaml --out new --json there",
     ("report", "--out"): "report s --out there",
     ("tune", "--json"): "tune --profile {pair} --json there",
-    ("report", "--figures"): "report s --figures figures",
     ("calibrate measure", "--out"): "calibrate measure --device cpu --target tiny-target --out there.json",
     (
         "calibrate import",
@@ -71,7 +70,6 @@ UNNAMED = {
     "result of a fit": "validate http://localhost:1 --fit-only --profile {pair} --json there",
     "levels beside a profile": "validate http://localhost:1 --fit-only --profile {pair} --out new.json",
     "levels of no profile": "validate http://localhost:1 --fit-only --profile {pair}",
-    "pictures of a store": "report s --figures figures",
 }
 """Outputs that a command names by itself, and those of further forms of `validate`."""
 SHIPPED_FILE = str(SHIPPED / "cpu" / "tiny.json")
@@ -82,7 +80,6 @@ SHIPPED_OUTPUTS = {
     "an engine": "compare --profile {pair} --policy pd --overwrite --json "
     + str(SHIPPED.parent / "engines/ideal.json"),
     "the folder of all": f"compare --profile {{pair}} --policy pd --overwrite --out {SHIPPED}",
-    "a new one": f"report s --figures {SHIPPED}/mine",
 }
 OVER_INPUTS = {
     "scenario": "compare x.yaml --json x.yaml",
@@ -113,10 +110,9 @@ UNWRITABLE = {
     "results": "compare --profile {pair} --policy pd --out /proc/x/r",
     "json": "compare --profile {pair} --policy pd --json /proc/x",
     "store": "sweep grid.yaml --out /proc/x",
-    "pictures": "report s --figures /proc/x",
     "page": "report s --out /proc/x.html",
 }
-TYPOS = ("validate typo", "report typo --figures t", "check typo", "sweep typo --out t/s")
+TYPOS = ("validate typo", "report typo --out t", "check typo", "sweep typo --out t/s")
 REFUSED = {
     "add --overwrite|is no store; choose another": [*OUTPUTS.values(), *UNNAMED.values()],
     "is in the installed package": SHIPPED_OUTPUTS.values(),
@@ -154,11 +150,11 @@ def there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder in which every output is there, and inputs that nobody looks into."""
     monkeypatch.chdir(tmp_path)
     Store.open(tmp_path / "s")
-    for name in ("r", "s/figures", "full", "figures"):
+    for name in ("r", "full", "figures"):
         (tmp_path / name).mkdir()
     names = "there there.json x.csv x.jsonl y.csv y.jsonl new.measured.json probe.measured.json full/x r/summary.json "
-    names += "r/trace.json r/work.parquet r/requests.parquet r/scenario.yaml s/figures/throughput_latency.svg "
-    for name in (names + "figures/check.png figures/validation.json figures/throughput_latency.png").split():
+    names += "r/trace.json r/work.parquet r/requests.parquet r/scenario.yaml "
+    for name in (names + "figures/check.png figures/validation.json").split():
         (tmp_path / name).write_text(f"bytes of {name}")
     for name in ("x.yaml", "r/x.yaml"):
         (tmp_path / name).write_text(f"profile: {PAIR}\npolicy: pd\n")

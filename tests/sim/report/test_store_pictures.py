@@ -9,7 +9,6 @@ import shutil
 import subprocess
 from base64 import b64decode, b64encode
 from collections.abc import Iterator
-from dataclasses import replace
 from hashlib import sha256
 from html.parser import HTMLParser
 from pathlib import Path
@@ -75,12 +74,6 @@ def test_lines_differ_by_marker_and_dash_so_that_they_read_in_grey(drawn: dict[s
     assert len({(line.get_marker(), str(line._dash_pattern)) for line in lines}) == 4
 
 
-def test_every_series_has_its_line_and_its_colour(store: Path) -> None:
-    points = replace(read_points(store), series=("policy", "profile", "speculation.num_speculative_tokens"))
-    lines = drawn_lines(pictures()["hockey_stick"](points).axes[0])
-    assert len(lines) == len({line.get_color() for line in lines}) == 8
-
-
 def test_a_picture_shows_the_means_of_its_points(store: Path, drawn: dict[str, Any]) -> None:
     """Every panel of one metric together has every mean, in percent where the axis says so."""
     means = read_points(store).means(["device_utilization"])
@@ -105,19 +98,6 @@ def test_the_title_says_what_is_overloaded_where_something_is(store: Path) -> No
     for is_overloaded in (True, False):
         figure = pictures()["utilisation"](points.with_rows(points.frame.assign(unstable=is_overloaded)))
         assert ("hollow: overloaded" in figure.get_suptitle()) == is_overloaded
-
-
-def test_series_are_the_lines_and_several_values_of_a_key_are_chosen(store: Path) -> None:
-    points = read_points(store).where({"profile": ["cpu/tiny", GRID["grid"]["profile"][1]], "request_rate": [2, 8]})
-    figure = pictures()["utilisation"](replace(points, series=("profile",)))
-    texts = {text.get_text() for legend in figure.legends for text in legend.get_texts()}
-    assert texts >= set(GRID["grid"]["profile"])
-    assert {axis.get_title(loc="left") for axis in figure.axes} >= {"continuous, k=1", "pd, k=2"}
-
-
-def test_plot_takes_series_and_names_a_key_that_is_not_there(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["report", str(store), "--figures", str(store / "f"), "--series", "colour"]) == 2
-    assert "colour: not a key that this store varies" in capsys.readouterr().err
 
 
 def test_a_policy_that_drafts_nothing_has_one_line_and_no_draft_length(store: Path) -> None:
@@ -145,17 +125,6 @@ def test_a_point_says_what_a_million_tokens_cost_at_a_price_per_hour() -> None:
     """$3.60 per hour are $0.001 per second, in which a GPU gives 1,000 tokens."""
     row = pd.Series({"batch": 8.0, "gpu": 1000.0, JOULES: 0.5})
     assert _label(row, ["batch"], 3.6) == "8, 0.5 J, $1"
-
-
-def test_plot_writes_png_and_svg_the_same_every_time(
-    store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    flags = ["report", str(store), "--where", "profile=cpu/tiny", "--where", "workload.request_rate=2"]
-    for folder in ("a", "b"):
-        assert run([*flags, "--figures", str(tmp_path / folder)]) == 0
-    files = [sorted((tmp_path / folder).iterdir()) for folder in ("a", "b")]
-    assert {path.name for path in files[0]} >= {"acceptance.png", "acceptance.svg"}
-    assert [path.read_bytes() for path in files[0]] == [path.read_bytes() for path in files[1]]
 
 
 class Page(HTMLParser):

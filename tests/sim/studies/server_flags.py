@@ -7,6 +7,22 @@ the graph backends of exec_. A name that is new in our lines is looked up there 
 
 from __future__ import annotations
 
+from sim.cli.compare import CompareFlags, compare_command
+from sim.cli.options import gather, with_assumptions
+from sim.costs.profile_files import load
+from sim.run.resolve import resolve_all
+from sim.run.scenario import parse_scenario
+from sim.studies.serve_commands import checking_lines
+
+
+def checking(*words: str) -> tuple[str, str, list[str]]:
+    """The lines that would check what `lanesim compare` with these words simulates, and their notes."""
+    flags = CompareFlags(**compare_command.make_context("compare", list(words)).params)
+    scenario = parse_scenario(with_assumptions(gather(flags)))
+    profile = load(scenario.profile)
+    resolve_all(scenario, profile)
+    return checking_lines(scenario, profile, **flags.repositories)
+
 
 def _names(text: str) -> frozenset[str]:
     return frozenset(text.split())

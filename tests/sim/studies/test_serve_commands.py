@@ -10,7 +10,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from sim.cli.main import run
 from sim.costs.profile import Profile
 from sim.costs.profile_files import load, shipped
 from sim.costs.shapes import Formats
@@ -26,6 +25,7 @@ from tests.sim.studies.server_flags import (
     VLLM_METHODS,
     VLLM_SERVE,
     VLLM_SPECULATIVE_CONFIG,
+    checking,
 )
 
 HEAD = "h100-sxm/llama-3.1-8b+eagle3"
@@ -33,25 +33,19 @@ ROWS = [[1, 16, 3], [17, 64, 1]]
 SGLANG = "sglang-0.5"
 
 FLAGS = [
-    "compare", "--emit-vllm", "--policy", "continuous", "--profile", "h100-sxm/llama-3.1-8b+llama-3.2-1b",
+    "--policy", "continuous", "--profile", "h100-sxm/llama-3.1-8b+llama-3.2-1b",
     "--input-len", "300", "--output-len", "50", "--request-rate", "4", "--num-prompts", "200",
     "--set", "engine.max_num_seqs=64", "--set", "engine.max_num_batched_tokens=4096", "--num-speculative-tokens", "3",
 ]  # fmt: skip
-
-
-def lines(capsys: pytest.CaptureFixture[str], *more: str) -> list[str]:
-    assert run([*FLAGS, *more]) == 0
-    return capsys.readouterr().out.splitlines()
 
 
 def flags_of(line: str) -> dict[str, str]:
     return {flag: value for flag, value in pairwise(shlex.split(line)) if flag.startswith("--")}
 
 
-def test_lengths_that_vary_are_said_to_be_means(capsys: pytest.CaptureFixture[str]) -> None:
+def test_lengths_that_vary_are_said_to_be_means() -> None:
     varied = [flag for flag in FLAGS if flag not in ("--input-len", "300", "--output-len", "50")]
-    assert run([*varied, "--set", "workload.dataset_name=azure-conv"]) == 0
-    _, bench, note, _ = capsys.readouterr().out.splitlines()
+    _, bench, (note, _) = checking(*varied, "--set", "workload.dataset_name=azure-conv")
     lengths = flags_of(bench)
     assert f"{lengths['--random-input-len']} and {lengths['--random-output-len']} tokens" in note
 
@@ -202,8 +196,8 @@ def test_a_line_has_the_limits_and_switches_that_were_simulated() -> None:
     assert "--enable-mixed-chunk" in flags
 
 
-def test_one_shared_prefix_is_in_the_benchmark(capsys: pytest.CaptureFixture[str]) -> None:
-    _, bench, *notes = lines(capsys, "--set", "workload.sharing.prefix_len=256")
+def test_one_shared_prefix_is_in_the_benchmark() -> None:
+    _, bench, notes = checking(*FLAGS, "--set", "workload.sharing.prefix_len=256")
     asked = flags_of(bench)
     assert (asked["--random-prefix-len"], asked["--random-input-len"]) == ("256", "300")
     assert not any("not in these lines" in note for note in notes)
