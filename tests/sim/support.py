@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from itertools import accumulate
 from math import inf
 from typing import Any
 
@@ -159,6 +160,15 @@ class NotedController(Controller):
 
 def request(index: int, *, arrival_s: float = 0.0, prompt: int = 10, output: int = 6) -> Request:
     return Request(index=index, id=f"r{index}", arrival_s=arrival_s, prompt_tokens=prompt, output_tokens=output)
+
+
+def most_in_flight(requests: Iterable[Request], since: str = "scheduled_s") -> int:
+    """Requests at once between `since` and their last token, to the nanosecond. One that ends frees its seat for one
+    that begins then."""
+    asked = [*requests]
+    events = [(round(getattr(each, since), 9), 1) for each in asked]
+    events += [(round(each.last_token_s, 9), -1) for each in asked]
+    return max(accumulate(change for _, change in sorted(events)))
 
 
 def log_order(log: Log) -> Log:

@@ -60,11 +60,6 @@ def questions(
     return {name: value for name, value in (found | given).items() if value is not None}
 
 
-def drawn(**given: Any) -> st.SearchStrategy[dict[str, Any]]:
-    """Questions of one policy."""
-    return questions(**given)
-
-
 @st.composite
 def constants(draw: st.DrawFn, row_s: st.SearchStrategy[float] | None = None) -> Profile:
     """A small pair on a CPU whose passes take constant times, on an engine that plans each step after the one before

@@ -14,6 +14,7 @@ from sim.policies.registry import POLICIES
 from sim.run.resolve import resolve
 from sim.run.scenario import Scenario, to_plain
 from sim.run.simulate import simulate
+from tests.sim.support import most_in_flight
 
 
 def served(policy: str, requests: list[Request] | None = None, **changes: object) -> RunRecord:
@@ -88,12 +89,7 @@ def test_a_known_prefix_goes_where_it_was_sent_before() -> None:
 
 def test_a_closed_loop_holds_over_all_replicas() -> None:
     record = served("pd", request_rate="inf", max_concurrency=3, **{"devices.count": 2})
-    events = sorted([(r.arrival_s, 1) for r in record.requests] + [(r.last_token_s, -1) for r in record.requests])
-    active = most = 0
-    for _, change in events:
-        active += change
-        most = max(most, active)
-    assert most == 3
+    assert most_in_flight(record.requests, since="arrival_s") == 3
 
 
 def test_replicas_bear_as_many_times_the_load_of_one() -> None:

@@ -15,7 +15,7 @@ from sim.run.resolve import resolve
 from sim.run.scenario import Scenario
 from sim.run.simulate import simulate
 from tests.sim.hosts.test_contract import outcome, requests
-from tests.sim.support import AlwaysAccept, SimRun, request
+from tests.sim.support import AlwaysAccept, SimRun, most_in_flight, request
 
 
 def parts(run: SimRun) -> dict[int, set[str]]:
@@ -49,12 +49,7 @@ def test_the_seats_are_those_of_all_parts_together() -> None:
     asked = [request(i) for i in range(5)]
     options = PolicyOptions(poll_s=0.0, adaptive_table=((1, "pd"), (2, "unified")))
     run = SimRun("adaptive", asked, draws=AlwaysAccept(), options=options, limits=EngineLimits(max_num_seqs=2))
-    events = sorted([(r.scheduled_s, 1) for r in asked] + [(r.last_token_s, -1) for r in asked])
-    active = most = 0
-    for _, change in events:
-        active += change
-        most = max(most, active)
-    assert most == 2
+    assert most_in_flight(asked) == 2
     assert run.serving.is_all_finished
     assert run.serving.queue.peak == 4 - 1
 

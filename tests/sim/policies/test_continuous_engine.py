@@ -14,13 +14,12 @@ from hypothesis import strategies as st
 from sim.costs.forms.build import build_costs
 from sim.costs.profile_files import load
 from sim.drafters.registry import DRAFTERS
-from sim.engine.draft_length import ByBatch
 from sim.interface.request import Request
 from sim.interface.work import Kind
 from sim.policies.options import EngineLimits
 from sim.run.forecast import StepForecast
 from tests.properties import examples
-from tests.sim.support import AlwaysAccept, NeverAccept, PeriodicDraws, SimRun, request
+from tests.sim.support import AlwaysAccept, NeverAccept, NotedController, PeriodicDraws, SimRun, request
 
 Shape = tuple[float, int, int, tuple[tuple[int, int], ...]]
 
@@ -92,13 +91,6 @@ def test_nothing_is_drafted_behind_a_step_after_which_all_requests_have_ended(
     assert drafts([request(0, prompt=12, output=2)], limits, draft_tokens=3) == behind
 
 
-def test_a_draft_length_by_batch_is_that_of_the_plan_in_which_a_request_has_ended_since() -> None:
-    """Planned ahead for two, of which one has its three tokens: the other drafts one token once more, then three."""
-    table = ByBatch(((1, 1, 3), (2, 9, 1)), 3)
-    asked = [request(0, prompt=4, output=3), request(1, prompt=4, output=20)]
-    assert drafts(asked, EngineLimits(async_scheduling=True), controller=table)[:5] == [1, 1, 1, 3, 3]
-
-
 @pytest.mark.parametrize(("is_counted", "begins_s"), [(True, 20.0), (False, 10.0)])
 def test_an_interval_is_counted_from_the_last_step_with_a_prompt_or_from_the_first_plan(
     is_counted: bool, begins_s: float
@@ -113,11 +105,11 @@ def test_an_interval_is_counted_from_the_last_step_with_a_prompt_or_from_the_fir
     assert begun[-1:] == [begins_s]
 
 
-def test_rejected_tokens_are_rolled_back_and_the_next_pass_reads_only_what_stands() -> None:
-    run = SimRun("continuous", [request(0, prompt=20, output=4)], draws=NeverAccept(), draft_tokens=3)
-    passes = [ticket.work for ticket in run.tickets if ticket.work.kind is Kind.STEP]
-    assert [(work.row_tokens, work.context_tokens) for work in passes] == [(0, 0), (4, 20), (4, 21), (4, 22)]
-    assert run.serving.kv.held.peak == 22 + 4
+def test_the_look_ahead_is_that_of_the_longest_draft_whatever_the_present_one_is() -> None:
+    """26 + 3 + 4 slots are three blocks; with 2 to look ahead they would be two."""
+    asked = [request(0, prompt=26, output=20)]
+    run = SimRun("continuous", asked, draws=AlwaysAccept(), controller=NotedController(2, 4), stop_s=8.0)
+    assert run.serving.paged.num_held == 3
 
 
 @pytest.mark.parametrize("is_async", [False, True])
@@ -182,14 +174,6 @@ def test_scarce_blocks_do_preempt(draft_tokens: int) -> None:
     assert sum(r.num_preemptions for r in asked) > 2
 
 
-@pytest.mark.parametrize("policy", ["continuous", "pd"])
-def test_gaps_of_warm_up_requests_do_not_count(policy: str) -> None:
-    """Request 0 warms up and emits all the while that request 1 does."""
-    asked = [request(0, output=30), request(1, output=6)]
-    run = SimRun(policy, asked, draws=NeverAccept(), draft_tokens=2, num_warmups=1)
-    assert sum(run.serving.gaps.counts) == 5
-
-
 def test_arrivals_are_seen_once_in_so_many_steps_of_rows_alone() -> None:
     """One that comes during the first step of rows is seen after the third; after a step with prompts, and where
     nothing runs, every plan looks."""
@@ -226,12 +210,3 @@ def test_prompts_of_a_rank_begin_every_so_many_steps_or_where_so_many_wait() -> 
     asked = [request(0, output=20), *(request(i, arrival_s=6.0, output=1) for i in (1, 2, 3))]
     chunked = [start_s for start_s, _, _, chunks in steps(autoregressive(asked, limits)) if chunks]
     assert chunked == [0.0, 10.0]
-
-
-def test_where_whole_answers_are_reserved_nothing_is_preempted() -> None:
-    """Memory for one whole life and a half: vLLM admits both and one gives way."""
-    for no_evict, preempted in ((False, True), (True, False)):
-        asked = [request(0, prompt=16, output=32), request(1, prompt=16, output=32)]
-        run = autoregressive(asked, EngineLimits(no_evict=no_evict), kv_blocks=4)
-        assert any(r.num_preemptions for r in run.serving.requests) == preempted
-        assert all(r.is_finished for r in run.serving.requests)

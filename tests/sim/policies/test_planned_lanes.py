@@ -5,8 +5,6 @@ A prefill takes 10 s on the device, a draft 2 s, a verify 5 s; the host prepares
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -37,34 +35,9 @@ def rounds_of(run: SimRun) -> list[tuple[float, float, str]]:
     return [(work[0], work[1], work[3]) for work in run.works if work[3] != "prefill"]
 
 
-@pytest.mark.parametrize(
-    ("limits", "rounds"),
-    [
-        (
-            EngineLimits(),
-            [(26.0, 28.0, "draft"), (29.0, 34.0, "verify"), (37.0, 39.0, "draft"), (40.0, 45.0, "verify")],
-        ),
-        (PLANNED, [(26.0, 28.0, "draft"), (29.0, 34.0, "verify"), (34.0, 36.0, "draft"), (36.0, 41.0, "verify")]),
-    ],
-)
-def test_a_round_waits_for_what_was_accepted_alone(limits: EngineLimits, rounds: list) -> None:
-    """3 s a work to prepare: of the first round at 23 s, when the prompt is through, in full, so that verify, prepared
-    from 26 s on, waits for the host until 29 s; both works of the second were planned 11 s before, at 23 s."""
-    run = served("pd", [request(0, output=11)], 3.0, limits=limits)
-    assert rounds_of(run) == rounds
-
-
 def test_a_verify_beside_drafts_of_other_gpus_is_planned_with_them() -> None:
     run = served("disaggregated", [request(0, output=16)], 3.0, pools=DevicePools(draft=1))
     assert ahead(run, Kind.VERIFY)[1:] == ahead(run, Kind.DRAFT)[1:] == [10.0, 7.0]
-
-
-def test_what_takes_longer_to_prepare_than_the_round_before_is_paid_in_part() -> None:
-    """10 s a work: round one has the draft from 40 s to 42 s and verify from 50 s, 25 s after it was planned at 30 s;
-    round two begins at 55 s at once, and round three, planned 7 s before its turn, 3 s late."""
-    run = served("pd", [request(0, output=16)], 10.0)
-    assert [start_s for start_s, _, kind in rounds_of(run) if kind == "draft"] == [40.0, 55.0, 65.0]
-    assert ahead(run, Kind.DRAFT) == [0.0, 25.0, 7.0]
 
 
 def test_the_next_prompt_is_prepared_while_one_runs() -> None:
@@ -93,24 +66,6 @@ def test_a_batch_is_prepared_since_its_newest_row_came(policy: str, copy_s: floa
     ]
 
 
-def test_a_row_that_waits_is_prepared_no_earlier_than_the_round_before_it_is_submitted() -> None:
-    """One row a round, 7 s each: whose turn is next waits for up to 14 s, and is prepared for 7 s; the second comes in
-    the middle of the first round."""
-    costs = ConstantCosts(device_s={**SECONDS, Kind.PREFILL: 0.5}, demand=Demands(0.0, 0.0))
-    options = PolicyOptions(poll_s=0.0, decode_batch=1)
-    asked = [request(i, output=16) for i in range(3)]
-    run = SimRun("pd", asked, draws=AlwaysAccept(), costs=costs, limits=PLANNED, options=options)
-    assert ahead(run, Kind.DRAFT) == [0.0, 6.0, *[7.0] * 7]
-
-
-def test_a_verify_of_a_lane_of_its_own_is_prepared_since_its_draft_set_off() -> None:
-    """1 s a work: the first draft sets off at 22 s and is over at 24 s, so its verify has been prepared for 3 s; the
-    draft after that for the 5 s of the verify."""
-    run = served("pdv", [request(0, output=11)], 1.0, hybrid_requests=0)
-    assert ahead(run, Kind.VERIFY) == [3.0, 2.0]
-    assert ahead(run, Kind.DRAFT) == [0.0, 5.0]
-
-
 @pytest.mark.parametrize("policy", ["pd", "pipelined"])
 def test_nothing_is_prepared_for_what_comes_to_an_idle_lane_before_it_looks(policy: str) -> None:
     """Polls every 4 s: the prompt of 1 s is seen at 4 s, and the request that comes from it at 24 s only at 28 s."""
@@ -119,20 +74,6 @@ def test_nothing_is_prepared_for_what_comes_to_an_idle_lane_before_it_looks(poli
     asked = [request(0, arrival_s=1.0, output=2), request(1, arrival_s=41.0, output=2)]
     run = SimRun(policy, asked, draws=AlwaysAccept(), costs=costs, limits=PLANNED, options=options)
     assert [ticket.work.ahead_s for ticket in run.tickets] == [0.0] * 8
-
-
-@pytest.mark.parametrize("policy", LANES)
-def test_lanes_of_an_engine_that_does_not_plan_ahead_prepare_nothing(policy: str) -> None:
-    asked = [request(i, arrival_s=3.0 * i, output=9) for i in range(5)]
-    run = served(policy, asked, 1.0, limits=EngineLimits())
-    assert {ticket.work.ahead_s for ticket in run.tickets} == {0.0}
-
-
-@pytest.mark.parametrize("policy", LANES)
-def test_every_lane_policy_plans_rounds_ahead(policy: str) -> None:
-    run = served(policy, [request(0, output=21)], 1.0)
-    assert all(ahead_s > 0.0 for ahead_s in ahead(run, Kind.VERIFY)[1:])
-    assert ahead(run, Kind.DRAFT)[1] > 0.0
 
 
 rows = st.lists(st.tuples(st.integers(0, 40), st.integers(1, 30), st.integers(1, 30)), min_size=1, max_size=9).map(
@@ -151,18 +92,3 @@ def test_where_nothing_is_to_be_prepared_planning_changes_nothing(
         asked = [request(i, arrival_s=a, prompt=p, output=o) for i, (a, p, o) in enumerate(rows)]
         logs.append(served(policy, asked, 0.0, limits=limits, kv=kv, poll_s=poll_s).works)
     assert logs[0] == logs[1]
-
-
-@pytest.mark.parametrize("policy", LANES)
-def test_mean_latency_does_not_fall_with_the_time_that_a_work_takes_to_prepare(policy: str) -> None:
-    """24 requests, one every 12 s, within 2 %; with planning ahead it is below what it is without."""
-    means: dict[bool, list[float]] = {}
-    for is_async in (False, True):
-        for prepare_s in (0.0, 0.5, 1.0, 3.0, 6.0, 12.0):
-            asked = [request(i, arrival_s=12.0 * i, output=3 + 5 * i % 17) for i in range(24)]
-            served(policy, asked, prepare_s, limits=EngineLimits(async_scheduling=is_async))
-            total_s = sum(each.last_token_s - each.arrival_s for each in asked)
-            means.setdefault(is_async, []).append(total_s / len(asked))
-    for values in means.values():
-        assert all(low <= 1.02 * high for low, high in pairwise(values)), values
-    assert all(hidden < paid for paid, hidden in zip(means[False][2:], means[True][2:], strict=True)), means

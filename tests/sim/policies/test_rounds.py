@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from sim.interface.work import Kind, Work
+from sim.interface.work import Work
 from sim.policies.options import EngineLimits, KvMode
 from sim.policies.registry import PolicyOptions
 from tests.sim.support import UNCONTENDED, AlwaysAccept, NeverAccept, NotedController, SimRun, request
@@ -79,46 +79,12 @@ def test_a_round(settings: dict[str, Any], works: list[Shape]) -> None:
     assert shapes(lone(**settings))[: len(works)] == works
 
 
-def test_what_runs_again_is_on_verifys_stream() -> None:
-    run = lone("unified", kv=KvMode.REFORWARD)
-    assert [(work[0], *work[2:4]) for work in run.works[2:]] == [
-        (20.0, "draft", "draft"), (22.0, "verify", "verify"), (27.0, "verify", "prefill"),
-        (37.0, "draft", "draft"), (39.0, "verify", "verify"), (44.0, "verify", "prefill"),
-    ]  # fmt: skip
-    assert run.serving.requests[0].last_token_s == 54.0
-
-
 @pytest.mark.parametrize("policy", ["pd", "pdv", "baseline", "disaggregated"])
 def test_a_controller_hears_how_long_each_round_took(policy: str) -> None:
     """2 s of draft and 5 s of verify, twice, and nobody waits for a verify."""
     controller = NotedController(4, 4)
     lone(policy, controller=controller)
     assert controller.drafts == [(7.0, 0)] * 2
-
-
-@pytest.mark.parametrize("policy", ["baseline", "pd", "unified"])
-def test_without_speculation_a_round_is_a_plain_decode_and_the_draft_model_sees_no_prompt(policy: str) -> None:
-    run = lone(policy, draft_tokens=0)
-    decodes = [("verify", "target", 1, 1, 10 + done, (), 1, 0) for done in range(8)]
-    assert shapes(run) == [PROMPT[0], *decodes]
-    assert [ticket.start_s for ticket in run.tickets] == [0.0, *(10.0 + 5.0 * done for done in range(8))]
-    assert run.serving.kv.held.peak == 10 + 8
-
-
-@pytest.mark.parametrize("policy", ["pd", "unified"])
-def test_a_round_has_the_controllers_present_length(policy: str) -> None:
-    """2 of at most 4: outputs of 1 + 3 + 3 + 2."""
-    controller = NotedController(2, 4)
-    run = lone(policy, controller=controller)
-    assert [ticket.work.draft_tokens for ticket in run.tickets if ticket.work.kind is Kind.DRAFT] == [2, 2, 2]
-    assert [ticket.work.row_tokens for ticket in run.tickets if ticket.work.kind is Kind.VERIFY] == [3, 3, 3]
-    assert controller.rounds == [(2, 2)] * 3
-
-
-def test_while_a_round_is_in_flight_all_its_slots_are_held() -> None:
-    """10 of the prompt and 5 in the first round, 15 and 5 in the second, of which 4 are kept each time."""
-    assert lone(draws=AlwaysAccept()).serving.kv.held.peak == 20
-    assert lone(draws=NeverAccept()).serving.kv.held.peak == 10 + 7 + 5
 
 
 def test_without_kv_every_pass_runs_the_whole_sequence_and_verify_comes_after_the_last() -> None:

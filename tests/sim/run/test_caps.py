@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Sequence
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +13,6 @@ from sim.compare.side_by_side import compare
 from sim.costs.engine_costs import load_engine
 from sim.costs.memory import kv_capacity_blocks
 from sim.costs.profile_files import load
-from sim.interface.request import Request
 from sim.metrics.records import RunRecord
 from sim.policies.options import keys
 from sim.policies.registry import POLICIES, PolicyOptions
@@ -23,6 +20,7 @@ from sim.run.checks import BeyondMemoryWarning, IgnoredKeyWarning, ignored_keys
 from sim.run.resolve import resolve, resolve_all
 from sim.run.scenario import GONE, Scenario
 from sim.run.simulate import simulate
+from tests.sim.support import most_in_flight
 
 PAIR = "h100-sxm/llama-2-7b+tinyllama-1.1b"
 EAGLE = "h100-sxm/llama-3.1-8b+eagle3"
@@ -39,18 +37,11 @@ def served(policy: str, profile: str = PAIR, *, with_works: bool = False, **chan
     return simulate(resolve(scenario(policy, profile, **changes), load(profile), policy), 0, record_works=with_works)
 
 
-def max_in_flight(requests: Sequence[Request]) -> int:
-    """Times to the nanosecond: what ends frees its seat for what begins then."""
-    events = [(round(each.scheduled_s, 9), 1) for each in requests]
-    events += [(round(each.last_token_s, 9), -1) for each in requests]
-    return max(accumulate(change for _, change in sorted(events)))
-
-
 @pytest.mark.parametrize("policy", POLICIES)
 def test_two_seats_move_every_policy_and_hold_two(policy: str) -> None:
     free, tight = served(policy), served(policy, max_num_seqs=2)
-    assert max_in_flight(free.requests) > 2
-    assert max_in_flight(tight.requests) == 2
+    assert most_in_flight(free.requests) > 2
+    assert most_in_flight(tight.requests) == 2
     assert all(request.is_finished for request in tight.requests)
     ends_s = [sum(request.last_token_s for request in record.requests) for record in (free, tight)]
     assert ends_s[1] != pytest.approx(ends_s[0], rel=0.03)

@@ -11,6 +11,7 @@ from sim.compare.side_by_side import compare
 from sim.costs.cost import Demands
 from sim.costs.profile import KindError
 from sim.costs.profile_files import load
+from sim.devices.contention import Contention
 from sim.devices.partition import MEASURED
 from sim.interface.work import Kind
 from sim.metrics.summary import summarise
@@ -22,6 +23,7 @@ from sim.run.scenario import Scenario
 from sim.run.simulate import simulate
 from tests.properties import assert_refused, printed
 from tests.sim.constant_costs import ConstantCosts
+from tests.sim.devices.test_partition import PLAIN
 from tests.sim.support import SECONDS, AlwaysAccept, NotedController, SimRun, request
 
 PAIR = "h100-sxm/llama-2-7b+tinyllama-1.1b"
@@ -65,6 +67,51 @@ def test_deferred_prompts_begin_and_join_where_a_round_ends(
     works = [work for work in run.works if work[2] == "prefill"]
     assert [min(start_s for start_s, *_, indices in works if indices == (index,)) for index in (1, 2)] == begin_s
     assert [request_.first_token_s for request_ in run.serving.requests[1:]] == join_s
+
+
+@pytest.mark.parametrize(
+    ("policy", "partition", "streams", "round_s"),
+    [
+        ("pd", {"prefill": 0.5, "decode": 0.5}, ("decode", "decode"), (4.0, 10.0)),
+        ("pdv", {"prefill": 0.5, "decode": 0.25, "verify": 0.25}, ("decode", "verify"), (8.0, 20.0)),
+        ("unified", {"prefill": 0.5, "draft": 0.125, "verify": 0.25}, ("draft", "verify"), (16.0, 20.0)),
+        # Draft and verify take turns, so each has all that is left while it runs.
+        ("unified", {"prefill": 0.5}, ("draft", "verify"), (4.0, 10.0)),
+    ],
+)
+def test_lanes_on_shares_neither_help_nor_disturb_each_other(
+    policy: str, partition: dict[str, float], streams: tuple[str, str], round_s: tuple[float, float]
+) -> None:
+    """On the whole device a prefill takes 10 s, a draft 2 s and a verify 5 s, and every draft is accepted.
+
+    Works that only compute take 1 / share as long: prefills 20 s on half a device, of target and draft in turn."""
+    draft, verify = streams
+    draft_s, verify_s = round_s
+    run = SimRun(
+        policy,
+        [request(0, output=6), request(1, arrival_s=1.0, output=4)],
+        draws=AlwaysAccept(),
+        options=PolicyOptions(poll_s=0.0, partition=partition),
+        costs=ConstantCosts(device_s=SECONDS, demand=Demands(1.0, 0.0)),
+        contention=Contention(curve=PLAIN),
+    )
+    assert run.works == sorted(
+        [
+            (0.0, 20.0, "prefill", "prefill", (0,)),
+            (20.0, 40.0, "prefill", "prefill", (0,)),
+            (40.0, 60.0, "prefill", "prefill", (1,)),
+            (60.0, 80.0, "prefill", "prefill", (1,)),
+            (40.0, 40.0 + draft_s, draft, "draft", (0,)),
+            (40.0 + draft_s, 40.0 + draft_s + verify_s, verify, "verify", (0,)),
+            (80.0, 80.0 + draft_s, draft, "draft", (1,)),
+            (80.0 + draft_s, 80.0 + draft_s + verify_s, verify, "verify", (1,)),
+        ],
+        key=lambda work: work[1],
+    )
+    assert [(r.first_token_s, r.last_token_s) for r in run.serving.requests] == [
+        (40.0, 40.0 + sum(round_s)),
+        (80.0, 80.0 + sum(round_s)),
+    ]
 
 
 @pytest.mark.parametrize(
