@@ -130,7 +130,6 @@ def test_every_link_within_the_pages_leads_somewhere() -> None:
 
 
 def test_no_test_names_a_data_folder_of_one_machine() -> None:
-    """tests.calibrate.support.published finds it beside the checkout, or skips."""
     absolute = re.compile(r"""["']/\w[^"']*/shared/""")
     found = [path.relative_to(ROOT) for path in ROOT.glob("tests/**/*.py") if absolute.search(path.read_text())]
     assert found == []

@@ -1,24 +1,12 @@
-"""Ground of the calibration tests: synthetic kernel tables in aiconfigurator's layout, and where the real ones are."""
+"""Ground of the calibration tests: synthetic kernel tables in aiconfigurator's layout."""
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-DATA = Path(__file__).parents[3] / "shared" / "data"
-"""Published tables beside the checkout; they are not part of the project."""
-
 DATASHEET = "gpu:\n  mem_bw: 2.0e+12\n  mem_capacity: 80000000000\n  bfloat16_tc_flops: 3.0e+14\n"
-
-
-def published(place: str) -> Path:
-    """A folder or file of the published data; skips the test where it is absent."""
-    path = DATA / place
-    if not path.exists():
-        pytest.skip(f"published data is not here ({place})")
-    return path
 
 
 def write_tables(root: Path, **changes: Any) -> Path:
@@ -70,23 +58,16 @@ def _gemm_rows() -> list[dict[str, Any]]:
 
 def _attention_rows(*, is_decode: bool) -> list[dict[str, Any]]:
     rows = []
-    for heads, kv_heads in ((32, 8), (16, 4), (64, 8), (32, 32), (16, 2)):
-        for sequences in (1, 8, 64, 256):
-            for tokens in (16, 128, 1024, 4096):
-                kv_bytes = 4.0 * sequences * tokens * kv_heads * 128
-                flops = 4.0 * heads * 128 * sequences * tokens * (tokens + 1) / 2
-                prefill_ms = 1e3 * (10e-6 + flops / (0.5 * 3e14) + kv_bytes / (0.5 * 2e12))
-                rows.append(
-                    {
-                        "batch_size": sequences,
-                        "isl": 1 if is_decode else tokens,
-                        "step": tokens - 1 if is_decode else 0,
-                        "num_heads": heads,
-                        "num_key_value_heads": kv_heads,
-                        "head_dim": 128,
-                        "attn_dtype": "bfloat16",
-                        "kv_cache_dtype": "bfloat16",
-                        "latency": decode_attention_ms(kv_bytes) if is_decode else prefill_ms,
-                    }
-                )
+    same = {"head_dim": 128, "attn_dtype": "bfloat16", "kv_cache_dtype": "bfloat16"}
+    groups = ((32, 8), (16, 4), (64, 8), (32, 32), (16, 2))
+    for (heads, kv_heads), sequences, tokens in product(groups, (1, 8, 64, 256), (16, 128, 1024, 4096)):
+        kv_bytes = 4.0 * sequences * tokens * kv_heads * 128
+        flops = 4.0 * heads * 128 * sequences * tokens * (tokens + 1) / 2
+        prefill_ms = 1e3 * (10e-6 + flops / (0.5 * 3e14) + kv_bytes / (0.5 * 2e12))
+        place = {"batch_size": sequences, "num_heads": heads, "num_key_value_heads": kv_heads}
+        if is_decode:
+            timed = {"isl": 1, "step": tokens - 1, "latency": decode_attention_ms(kv_bytes)}
+        else:
+            timed = {"isl": tokens, "step": 0, "latency": prefill_ms}
+        rows.append(place | same | timed)
     return rows

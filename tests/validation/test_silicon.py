@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import sys
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from sim.costs.memory import kv_capacity_tokens
 from sim.costs.profile_files import load
 from sim.run.resolve import resolve_all
 from sim.run.scenario import parse_scenario
+from tests.calibrate.served.test_judge import write_table
 from validation.__main__ import main
 from validation.judge.labels import (
     contradicted,
@@ -294,11 +294,7 @@ def test_classes_count_apart_what_judges_nothing() -> None:
 def write_rows(folder: Path, *rows: dict[str, str]) -> list[str]:
     """Arguments of the command over these rows, the result beside them."""
     path = folder / "cells.csv"
-    with path.open("w", newline="") as file:
-        table = csv.DictWriter(file, [*rows[0]])
-        table.writeheader()
-        table.writerows(rows)
-    return [str(path), "--json", str(folder / "out.json")]
+    return [str(write_table(path, rows)), "--json", str(folder / "out.json")]
 
 
 def failure_of(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:

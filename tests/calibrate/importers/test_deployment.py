@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import pandas as pd
 import pytest
 
 from calibrate.catalogue.model_configs import with_formats
@@ -36,9 +37,8 @@ from tests.calibrate.support import decode_attention_ms, gemm_ms, write_tables
 from tests.properties import assert_refused
 
 LLAMA = MODELS["llama-3.1-8b"]
-SPARSE = msgspec.structs.replace(
-    LLAMA, name="sparse", experts=Experts(num=8, per_token=2, intermediate=2048, shared_intermediate=1024)
-)
+EXPERTS = Experts(num=8, per_token=2, intermediate=2048, shared_intermediate=1024)
+SPARSE = msgspec.structs.replace(LLAMA, name="sparse", experts=EXPERTS)
 
 
 def served_ms(tokens: int, columns: int, depth: int) -> float:
@@ -58,35 +58,19 @@ def in_service(tokens: int) -> float:
 
 def sparse_tables(root: Path, **changes: Any) -> Path:
     """The tables of one GPU with experts of one layout, cut once or spread over two devices, which takes half."""
-    import pandas as pd
-
     write_tables(root, **changes)
+    layout = {"hidden_size": 4096, "inter_size": 2048, "topk": 2, "num_experts": 8, "moe_tp_size": 1}
     rows = [
-        {
-            "moe_dtype": "bfloat16",
-            "num_tokens": tokens,
-            "hidden_size": 4096,
-            "inter_size": 2048,
-            "topk": 2,
-            "num_experts": 8,
-            "moe_tp_size": 1,
-            "moe_ep_size": spread,
-            "distribution": "balanced",
-            "latency": expert_ms(tokens) / spread,
-        }
+        {"moe_dtype": "bfloat16", "num_tokens": tokens, "moe_ep_size": spread, "distribution": "balanced"}
+        | {"latency": expert_ms(tokens) / spread}
+        | layout
         for tokens in (1, 16, 512, 8192)
         for spread in (1, 2)
     ]
     pd.DataFrame(rows).to_parquet(root / "a100_sxm" / "moe__vllm__0.14.0__moe_perf.parquet")
     gathers = [
-        {
-            "op_name": name,
-            "nccl_dtype": "half",
-            "kernel_source": "NCCL",
-            "num_gpus": 2,
-            "message_size": size,
-            "latency": 0.02 + 2e-9 * size,
-        }
+        {"op_name": name, "nccl_dtype": "half", "kernel_source": "NCCL", "num_gpus": 2}
+        | {"message_size": size, "latency": 0.02 + 2e-9 * size}
         for name in ("all_gather", "reduce_scatter", "all_reduce")
         for size in (1024, 1 << 26)
     ]
@@ -101,6 +85,18 @@ def imported(path: Path, shape: ModelShape, deployment: Deployment | None = None
 def body_ms(profile: Profile, tokens: int) -> float:
     body = profile.table.target.body
     return 1e3 * body.seconds[body.tokens.index(tokens)]
+
+
+def attention_ms(profile: Profile, rows: int = 64, context_tokens: int = 4096) -> float:
+    """Decode attention of a layer."""
+    grid = profile.table.target.decode_attention
+    seconds = grid.seconds[grid.rows.index(rows)][grid.context_tokens.index(context_tokens)]
+    assert seconds is not None
+    return 1e3 * seconds
+
+
+def lookups_in(root: Path, engine: str = "vllm") -> Lookups:
+    return Lookups(KernelFiles(root, "a100-sxm"), engine)
 
 
 def rest_ms(profile: Profile, shape: ModelShape, tokens: int) -> float:
@@ -168,8 +164,6 @@ def linear_ms(phase: str, tokens: int) -> float:
 
 def linear_tables(root: Path) -> Path:
     """With linear attention of LINEAR's heads, of which two models were measured, the second one slower."""
-    import pandas as pd
-
     write_tables(root)
     head = {"num_k_heads": 4, "num_v_heads": 8, "head_k_dim": 128, "head_v_dim": 128}
     rows = [
@@ -188,7 +182,7 @@ def linear_tables(root: Path) -> Path:
 
 def test_linear_attention_goes_by_rows_that_decode_and_by_tokens_of_a_prompt(tmp_path: Path) -> None:
     tables = linear_tables(tmp_path)
-    lookups = Lookups(KernelFiles(tables, "a100-sxm"))
+    lookups = lookups_in(tables)
     found = 1e3 * lookups.linear_s(LINEAR, 1, np.array([1.0, 160.0, 256.0, 512.0, 8192.0, 16384.0]))
     decode, prompt = (lambda n: linear_ms("generation", n)), (lambda n: linear_ms("context", n))
     assert found == pytest.approx([decode(1), decode(160), decode(256), decode(256), prompt(8192), 2 * prompt(8192)])
@@ -213,7 +207,7 @@ def test_layers_of_linear_attention_are_in_the_body_and_not_in_the_attention(tmp
 
 def test_experts_of_an_unmeasured_layout_are_scaled_by_what_they_read_and_say_so(tables: Path) -> None:
     half = msgspec.structs.replace(SPARSE, experts=Experts(num=8, per_token=2, intermediate=1024))
-    lookups = Lookups(KernelFiles(tables, "a100-sxm"))
+    lookups = lookups_in(tables)
     assert half.experts is not None
     at = np.array([4.0])
     seconds = float(lookups.experts_s(half, half.experts, "bf16", (1, 1), at)[0])
@@ -251,10 +245,8 @@ def test_heads_that_were_not_measured_cost_what_fewer_of_the_same_groups_do_as_m
         for phase in ("context", "generation"):
             stood_in = f"{phase}_attention_perf: 16 heads on 4 KV heads of 128 stand for"
             assert f"{stood_in} {4 * kv_heads} on {kv_heads} of 128, {times:g} times" in made[kv_heads].source
-        grid = made[kv_heads].table.target.decode_attention
-        seconds = grid.seconds[grid.rows.index(128)][grid.context_tokens.index(4096)]
-        of_rows_s = 1e-3 * decode_attention_ms(4.0 * 128 * 4096 * kv_heads * 128)
-        assert seconds == pytest.approx(of_rows_s, rel=1e-3)
+        of_rows_ms = decode_attention_ms(4.0 * 128 * 4096 * kv_heads * 128)
+        assert attention_ms(made[kv_heads], 128) == pytest.approx(of_rows_ms, rel=1e-3)
         prompts, of_four = (made[each].table.target.prefill_attention for each in (kv_heads, 4))
         assert prompts.chunk_tokens == of_four.chunk_tokens
         for mine, four in zip(prompts.seconds, of_four.seconds, strict=True):
@@ -271,8 +263,6 @@ def test_a_chunk_after_history_costs_its_pairs_at_the_rate_of_the_whole_prompt(t
 
 
 def test_a_window_bounds_what_its_layers_read(tables: Path) -> None:
-    import pandas as pd
-
     for name in ("generation", "context"):
         file = tables / "a100_sxm" / f"attention__vllm__0.14.0__{name}_attention_perf.parquet"
         frame = pd.read_parquet(file).assign(window_size=0)
@@ -333,7 +323,7 @@ def test_a_slip_of_a_table_is_replaced_by_more_tokens_or_a_larger_matrix(tmp_pat
 
 def test_a_gemm_is_interpolated_between_measured_token_counts_and_goes_on_in_proportion(tables: Path) -> None:
     """2048 and 8192 are the last two of the tables."""
-    lookups = Lookups(KernelFiles(tables, "a100-sxm"))
+    lookups = lookups_in(tables)
     low_s, middle_s, high_s, beyond_s = lookups.gemm_s(4096, 4096, np.array([2048.0, 4096.0, 8192.0, 16384.0]))
     assert middle_s == pytest.approx(low_s + (high_s - low_s) / 3.0)
     assert beyond_s == pytest.approx(2.0 * high_s)
@@ -349,8 +339,6 @@ def test_tensorrt_llm_norms_within_the_all_reduce_unless_that_is_nccls(tables: P
 
 def test_twice_as_many_devices_as_were_measured_take_as_much_more_as_those_over_half_of_them(tmp_path: Path) -> None:
     def with_four(frame: Any) -> Any:
-        import pandas as pd
-
         return pd.concat([frame, frame.assign(num_gpus=4, latency=frame.latency + 0.004)])
 
     lookups = Lookups(KernelFiles(write_tables(tmp_path, custom_allreduce_perf=with_four), "a100-sxm"))
@@ -365,7 +353,7 @@ def test_twice_as_many_devices_as_were_measured_take_as_much_more_as_those_over_
 
 
 def test_activations_of_block_scaled_formats_are_quantised_by_a_kernel_of_their_own(tables: Path) -> None:
-    lookups = Lookups(KernelFiles(tables, "a100-sxm"))
+    lookups = lookups_in(tables)
     tokens = np.array([1000.0])
     moved_s = 1000 * 4096 * 3.0 / (STREAM_SHARE * 2e12)
     assert float(lookups.quantise_s(4096, tokens, "fp8-block")[0]) == pytest.approx(QUANTISE_S + moved_s)
@@ -374,8 +362,6 @@ def test_activations_of_block_scaled_formats_are_quantised_by_a_kernel_of_their_
 
 def gemms_of(engine: str, name: str, root: Path, extra_ms: float, times: float = 1.0) -> None:
     """The synthetic GEMMs as `engine` would have timed them in format `name`."""
-    import pandas as pd
-
     folder = root / "a100_sxm"
     frame = pd.read_parquet(folder / "gemm__vllm__0.14.0__gemm_perf.parquet")
     frame = frame[frame.gemm_dtype == "bfloat16"]
@@ -384,35 +370,27 @@ def gemms_of(engine: str, name: str, root: Path, extra_ms: float, times: float =
 
 
 def test_gemms_timed_with_the_search_for_their_scales_lose_it(tmp_path: Path) -> None:
-    import pandas as pd
-
     gemms_of("trtllm", "fp8", write_tables(tmp_path), extra_ms=0.010)
     for part, latency in (("computescale", 0.008), ("scale_matrix", 0.002)):
         rows = [{"m": m, "k": k, "quant_dtype": "fp8", "latency": latency} for m in (1, 8192) for k in (512, 65536)]
         pd.DataFrame(rows).to_parquet(tmp_path / "a100_sxm" / f"quantize__trtllm__1.0__{part}_perf.parquet")
-    lookups = Lookups(KernelFiles(tmp_path, "a100-sxm"), "trtllm")
-    seconds = float(lookups.gemm_s(4096, 4096, np.array([64.0]), "fp8")[0])
+    seconds = lookups_in(tmp_path, "trtllm").gemm_s(4096, 4096, np.array([64.0]), "fp8")
     assert seconds == pytest.approx(1e-3 * gemm_ms(64, 4096, 4096), rel=1e-6)
 
 
 def test_of_an_untuned_table_and_the_kernels_that_tuning_finds_the_faster_stands(tmp_path: Path) -> None:
     gemms_of("trtllm", "nvfp4", write_tables(tmp_path), extra_ms=0.0, times=1.5)
     gemms_of("sglang", "nvfp4", tmp_path, extra_ms=0.0)
-    lookups = Lookups(KernelFiles(tmp_path, "a100-sxm"), "trtllm")
-    seconds = float(lookups.gemm_s(4096, 4096, np.array([64.0]), "nvfp4")[0])
+    seconds = lookups_in(tmp_path, "trtllm").gemm_s(4096, 4096, np.array([64.0]), "nvfp4")
     assert seconds == pytest.approx(1e-3 * gemm_ms(64, 4096, 4096), rel=1e-6)
 
 
 def test_a_dent_in_the_experts_a_draw_of_the_router_is_filled(tmp_path: Path) -> None:
-    import pandas as pd
-
     file = sparse_tables(tmp_path) / "a100_sxm" / "moe__vllm__0.14.0__moe_perf.parquet"
     frame = pd.read_parquet(file)
     extra = frame[(frame.num_tokens == 16) & (frame.moe_ep_size == 1)].assign(num_tokens=8, latency=0.001)
     pd.concat([frame, extra]).to_parquet(file)
-    assert SPARSE.experts is not None
-    lookups = Lookups(KernelFiles(tmp_path, "a100-sxm"))
-    seconds = float(lookups.experts_s(SPARSE, SPARSE.experts, "bf16", (1, 1), np.array([8.0]))[0])
+    seconds = lookups_in(tmp_path).experts_s(SPARSE, EXPERTS, "bf16", (1, 1), np.array([8.0]))
     assert seconds == pytest.approx(1e-3 * expert_ms(8))
 
 
@@ -420,16 +398,12 @@ def test_a_dent_in_the_experts_a_draw_of_the_router_is_filled(tmp_path: Path) ->
 def test_an_engine_that_tunes_its_experts_makes_up_for_sustained_clocks(
     engine: str, times: float, tables: Path
 ) -> None:
-    assert SPARSE.experts is not None
-    lookups = Lookups(KernelFiles(tables, "a100-sxm"), engine)
-    seconds = float(lookups.experts_s(SPARSE, SPARSE.experts, "bf16", (1, 1), np.array([2048.0]))[0])
+    seconds = lookups_in(tables, engine).experts_s(SPARSE, EXPERTS, "bf16", (1, 1), np.array([2048.0]))
     assert seconds == pytest.approx(1e-3 * expert_ms(2048) * times)
 
 
 def moe_table(root: Path, engine: str, name: str, **changes: Any) -> None:
     """The synthetic experts as `engine` would have timed them in format `name`, with columns changed."""
-    import pandas as pd
-
     frame = pd.read_parquet(root / "a100_sxm" / "moe__vllm__0.14.0__moe_perf.parquet")
     frame.assign(moe_dtype=name, **changes).to_parquet(root / "a100_sxm" / f"moe__{engine}__1.0__moe_perf.parquet")
 
@@ -438,19 +412,17 @@ def test_experts_that_tensorrt_llm_never_timed_cut_take_what_as_many_spread_ones
     """Another engine's cut ones, a hundred times as fast, are other kernels."""
     moe_table(sparse_tables(tmp_path), "trtllm", "bfloat16")
     moe_table(tmp_path, "sglang", "bfloat16", moe_tp_size=2, moe_ep_size=1, latency=0.001)
-    assert SPARSE.experts is not None
     for engine, latency_s in (("sglang", 0.001e-3), ("trtllm", 0.041e-3)):
-        lookups = Lookups(KernelFiles(tmp_path, "a100-sxm"), engine)
-        seconds = lookups.experts_s(SPARSE, SPARSE.experts, "bf16", (2, 1), np.array([16.0]))
+        lookups = lookups_in(tmp_path, engine)
+        seconds = lookups.experts_s(SPARSE, EXPERTS, "bf16", (2, 1), np.array([16.0]))
         assert float(seconds[0]) == pytest.approx(latency_s)
     assert "experts scaled from spread ones" in lookups.notes[0]
 
 
 def test_mxfp4_experts_of_a_shape_that_was_never_timed_are_refused(tmp_path: Path) -> None:
     moe_table(sparse_tables(tmp_path), "sglang", "w4a16_mxfp4")
-    lookups = Lookups(KernelFiles(tmp_path, "a100-sxm"))
-    assert SPARSE.experts is not None
-    wider = msgspec.structs.replace(SPARSE.experts, intermediate=4096)
+    lookups = lookups_in(tmp_path)
+    wider = msgspec.structs.replace(EXPERTS, intermediate=4096)
     with pytest.raises(ValueError, match="no mxfp4 experts of 4096 x 4096 in the tables of 'a100-sxm'"):
         lookups.experts_s(SPARSE, wider, "mxfp4", (1, 1), np.array([16.0]))
 
@@ -489,8 +461,6 @@ def module_ms(rows: int, queries: int, history: int) -> float:
 
 
 def module_tables(root: Path, engine: str = "sglang", min_ms: float = 0.0) -> Path:
-    import pandas as pd
-
     if not (root / "a100_sxm").exists():
         write_tables(root)
     same = {"num_heads": 32, "tp_size": 1, "gemm_type": "bfloat16", "kv_cache_dtype": "bfloat16"}
@@ -500,19 +470,8 @@ def module_tables(root: Path, engine: str = "sglang", min_ms: float = 0.0) -> Pa
         ("context", [(1, queries, step) for queries in (16, 1024, 8192) for step in (0, 4096, 65536)]),
     ):
         name = f"dsa_{phase}_module"
-        frame = pd.DataFrame(
-            [
-                {
-                    **same,
-                    "op_name": name,
-                    "batch_size": b,
-                    "isl": q,
-                    "step": s,
-                    "latency": min_ms + module_ms(b, q, s),
-                }
-                for b, q, s in places
-            ]
-        )
+        frame = pd.DataFrame(places, columns=["batch_size", "isl", "step"]).assign(op_name=name, **same)
+        frame["latency"] = [min_ms + module_ms(*place) for place in places]
         shared = frame.assign(op_name=f"{name}_skip_indexer", latency=SHARED_PART * frame.latency)
         frame = pd.concat([frame, shared, frame.assign(architecture="DeepseekV32ForCausalLM", latency=1.0)])
         if phase == "generation":
@@ -529,11 +488,9 @@ def test_matrices_and_attention_of_sparse_attention_make_up_the_measured_module(
     matrices = sum(served_ms(64, *each) for each in own)
     rest = sum(served_ms(64, *each) for each in SPARSE_ATTENTION.mlp_gemms(LLAMA.intermediate))
     rest += rest_ms(profile, SPARSE_ATTENTION, 64)
-    grid = profile.table.target.decode_attention
-    beside = grid.seconds[grid.rows.index(64)][grid.context_tokens.index(4096)]
-    assert beside is not None
-    assert body_ms(profile, 64) + 1e3 * beside == pytest.approx(rest + module_ms(64, 1, 4095), rel=2e-3)
-    assert 1e3 * beside == pytest.approx(module_ms(64, 1, 4095) - matrices, rel=2e-3)
+    beside_ms = attention_ms(profile)
+    assert body_ms(profile, 64) + beside_ms == pytest.approx(rest + module_ms(64, 1, 4095), rel=2e-3)
+    assert beside_ms == pytest.approx(module_ms(64, 1, 4095) - matrices, rel=2e-3)
     prompts = profile.table.target.prefill_attention
     chunk, history = prompts.chunk_tokens.index(1024), prompts.history_tokens.index(4096)
     body = sum(gemm_ms(1024, *each) for each in own)
@@ -550,15 +507,8 @@ def test_layers_that_share_an_indexer_are_modules_without_it_and_have_none_of_it
     profiles = [imported(tables, shape) for shape in (own, shares)]
     full, mixed = (profile.table.target for profile in profiles)
 
-    def module(profile: Profile) -> float:
-        grid = profile.table.target.decode_attention
-        beside = grid.seconds[grid.rows.index(64)][grid.context_tokens.index(4096)]
-        assert beside is not None
-        return body_ms(profile, 64) + 1e3 * beside
-
-    assert module(profiles[0]) - module(profiles[1]) == pytest.approx(
-        0.25 * (1.0 - SHARED_PART) * module_ms(64, 1, 4095), rel=0.01
-    )
+    own_ms, shares_ms = (body_ms(profile, 64) + attention_ms(profile) for profile in profiles)
+    assert own_ms - shares_ms == pytest.approx(0.25 * (1.0 - SHARED_PART) * module_ms(64, 1, 4095), rel=0.01)
     matrices = sum(served_ms(64, *each) for each in shares.indexer_gemms)
     assert body_ms(profiles[0], 64) - body_ms(profiles[1], 64) == pytest.approx(0.25 * matrices, rel=0.01)
     chunk, history = full.prefill_attention.chunk_tokens.index(1024), full.prefill_attention.history_tokens.index(4096)
@@ -570,8 +520,6 @@ def test_layers_that_share_an_indexer_are_modules_without_it_and_have_none_of_it
 
 
 def test_kinds_of_compressed_kv_and_the_mixing_of_streams_make_up_what_was_timed(tmp_path: Path) -> None:
-    import pandas as pd
-
     parts = Compressed(
         query_rank=1024, rope_dim=64, output_groups=8, output_rank=512, window=128, chosen_layers=8, window_layers=4
     )
@@ -593,18 +541,13 @@ def test_kinds_of_compressed_kv_and_the_mixing_of_streams_make_up_what_was_timed
     rows = [{**same, "op_name": op, "num_tokens": n, "latency": 0.5} for op in ("pre", "post") for n in (1, 4096)]
     pd.DataFrame(rows).to_parquet(folder / "mhc__sglang__0.5__mhc_module_perf.parquet")
     profile = imported(tmp_path, shape)
-    grid = profile.table.target.decode_attention
-    beside = grid.seconds[grid.rows.index(64)][grid.context_tokens.index(4096)]
-    assert beside is not None
     rest = sum(served_ms(64, *each) for each in shape.mlp_gemms(LLAMA.intermediate)) + rest_ms(profile, shape, 64)
     share = (2.0 * 8 + 1.0 * (shape.layers - 8)) / shape.layers
-    together = body_ms(profile, 64) + 1e3 * beside - rest
+    together = body_ms(profile, 64) + attention_ms(profile) - rest
     assert together == pytest.approx(2 * 0.5 + share * module_ms(64, 1, 4095), rel=2e-3)
 
 
 def test_a_step_of_linear_attention_is_one_kernel_where_there_is_one(tmp_path: Path) -> None:
-    import pandas as pd
-
     write_tables(tmp_path)
     heads = {"num_k_heads": 16, "num_v_heads": 16, "head_k_dim": 128, "head_v_dim": 128, "batch_size": 1}
     step = [("fused_kda_decode", 0.01), ("causal_conv1d_update", 0.004), ("fused_recurrent_kda", 0.02)]
@@ -629,14 +572,12 @@ def test_a_step_of_linear_attention_is_one_kernel_where_there_is_one(tmp_path: P
     pd.concat([frame, prompts[0]]).to_parquet(folder / "kda__vllm__0.5__kda_perf.parquet")
     prompts[1].to_parquet(folder / "kda__sglang__0.5__kda_perf.parquet")
     linear = Linear(layers=1, key_heads=16, key_dim=128, value_heads=16, value_dim=128, decay_rank=128)
-    lookups = Lookups(KernelFiles(tmp_path, "a100-sxm"))
+    lookups = lookups_in(tmp_path)
     assert lookups.linear_s(linear, 1, np.array([1.0, 4096.0])) == pytest.approx([1e-5, 1e-4])
     assert "linear attention (context): sglang's" in lookups.notes
 
 
 def test_modules_that_were_timed_with_their_launches_are_passed_over(tmp_path: Path) -> None:
-    import pandas as pd
-
     write_tables(tmp_path)
     module_tables(tmp_path, "vllm", min_ms=1.0)
     place = tmp_path / "a100_sxm" / "sparse_attention__vllm__0.5__dsa_generation_module_perf.parquet"

@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from calibrate.importers.aiconfigurator.kernel_files import KernelFiles, NotMeasured
 from calibrate.importers.aiconfigurator.lookups import Lookups
-from tests.calibrate.importers.test_deployment import sparse_tables
+from tests.calibrate.importers.test_deployment import lookups_in, sparse_tables
 from tests.calibrate.support import gemm_ms, write_tables
 
 Change = Callable[[Any], Any]
@@ -20,8 +21,6 @@ Change = Callable[[Any], Any]
 
 def with_versions(root: Path, **changed: Change | None) -> Path:
     """Tables whose GEMMs are there in versions v1_2 .. as well, with a change each."""
-    import pandas as pd
-
     folder = write_tables(root) / "a100_sxm"
     frame = pd.read_parquet(folder / "gemm__vllm__0.14.0__gemm_perf.parquet")
     for name, change in changed.items():
@@ -83,25 +82,22 @@ def test_rows_that_the_nearest_version_lacks_come_from_the_next(tmp_path: Path) 
 
 def test_gemms_timed_with_their_launches_come_from_another_version_of_the_engine(tmp_path: Path) -> None:
     with_versions(tmp_path, v0_31_0=lambda frame: frame.assign(latency=frame.latency + 0.1))
-    lookups = Lookups(KernelFiles(tmp_path, "a100-sxm"))
+    lookups = lookups_in(tmp_path)
     assert lookups.gemm_s(4096, 4096, np.array([64.0])) == pytest.approx(1e-3 * gemm_ms(64, 4096, 4096))
     assert (lookups.files.used, lookups.notes) == (["vllm 0.14.0"], [])
 
 
 def test_collectives_through_torch_are_passed_over(tmp_path: Path) -> None:
-    import pandas as pd
-
     file = sparse_tables(tmp_path) / "a100_sxm" / "comm__nccl__2.27__nccl_perf.parquet"
     slow = pd.read_parquet(file).assign(kernel_source="torch.distributed", latency=9.0)
     slow.to_parquet(str(file).replace("2.27", "2.30"))
-    lookups = Lookups(KernelFiles(tmp_path, "a100-sxm"))
+    lookups = lookups_in(tmp_path)
     assert lookups.gather_s(2, np.array([2048.0])) == pytest.approx(2e-3 * (0.02 + 2e-9 * 1024))
     assert lookups.files.used == ["nccl 2.27", "nccl 2.27"]
 
 
 def test_a_models_matrices_beside_the_grid_are_exact_and_the_grid_stays(tmp_path: Path) -> None:
     """Columns 3000 and depth 5000 were measured as one pair alone."""
-    import pandas as pd
 
     def beside(frame: Any) -> Any:
         one = frame[(frame.n == 4096) & (frame.k == 4096)]

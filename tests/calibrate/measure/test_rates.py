@@ -156,19 +156,6 @@ def test_a_window_in_which_a_side_hardly_ran_is_taken_again_twice_as_long(
     assert [number < 3 * 2**window * MIN_PASSES for window, number in enumerate(kept)] == [True] * num_busy
 
 
-def test_the_device_waits_for_the_threads_at_work_and_for_no_other_one() -> None:
-    """Servers and hosts of other tests leave some, which begin and end at any time."""
-    device, is_over = ThreadedDevice(), threading.Event()
-    other = threading.Thread(target=is_over.wait)
-    other.start()
-    try:
-        found = measured(Corun((PREFILL, DECODE)), {"prefill": (1.0, 0.0), "decode": (1.0, 0.0)}, device)
-    finally:
-        is_over.set()
-        other.join()
-    assert found.sides[0].rates == pytest.approx([0.5] * ROUNDS, rel=TOLERANCE)
-
-
 def test_a_side_that_fails_ends_the_other_one_too() -> None:
     """Which would wait for its passes for ever."""
     issue, count = Issuer.issue, [0]

@@ -7,19 +7,26 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from calibrate.cli.validate_file import file_command
 from calibrate.served.as_sent import as_requests, fresh, latencies_from_queue_s, output_throughput
 from calibrate.served.stamped_requests import read_requests
 from sim.interface.request import Request
-from tests.realrun.recorded_runs import EPOCH_S, MONOTONIC_S, PROFILE, refusal, result_of, served, stamps, write_lines
+from tests.realrun.recorded_runs import (
+    EPOCH_S,
+    MONOTONIC_S,
+    PROFILE,
+    invoke,
+    refusal,
+    result_of,
+    served,
+    stamps,
+    write_lines,
+)
 
 LIMITS = ["--profile", PROFILE, "--set", "engine.max_num_seqs=256", "--set", "engine.max_num_batched_tokens=2048"]
 LIMITS += ["--set", "engine.async_scheduling=false"]
-RUNS = Path(__file__).parents[4] / "shared/data/llmservingsim/bench/examples"
-needs_runs = pytest.mark.skipif(not RUNS.is_dir(), reason="the published runs are absent")
 Row = dict[str, Any]
 
 
@@ -141,8 +148,6 @@ def test_speculation_is_simulated_with_the_acceptance_given(tmp_path: Path) -> N
 
 
 def test_the_table_and_the_result_are_written(tmp_path: Path) -> None:
-    from tests.realrun.recorded_runs import invoke
-
     path, out = write_lines(tmp_path / "r.jsonl", rows()), tmp_path / "out"
     done = invoke(file_command, *flags(path, "--out", str(out)))
     assert done.exit_code == 0, done.exception
@@ -200,20 +205,3 @@ def test_the_requests_simulated_are_fresh_and_in_order_of_arrival(tmp_path: Path
     assert [(each.id, each.index) for each in unserved] == [(f"r{number}", number) for number in range(4)]
     assert [each.arrival_s for each in unserved] == pytest.approx([0.0, 1.0, 2.0, 3.0])
     assert all(isinstance(each, Request) and each.emitted_tokens == 0 for each in unserved)
-
-
-@needs_runs
-@pytest.mark.parametrize("gpu", ["RTX4090", "RTXPRO6000"])
-def test_real_metrics_are_those_that_the_runs_authors_print(gpu: str) -> None:
-    """Their `vLLM` column, rounded to 0.1 ms; no request there has a single token, so TPOT is defined alike."""
-    folder = RUNS / gpu / "Llama-3.1-8B"
-    found = latencies_from_queue_s(as_requests(read_requests(folder / "vllm/requests.jsonl").requests))
-    printed = {
-        tuple(line.split()[:2]): float(line.split()[2])
-        for line in (folder / "validation/summary.txt").read_text().splitlines()[2:]
-        if line.strip()
-    }
-    for title, name in {"TTFT": "ttft", "TPOT": "tpot", "Latency": "e2el"}.items():
-        assert 1e3 * found[name].mean() == pytest.approx(printed[title, "Mean"], abs=0.051)
-        for statistic, percent in {"Median": 50, "P95": 95, "P99": 99}.items():
-            assert 1e3 * np.percentile(found[name], percent) == pytest.approx(printed[title, statistic], abs=0.051)

@@ -14,7 +14,6 @@ from realrun.kernels.host_slots import Slot
 from realrun.kernels.issuer import Issuer
 from realrun.kernels.pair_kernels import PairKernels, PromptChunk
 from realrun.kernels.pair_options import decoding_shapes
-from realrun.model.attention import Attention
 from sim.interface.work import Kind, Model
 from tests.realrun.support import prefill_in_chunks, prompts, speculate, tied_pair, tiny_model, tiny_options
 
@@ -141,8 +140,3 @@ def test_what_reads_lengths_back_is_not_captured() -> None:
 def test_a_pair_without_a_common_vocabulary_is_refused() -> None:
     with pytest.raises(ValueError, match="must share vocabulary, dtype and device"):
         PairKernels(tiny_model(), tiny_model(vocab=60), tiny_options())
-
-
-def test_graphs_are_refused_without_cuda() -> None:
-    with pytest.raises(ValueError, match="runs on cuda only"):
-        tiny_kernels(batch_buckets=(4,), attention=Attention.FLASH, cuda_graphs=True)

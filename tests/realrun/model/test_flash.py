@@ -93,29 +93,23 @@ def test_rows_of_several_queries_read_pages_so_that_their_keys_are_split() -> No
     assert slot_tokens(Attention.MATH, 655) == 655
 
 
-def test_every_call_says_how_many_splits_there_are() -> None:
-    """0 would let the kernel choose, by how long the slots are."""
-    given: list[dict[str, Any]] = []
-    decoder = with_flash(Decoder(tiny_model(), slots=2, max_tokens=64, attention=Attention.MATH))
-    attend = decoder.attention._attend
-    decoder.attention._attend = lambda *args, **kwargs: given.append(kwargs) or attend(*args, **kwargs)
-    decoder.forward(torch.zeros(2, dtype=torch.int64), (rows([0, 1], [3, 9], [1, 1], 1),))
-    assert {each["num_splits"] for each in given} == {num_splits(2 * 2)}
-
-
 def test_splits_fill_the_gpu_and_no_more() -> None:
     assert [num_splits(tiles) for tiles in (1, 16, 64, GPU_TILES, 4000)] == [MAX_SPLITS, 8, 2, 1, 1]
 
 
-def test_a_torch_that_splits_by_its_own_rule_is_not_told_how(monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch 2.11: the operation has no such argument."""
+@pytest.mark.parametrize("takes_splits", [True, False])
+def test_every_call_says_how_many_splits_there_are_where_torch_can_be_told(
+    takes_splits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """0 would let the kernel choose, by how long the slots are; the operation of torch 2.11 has no such argument."""
     decoder = with_flash(Decoder(tiny_model(), slots=2, max_tokens=64, attention=Attention.MATH))
-    monkeypatch.setattr(decoder.attention, "_takes_splits", False)
+    monkeypatch.setattr(decoder.attention, "_takes_splits", takes_splits)
     given: list[dict[str, Any]] = []
     attend = decoder.attention._attend
     decoder.attention._attend = lambda *args, **kwargs: given.append(kwargs) or attend(*args, **kwargs)
     decoder.forward(torch.zeros(2, dtype=torch.int64), (rows([0, 1], [3, 9], [1, 1], 1),))
-    assert set().union(*given) == {"scale", "seqused_k"}
+    assert set().union(*given) == {"scale", "seqused_k"} | ({"num_splits"} if takes_splits else set())
+    assert {each.get("num_splits") for each in given} == {num_splits(2 * 2) if takes_splits else None}
 
 
 @pytest.mark.parametrize("precision", [torch.float32, torch.float64])
