@@ -213,6 +213,13 @@ WENT = {degree: f"write Qwen/Qwen3-32B-{degree}2 for the model" for degree in ("
     "attainment": "the share of requests that meets all SLOs is 0.95, and another one in Python",
     "weights": "write such as Qwen/Qwen3-32B-FP8 for the model",
     "kv_dtype": "write such as Qwen/Qwen3-32B-kv8 for the model",
+    "dtype": "a device has its usual one, which calibrate.measure.pair.pair_spec in Python overrides",
+    "attention": "a device has its usual one, which calibrate.measure.pair.pair_spec in Python overrides",
+    "no_serving": "--budget below 30 leaves out what serving adds",
+    "metrics_before": "lanesim calibrate production metrics BEFORE AFTER",
+    "metrics_after": "lanesim calibrate production metrics BEFORE AFTER",
+    "duration_s": "lanesim calibrate production metrics BEFORE AFTER SECONDS",
+    "steps": "lanesim calibrate production steps FILE",
     "dry_run": "a sweep says how far it is, and goes on where it was stopped",
 }
 """Option that a command had -> what stands for it."""
