@@ -458,7 +458,7 @@ def _quantised(path: Path, quantisation: Config, shape: ModelShape) -> ModelShap
     if wide:
         raise ValueError(
             f"{path}: quantization_config leaves matrices of {' and '.join(wide)} in 16 bits, which {stored.weights} "
-            "here has narrow; leave it out and give --weights"
+            "here has narrow; leave it out and write such as config.json-fp8"
         )
     return quantised
 

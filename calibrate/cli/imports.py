@@ -17,10 +17,11 @@ from msgspec import Meta, Struct
 from calibrate.cli.profile_output import check_out, needs_analysis, write
 from sim.cli.flags import ARGUMENT, DraftTokens, Gpus, Overwrite, command
 from sim.cli.lazy import SOURCE
+from sim.model_names import DEGREE
 
 TABLE_ENGINES = ("vllm", "sglang", "trtllm")
 SOURCE_NAME, FORWARD = "aiconfigurator", "vllm-forward"
-EXAMPLE = "lanesim calibrate import aiconfigurator --gpu h200-sxm --target llama-3.1-8b --weights fp8 --out p.json"
+EXAMPLE = "lanesim calibrate import aiconfigurator --gpu h200-sxm --target llama-3.1-8b-fp8 --out p.json"
 
 
 CASES_EXAMPLE = (
@@ -38,13 +39,9 @@ class ImportFlags(Struct, frozen=True, kw_only=True):
 
     words: Annotated[tuple[str, ...], ARGUMENT, Meta(title="aiconfigurator [PATH] | vllm-forward RESULT...")] = ()
     gpu: Annotated[str, "GPU, such as h200-sxm."]
-    target: Annotated[str, "Target model: a Hugging Face name, one of a profile, or a config.json."]
+    target: Annotated[str, "Target: a Hugging Face name or a config.json; -fp8, -kv8, -ep8, -dp8 may follow."]
     draft: Annotated[str | None, "Draft model, likewise."] = None
     tp: Annotated[Gpus, "Devices that share the models (tensor parallel)."] = 1
-    ep: Annotated[Gpus | None, "Devices that the experts are spread over, instead of cut."] = None
-    dp: Annotated[Gpus, "Ranks whose attention has requests of its own."] = 1
-    weights: Annotated[str | None, "bf16, fp8, fp8-block, nvfp4, mxfp4 or int4; default: the config's own."] = None
-    kv_dtype: Annotated[str | None, "KV cache in bf16 or fp8; default: the config's own, else bf16."] = None
     engine: Annotated[str, "Whose kernels: vllm, sglang or trtllm[-VERSION]."] = "vllm"
     out: Annotated[Path, "Profile to write."]
     overwrite: Overwrite = False
@@ -80,8 +77,8 @@ def import_command(flags: ImportFlags) -> None:
         from calibrate.importers.aiconfigurator.deployment import Deployment, import_deployment
         from calibrate.importers.plan_candidates import pair_named
 
-        target, draft, _ = pair_named(flags.target, flags.draft, weights=flags.weights, kv=flags.kv_dtype)
-
+        target, draft, _ = pair_named(DEGREE.sub("", flags.target), flags.draft)
+        degrees = {"tp": flags.tp} | {kind: int(count) for kind, count in DEGREE.findall(flags.target)}
         if path is None or path.is_file():
             path, revision = published_tables() if path is None else tables_of_wheel(path)
         profile = import_deployment(
@@ -89,7 +86,7 @@ def import_command(flags: ImportFlags) -> None:
             flags.gpu,
             target,
             draft,
-            Deployment(flags.tp, flags.ep, flags.dp, name, version or None),
+            Deployment(degrees["tp"], degrees.get("ep"), degrees.get("dp", 1), name, version or None),
             source=revision,
         )
     except ImportError as error:
@@ -113,7 +110,7 @@ def _import_forward(flags: ImportFlags) -> None:
         raise needs_analysis(error) from None
     from sim.costs.datasheets import datasheet
 
-    target, draft, _ = pair_named(flags.target, flags.draft, weights=flags.weights, kv=flags.kv_dtype)
+    target, draft, _ = pair_named(flags.target, flags.draft)
     write(profile_of(paths, datasheet(flags.gpu), target, draft, ASSUMED_HOST), flags.out)
 
 

@@ -13,7 +13,7 @@ from msgspec import Meta
 
 from calibrate.cli.engine_flags import ServedFlags, cells_of, set_up
 from calibrate.cli.profile_output import check_out, print_saved, save
-from sim.cli.flags import ARGUMENT, DraftTokens, Seconds, command
+from sim.cli.flags import ARGUMENT, DraftTokens, Number, command
 
 if TYPE_CHECKING:
     from calibrate.served.fit import Production
@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 EXAMPLE = "lanesim calibrate production c8.json c32.json --profile h100-sxm/llama-3.1-8b --out mine.json"
 
 
+METRICS, STEPS, REQUESTS = "metrics", "steps", "requests"
+FORMS = {METRICS: "BEFORE AFTER [SECONDS]", STEPS: "FILE", REQUESTS: "FILE"}
+"""Word before files that are no loads -> what follows it."""
 MAX_SPREAD_PCT = 15.0
 """Rounds that differ by more are said to be noisy: a median of them is no better than that."""
 
@@ -38,15 +41,13 @@ class FitFlags(ServedFlags, frozen=True, kw_only=True):
 class ProductionFlags(FitFlags, frozen=True, kw_only=True):
     """Flags of `lanesim calibrate production`."""
 
-    files: Annotated[tuple[Path, ...], ARGUMENT, Meta(title="[RESULT|LOG]...")] = ()
-    metrics_before: Annotated[Path | None, "A saved look at /metrics."] = None
-    metrics_after: Annotated[Path | None, "Another, later one of the same server."] = None
-    duration_s: Annotated[Seconds | None, "Seconds between the looks; where the server counts no steps."] = None
-    steps: Annotated[Path | None, "Its forward-pass metrics, a JSON line per step: a cost model of this server."] = None
-    requests: Annotated[
-        Path | None, "A JSON line per request, of vLLM, SGLang or AIPerf: acceptance, and by how much requests differ."
-    ] = None
+    files: Annotated[tuple[Path, ...], ARGUMENT, Meta(title="RESULT|LOG... | FORM FILE...")]
     num_speculative_tokens: Annotated[DraftTokens | None, "Where the source has no rates."] = None
+
+    @property
+    def form(self) -> str | None:
+        """The word before the files, if it is one of FORMS."""
+        return next((name for name in FORMS if self.files[:1] == (Path(name),)), None)
 
 
 @command("production", ProductionFlags, example=EXAMPLE)
@@ -54,11 +55,13 @@ def production_command(flags: ProductionFlags) -> None:
     """Fit the engine's constants and read the acceptance from what a running server, or its benchmark, wrote.
 
     RESULT is of vllm bench, GuideLLM, AIPerf or inference-perf. A LOG of the server needs its mean tokens: --set
-    workload.input_len=N and workload.output_len=N. Two looks at /metrics do as well. Each is one or more loads,
-    and each level is predicted from the others, too.
+    workload.input_len=N and workload.output_len=N. Each is one or more loads, and each level is predicted from the
+    others, too. `metrics BEFORE AFTER` has two saved looks at /metrics, and their distance in SECONDS where the server
+    counts no steps.
 
-    --steps FILE has the times of its steps: a cost model of this server, with its error on blocks of time left out.
-    --requests FILE has counts of its requests: acceptance, with by how much requests differ and its 90 % interval.
+    `steps FILE` has its forward-pass metrics, a JSON line per step: a cost model of this server, with its error on
+    blocks of time left out. `requests FILE` has a JSON line per request, of vLLM, SGLang or AIPerf: acceptance, by how
+    much requests differ, and the 90 % interval of that.
     """
     from calibrate.served.fit import fit_served
     from calibrate.served.readers import LOOKS, told_by
@@ -67,25 +70,21 @@ def production_command(flags: ProductionFlags) -> None:
     from sim.costs.profile_files import load
 
     out = flags.out
-    paths = [
-        flags.metrics_before,
-        flags.metrics_after,
-        *flags.files,
-        flags.steps,
-        flags.requests,
-        flags.profile,
-    ]
-    check_out(out, paths, json_path=flags.json)
-    if flags.steps is not None:
-        fit_of_steps(flags, flags.steps)
+    check_out(out, [*flags.files, flags.profile], json_path=flags.json)
+    if flags.form is not None:
+        num = len(flags.files) - 1
+        if num not in ((2, 3) if flags.form == METRICS else (1,)):
+            raise ValueError(f"want `lanesim calibrate production {flags.form} {FORMS[flags.form]}`")
+    if flags.form == STEPS:
+        fit_of_steps(flags, flags.files[1])
         return
-    if flags.requests is not None:
-        show_acceptance(flags, flags.requests)
+    if flags.form == REQUESTS:
+        show_acceptance(flags, flags.files[1])
         return
     raw = set_up(flags.engine, flags.set)
     served = read_served(flags, raw.get("workload", {}))
     profile = load(flags.profile)
-    for path in flags.files:
+    for path in () if flags.form else flags.files:
         if told_by(path)[1] >= LOOKS:
             profile = priced(profile, raw, read_looks(path))
     with progress() as on_step:
@@ -103,22 +102,15 @@ def priced(profile: Profile, raw: dict[str, Any], looks: ServerLooks) -> Profile
     return with_price_of(scenario, profile, looks.lone) if looks.lone else profile
 
 
-def _sources(flags: ProductionFlags) -> dict[str, object]:
-    """Flags that mean nothing beside records of steps or requests."""
-    sources = {"--metrics-before": flags.metrics_before, "RESULT or LOG": flags.files}
-    return {**sources, "--set": flags.set}
-
-
 def fit_of_steps(flags: ProductionFlags, path: Path) -> None:
     """Fit, write and show the cost model of the server whose steps are in `path`. Raises ValueError."""
     from calibrate.served.step_records import fit_steps_of, read_steps
     from sim.cli.console import write_json
     from sim.costs.profile_files import load
 
-    others = _sources(flags) | {"--num-speculative-tokens": flags.num_speculative_tokens}
-    for name, given in others.items():
+    for name, given in {"--set": flags.set, "--num-speculative-tokens": flags.num_speculative_tokens}.items():
         if given:
-            raise ValueError(f"--steps and {name}: step records hold the time of drafts already; give one")
+            raise ValueError(f"{STEPS} and {name}: step records hold the time of drafts already; give one")
     fit = fit_steps_of(load(flags.profile), read_steps(path), path.name)
     if flags.out is not None:
         save(fit.profile, flags.out)
@@ -147,9 +139,9 @@ def show_acceptance(flags: ProductionFlags, path: Path) -> None:
     from calibrate.served.request_counts import acceptance_of, read_requests
     from sim.cli.console import write_json
 
-    for name, given in (_sources(flags) | {"--out": flags.out}).items():
+    for name, given in {"--set": flags.set, "--out": flags.out}.items():
         if given:
-            raise ValueError(f"--requests and {name}: requests tell acceptance alone; give one of them")
+            raise ValueError(f"{REQUESTS} and {name}: requests tell acceptance alone; give one of them")
     counts, without = read_requests(path)
     accepted, spread = acceptance_of(counts, path.name, flags.num_speculative_tokens)
     quote = accepted.quote + spread.form
@@ -178,20 +170,16 @@ def read_served(flags: ProductionFlags, workload: dict[str, Any]) -> list[Served
     from calibrate.served.metrics import samples, served_between
     from calibrate.served.readers import loads_of
 
-    before, after = flags.metrics_before, flags.metrics_after
-    if (before is None) != (after is None):
-        raise ValueError(
-            "--metrics-before and --metrics-after belong together: one look says nothing of the time between"
-        )
     num_tokens = flags.num_speculative_tokens
-    served = [load for path in flags.files for load in loads_of(path, num_tokens, workload)]
-    if before is not None and after is not None:
+    if flags.form == METRICS:
+        _, before, after, *seconds = flags.files
         looks = samples(before), samples(after)
-        served.append(served_between(*looks, str(after), flags.duration_s, num_tokens))
+        duration_s = Number(0.0, 1e6, min_open=True).convert(str(seconds[0]), None, None) if seconds else None
+        served = [served_between(*looks, str(after), duration_s, num_tokens)]
+    else:
+        served = [load for path in flags.files for load in loads_of(path, num_tokens, workload)]
     if not served:
-        raise ValueError(
-            "nothing to read: give a RESULT or LOG, --metrics-before and --metrics-after, --steps or --requests"
-        )
+        raise ValueError("nothing to read: give a RESULT or LOG, or `metrics`, `steps` or `requests` and their files")
     for accepted, source in ((each.accepted, each.source) for each in served):
         if accepted is not None and num_tokens not in (None, accepted.draft_tokens):
             raise ValueError(

@@ -142,7 +142,7 @@ def _recorded(flags: FileFlags, raw: dict[str, Any]) -> None:
     if loaded.target.experts is not None and loaded.data_parallel != ranks:
         raise ValueError(
             f"devices.count={ranks}: ranks share the experts of {loaded.target.name!r}, and profile "
-            f"{loaded.name!r} is of {loaded.data_parallel}: import it with --dp {ranks}"
+            f"{loaded.name!r} is of {loaded.data_parallel}: import it with -dp{ranks} after the target"
         )
     result = judge_run(real, scenario, loaded)
     write_result(result, flags)

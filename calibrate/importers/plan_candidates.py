@@ -75,8 +75,7 @@ def profile_of(name: str) -> Path:
     gpu, _, models = name.partition("/")
     given = {kind: int(count) for kind, count in DEGREE.findall(models)}
     model, _, drafter = DEGREE.sub("", models).partition("+")
-    kv = "fp8" if model.endswith(KV8) else None
-    target, draft, named = pair_named(model.removesuffix(KV8), drafter or None, kv=kv)
+    target, draft, named = pair_named(model, drafter or None)
     tables, source = published_tables()
     gpu = gpu_name(gpu.lower())
     kernels_of(tables, gpu)
@@ -118,17 +117,22 @@ def kernels_of(tables: Path, gpu: str) -> str:
     return origin
 
 
-def pair_named(
-    model: str, drafter: str | None, *, weights: str | None = None, kv: str | None = None
-) -> tuple[ModelShape, ModelShape | None, ModelSource]:
-    """A target and its draft, a name of HEADS or a model, and where the target comes from. Raises ValueError."""
+def pair_named(model: str, drafter: str | None) -> tuple[ModelShape, ModelShape | None, ModelSource]:
+    """A target and its draft, a name of HEADS or a model, and where the target comes from. Raises ValueError.
+
+    `model` may end in -kv8 for a KV cache in FP8, and a config.json in -fp8 or another format of the weights.
+    """
+    kv = "fp8" if model.endswith(KV8) else None
+    path, config, weights = model.removesuffix(KV8).rpartition(".json-")
+    model = f"{path}.json" if config else model.removesuffix(KV8)
     try:
         target, draft = shapes_of(model, drafter, plain=False)
     except ValueError as error:
         if "/" in (drafter or "/") or not str(error).startswith(f"unknown model {drafter!r} (want"):
             raise
         raise ValueError(unknown("drafter", str(drafter), [*HEADS, *LOOKED_UP, "none", "or a model"])) from None
-    return with_formats(target, weights, kv), draft and with_formats(draft, None, kv), source_of(model, plain=False)
+    target = with_formats(target, weights if config else None, kv)
+    return target, draft and with_formats(draft, None, kv), source_of(model, plain=False)
 
 
 def deployments(

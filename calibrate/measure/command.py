@@ -20,7 +20,8 @@ from sim.names import install_line
 if TYPE_CHECKING:
     from sim.costs.profile import Profile
 
-MIN_BUDGET_S = 5.0
+MIN_BUDGET_S, SERVING_S = 5.0, 30.0
+"""Least budget, and the one from which on what serving adds is timed too, for 1-2 minutes more."""
 MAX_NOISY = 8
 """Noisy points that are listed one by one."""
 
@@ -33,12 +34,13 @@ class MeasureFlags(Struct, frozen=True, kw_only=True):
     draft: Annotated[str | None, "Draft model, likewise."] = None
     out: Annotated[Path, "Profile to write; its points lie beside."]
     overwrite: Overwrite = False
-    budget: Annotated[Seconds | None, Meta(title="SECONDS"), "Rough time to spend [120 cpu, 480 cuda]."] = None
-    dtype: Annotated[str | None, "float32 [cpu], bfloat16 [cuda], float16, float64."] = None
+    budget: Annotated[
+        Seconds | None,
+        Meta(title="SECONDS"),
+        "Rough time [120 cpu, 480 cuda]; from 30 on with what serving adds.",
+    ] = None
     rows: Annotated[int | None, Meta(ge=1, le=COUNT), "Most rows of a pass [16 cpu, 32 cuda]."] = None
     context: Annotated[Tokens | None, "Tokens per row, multiple of 256 [512 cpu, 2048 cuda]."] = None
-    attention: Annotated[str | None, "Implementation [flash-cpu; flash on cuda]."] = None
-    serving: Annotated[bool, "Also what serving adds to the passes [1-2 minutes; on]."] = True
 
 
 @command(
@@ -73,10 +75,10 @@ def measure_command(flags: MeasureFlags) -> None:
         device,
         target=flags.target,
         draft=flags.draft,
-        dtype=flags.dtype,
+        dtype=None,
         rows=flags.rows,
         context=flags.context,
-        attention=flags.attention,
+        attention=None,
         seed=0,
     )
     points_path = out.with_suffix(".points.jsonl")
@@ -86,7 +88,7 @@ def measure_command(flags: MeasureFlags) -> None:
                 spec,
                 points_path,
                 float(DEFAULTS[device]["budget"]) if budget is None else budget,
-                is_serving=flags.serving,
+                is_serving=budget is None or budget >= SERVING_S,
                 on_step=on_step,
                 say=lambda line: print(line, file=sys.stderr),
             )

@@ -116,7 +116,7 @@ def served_between(
     source: str,
     duration_s: float | None,
     num_speculative_tokens: int | None = None,
-    flag: str = "--duration-s",
+    flag: str = "metrics BEFORE AFTER",
 ) -> ServedLoad:
     """Means of what was served between two looks. Raises ValueError, one line naming the `source`.
 
@@ -148,7 +148,7 @@ def served_between(
         concurrency = num_requests * e2el_s / duration_s
     else:
         raise ValueError(
-            f"{source}: the server counts no steps, so requests in flight follow from its seconds; add {flag} SECONDS"
+            f"{source}: the server counts no steps, so requests in flight follow from its seconds; give {flag} SECONDS"
         )
     return mean_load(
         source=source,

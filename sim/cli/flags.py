@@ -39,7 +39,6 @@ DraftTokens = Annotated[int, Meta(ge=1, le=126)]
 Gpus = Annotated[int, Meta(ge=1, le=1024)]
 Draws = Annotated[int, Meta(ge=0, le=MAX_DRAWS)]
 Rate = Annotated[float, Meta(gt=0.0, le=1e6)]
-Share = Annotated[float, Meta(gt=0.0, lt=1.0)]
 Seconds = Annotated[float, Meta(gt=0.0, le=1e6)]
 Workers = Annotated[int | None, Meta(ge=1, le=1024), "Processes. [default: one per core]"]
 JsonFile = Annotated[str | None, Meta(title="FILE"), "Write the result as JSON; - = stdout."]
@@ -211,6 +210,16 @@ WENT = {degree: f"write Qwen/Qwen3-32B-{degree}2 for the model" for degree in ("
     "figures": "the page of --out has the pictures",
     "where": "the page of --out filters its points",
     "series": "the page of --out chooses the lines",
+    "attainment": "the share of requests that meets all SLOs is 0.95, and another one in Python",
+    "weights": "write such as Qwen/Qwen3-32B-FP8 for the model",
+    "kv_dtype": "write such as Qwen/Qwen3-32B-kv8 for the model",
+    "dtype": "a device has its usual one, which calibrate.measure.pair.pair_spec in Python overrides",
+    "attention": "a device has its usual one, which calibrate.measure.pair.pair_spec in Python overrides",
+    "no_serving": "--budget below 30 leaves out what serving adds",
+    "metrics_before": "lanesim calibrate production metrics BEFORE AFTER",
+    "metrics_after": "lanesim calibrate production metrics BEFORE AFTER",
+    "duration_s": "lanesim calibrate production metrics BEFORE AFTER SECONDS",
+    "steps": "lanesim calibrate production steps FILE",
     "dry_run": "a sweep says how far it is, and goes on where it was stopped",
 }
 """Option that a command had -> what stands for it."""

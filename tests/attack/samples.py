@@ -403,7 +403,7 @@ def samples(folder: Path) -> dict[str, Sample]:
     vllm = ("validate", "vllm", "--profile", ALONE, *limits)
     cells = ("validate", "cells", "--profile", ALONE)
     derive = ("calibrate", "derive", "--from", ALONE, "--target", "{}", "--out", "{folder}/d.json")
-    looks = ("--metrics-before", "{folder}/before.txt", "--metrics-after", "{}")
+    looks = ("metrics", "{folder}/before.txt", "{}")
     levels = ("calibrate", "production", "--profile", PAIR, "--json", "{folder}/j.json", "{}")
     sweep = ("sweep", "{}", "--out", "{folder}/store", "--workers", "1")
     return {

@@ -58,7 +58,6 @@ def _highest(flags: PlanFlags) -> None:
         result = highest_load(
             scenario,
             load(scenario.profile),
-            share=flags.attainment,
             target_rate=flags.rate,
             price=price,
             draws=flags.draws,

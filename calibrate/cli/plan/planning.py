@@ -58,7 +58,6 @@ def planned(flags: PlanFlags, bounds_ms: dict[str, float], on_step: OnDone) -> R
         scenario,
         candidates,
         rate_per_s=flags.rate,
-        share=flags.attainment,
         price_per_gpu_h=price,
         draws=DEFAULT_DRAWS if flags.draws is None else flags.draws,
         refused=refused,
@@ -96,7 +95,7 @@ def _candidates(flags: PlanFlags, on_step: OnDone) -> tuple[list[Candidate], lis
     drafter = drafter_named(flags.method or NO_DRAFT[0])
     drafts = None if drafter in (*NO_DRAFT, *LOOKED_UP) else drafter
     degrees = {kind: int(count) for kind, count in DEGREE.findall(model)}
-    target, draft, named = pair_named(DEGREE.sub("", model), drafts, weights=flags.weights, kv=flags.kv_dtype)
+    target, draft, named = pair_named(DEGREE.sub("", model), drafts)
     gpu = gpu_name(flags.gpu.lower())
     tables, source = published_tables()
     kernels_of(tables, gpu)

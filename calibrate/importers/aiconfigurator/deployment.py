@@ -88,7 +88,7 @@ class Deployment(NamedTuple):
         """(ways in which every expert is cut, ways in which experts are spread)."""
         spread = self.expert_parallel or 1
         if spread < 1 or self.devices % spread:
-            raise ValueError(f"--ep {spread} must divide the {self.devices} devices of --tp and --dp")
+            raise ValueError(f"-ep{spread} must divide the {self.devices} devices of tp and dp")
         return self.devices // spread, spread
 
 
@@ -206,18 +206,18 @@ def check_splits(shape: ModelShape, deployment: Deployment) -> None:
     """Raises ValueError where `shape` cannot be split as asked."""
     degree = deployment.tensor_parallel
     if degree < 1 or deployment.data_parallel < 1:
-        raise ValueError(f"--tp {degree} and --dp {deployment.data_parallel} must be at least 1")
+        raise ValueError(f"-tp{degree} and -dp{deployment.data_parallel} must be at least 1")
     if shape.heads % degree or (shape.experts is None and shape.intermediate % degree):
         raise ValueError(f"--tp {degree} must divide {shape.name}'s {shape.heads} heads and its MLP")
     if shape.linear is not None and (shape.linear.key_heads % degree or shape.linear.value_heads % degree):
         raise ValueError(f"--tp {degree} must divide the {shape.linear.key_heads} key heads of linear attention")
     if shape.experts is None:
         if (deployment.expert_parallel or 1) > 1 and shape.qkv_inputs == 1:
-            raise ValueError(f"--ep {deployment.expert_parallel}: {shape.name} has no experts")
+            raise ValueError(f"-ep{deployment.expert_parallel}: {shape.name} has no experts")
         return
     cut, spread = deployment.split()
     if shape.experts.num % spread or shape.experts.intermediate % cut:
         raise ValueError(
-            f"--ep {spread} must divide {shape.name}'s {shape.experts.num} experts, and {cut} devices their width "
+            f"-ep{spread} must divide {shape.name}'s {shape.experts.num} experts, and {cut} devices their width "
             f"{shape.experts.intermediate}"
         )

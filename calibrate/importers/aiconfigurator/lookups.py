@@ -276,7 +276,7 @@ class Lookups:
         nearest, curve = self._first(of, f"{weights} experts like these", lacking)
         if weights == "mxfp4" and nearest[: len(LAYOUT)] != wanted[: len(LAYOUT)]:
             shown = f"mxfp4 experts of {width} x {experts.intermediate} in the tables of {self.gpu.name!r}"
-            raise NotMeasured(f"no {shown}, and those of other shapes are up to 3 times off: try another --weights")
+            raise NotMeasured(f"no {shown}, and those of other shapes are up to 3 times off: try other weights")
         hidden, wide, per_token, num, cut, spread = nearest
         like = Experts(num=num, per_token=per_token, intermediate=wide)
         self.note(

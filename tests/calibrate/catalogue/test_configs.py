@@ -10,6 +10,7 @@ import pytest
 
 from calibrate.catalogue.model_configs import format_names, shapes_of, source_of, with_formats
 from calibrate.catalogue.published_models import TABLE
+from calibrate.importers.plan_candidates import pair_named
 from sim.costs.shapes import MODELS, Formats, ModelShape, kv_bytes_per_token
 from sim.drafters.mtp import layer as mtp_layer
 from tests.properties import assert_refused
@@ -177,6 +178,12 @@ def test_formats_as_checkpoints_have_them(tmp_path: Path) -> None:
     assert format_names(with_formats(dense, "fp8", "fp8")) == "-fp8-kv8"
     with pytest.raises(ValueError, match="did you mean 'nvfp4'"):
         with_formats(dense, "nvfp5", None)
+
+
+def test_a_config_may_end_in_the_formats_of_weights_and_kv(tmp_path: Path) -> None:
+    shape = shape_of(tmp_path, QWEN3_30B_A3B)
+    target, *_ = pair_named(f"{tmp_path / 'some-model.json'}-nvfp4-kv8", None)
+    assert target == with_formats(shape, "nvfp4", "fp8")
 
 
 @pytest.mark.parametrize(

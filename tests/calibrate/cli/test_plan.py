@@ -47,7 +47,7 @@ def test_another_name_of_a_gpu_is_understood_in_capitals() -> None:
         (("--goodput", "ttft=1000"), "--goodput 'ttft=1000': want NAME:MILLISECONDS, such as ttft:1000"),
         (("--goodput", "ttft"), "--goodput 'ttft': want ttft:MILLISECONDS"),
         (("--rate", "-3"), "-3.0 is not in the range 0.0<x<=1000000.0"),
-        (("--attainment", "95"), "95.0 is not in the range 0.0<x<1.0"),
+        (("--weights", "fp8"), "no option --weights here: write such as Qwen/Qwen3-32B-FP8 for the model"),
         ((), "no SLO given"),
         (("--tp", "2"), "no option --tp here: write Qwen/Qwen3-32B-tp2 for the model"),
     ],

@@ -432,7 +432,7 @@ def test_mxfp4_experts_of_a_shape_that_was_never_timed_are_refused(tmp_path: Pat
     [
         (LLAMA, Deployment(tensor_parallel=3), "--tp 3 must divide llama-3.1-8b's 32 heads"),
         (LLAMA, Deployment(tensor_parallel=2, expert_parallel=2), "has no experts"),
-        (SPARSE, Deployment(tensor_parallel=4, expert_parallel=3), "--ep 3 must divide the 4 devices"),
+        (SPARSE, Deployment(tensor_parallel=4, expert_parallel=3), "-ep3 must divide the 4 devices"),
         (SPARSE, Deployment(tensor_parallel=16, expert_parallel=16), "must divide sparse's 8 experts"),
         (SPARSE, Deployment(data_parallel=0), "must be at least 1"),
     ],

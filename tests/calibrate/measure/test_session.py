@@ -35,7 +35,7 @@ def flags(folder: Path, *more: object) -> list[str]:
     target = write_config(folder / "t" / "config.json", **SMALL)
     draft = write_config(folder / "d" / "config.json", **{**SMALL, "num_hidden_layers": 1})
     given = ("--device", "cpu", "--target", target, "--draft", draft, "--rows", 4, "--context", 256, "--budget", 15)
-    return [str(flag) for flag in ("measure", "--no-serving", *given, *more)]
+    return [str(flag) for flag in ("measure", *given, *more)]
 
 
 def _num_passes(content: str) -> int:
@@ -155,7 +155,7 @@ def test_real_weights_from_a_directory_are_those_that_run(weights: Path) -> None
 @pytest.mark.slow
 def test_a_pair_with_real_weights_is_measured_and_says_so(weights: Path, tmp_path: Path) -> None:
     given = ("--device", "cpu", "--target", weights, "--rows", 2, "--context", 256, "--budget", 5)
-    calibrate("measure", "--no-serving", *given, "--out", tmp_path / "p.json")
+    calibrate("measure", *given, "--out", tmp_path / "p.json")
     profile = load(tmp_path / "p.json")
     assert profile.name == "cpu/tiny-llama-on-disk"
     assert "of real weights" in profile.source
@@ -168,8 +168,6 @@ def test_a_pair_with_real_weights_is_measured_and_says_so(weights: Path, tmp_pat
     [
         (("--budget", "3"), "--budget 3 must be at least 5"),
         (("--context", 100), "must be in 256..512"),
-        (("--attention", "efficient"), "unknown attention 'efficient'"),
-        (("--attention", "flash"), "runs on cuda only"),
         (("--target", "tiny-target"), "must share vocabulary"),
         (("--target", "BIG"), "big and d in float32 with KV of 4 slots of 256 tokens needs"),
     ],

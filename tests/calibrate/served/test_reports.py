@@ -94,7 +94,7 @@ def test_a_server_that_counts_no_steps_is_told_by_littles_law() -> None:
         {sample: value for sample, value in parse(text, "x").items() if "iteration" not in sample[0]}
         for text in (look(10, 1), look(40, 1))
     )
-    for flag in ("--duration-s", "--over-s"):
+    for flag in ("metrics BEFORE AFTER", "--over-s"):
         with pytest.raises(ValueError, match=flag):
             served_between(before, after, source="b", duration_s=None, flag=flag)
     assert served_between(before, after, source="b", duration_s=5.0).concurrency == pytest.approx(30 * 0.45 / 5.0)

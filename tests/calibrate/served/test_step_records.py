@@ -133,7 +133,7 @@ def test_steps_that_are_few_or_of_several_ranks_are_refused() -> None:
 def test_the_command_answers_first_and_writes_the_profile(tmp_path: Path) -> None:
     path, out = tmp_path / "steps.jsonl", tmp_path / "mine.json"
     path.write_text("".join(f"{json.dumps(line_of(each))}\n" for each in as_law(drawn(150))))
-    flags = ["--steps", str(path), "--profile", SHIPPED, "--out", str(out)]
+    flags = ["steps", str(path), "--profile", SHIPPED, "--out", str(out)]
     told = CliRunner().invoke(production_command, flags, catch_exceptions=False).stdout
     assert told.startswith("Time per token of this server within ")
     assert load(out).linear.target.pass_s == pytest.approx(4e-3, rel=0.1)

@@ -29,7 +29,7 @@ GUIDE = (Path(__file__).parents[3] / "docs" / "guide.md").read_text()
 COMMANDS = re.findall(r"^lanesim (calibrate production .+)$", GUIDE, re.MULTILINE)
 (PROBE,) = re.findall(r"^lanesim (validate http.+--fit-only.+)$", GUIDE, re.MULTILINE)
 FRONTEND_S = 8e-3
-FORMATS = {"c8.json", "--metrics-after", "server.log"}
+FORMATS = {"c8.json", "metrics", "server.log"}
 
 
 def command(flag: str) -> list[str]:

@@ -27,13 +27,13 @@ from validation.__main__ import main as validation
 PAIR = "h100-sxm/llama-2-7b+tinyllama-1.1b"
 SMALL = ["--policy", "pd", "--num-prompts", "3", "--input-len", "8", "--output-len", "2", "--request-rate", "4"]
 READ = {
-    *("acceptance", "api_key_env", "attention", "columns", "concurrencies", "contexts"),
-    *("draft", "draft_weights", "dtype", "engine", "files", "from_", "goodput", "gpu"),
-    *("grid", "kv_dtype", "lengths", "levels", "metrics_after", "metrics_before"),
+    *("acceptance", "api_key_env", "columns", "concurrencies", "contexts"),
+    *("draft", "draft_weights", "engine", "files", "from_", "goodput", "gpu"),
+    *("grid", "lengths", "levels"),
     *("metrics", "restart", "serve"),
     *("method", "model", "names", "num_prompts", "pair", "paths", "policy", "price", "profile", "prompts", "requests"),
-    *("scenario", "series", "set", "store", "vary", "speculative_config", "target", "target_weights", "weights"),
-    *("steps", "where", "words"),
+    *("scenario", "set", "store", "vary", "speculative_config", "target", "target_weights"),
+    "words",
 }
 """Parameters of text that name nothing which is written; every other one is an output."""
 SLO = "--goodput ttft:500 tpot:40"

@@ -121,7 +121,6 @@ REFUSED = {
     "comapre": "'compare'",
     "profiles --gpu 000": "no shipped profile with --gpu 000; GPUs: ",
     "plan --profile cpu/tiny --num-speculative-tokens 0,2": "'0,2' is not a valid integer",
-    "plan --profile cpu/tiny --policy pd --goodput ttft:500 --attainment nan": "nan is not in the range 0.0<x<1.0",
     f"tune --profile {PAIR} --lengths 0,500": "must be at most 126",
     f"validate http://h:1 --fit-only --profile {PAIR} --levels 1,1000000": "want 10000 requests at once at most",
     f"{TINY} --num-speculative-tokens 2,2": "a value stands twice",

@@ -69,7 +69,7 @@ def test_keys_that_a_search_does_not_use_are_named(key: str, value: int) -> None
     assert given.highest == plain.highest
     assert [note for note in given.notes if note not in plain.notes] == [
         f"{key}={value} not used: sought is the rate of one replica that nobody waits to send to (engine.max_num_seqs "
-        "says how many it serves at once, --target-rate how many replicas)"
+        "says how many it serves at once, --rate how many replicas)"
     ]
 
 
