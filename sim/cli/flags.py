@@ -63,6 +63,9 @@ class WholeNumber(click.IntRange):
         number: int = super().convert(_plain(value), param, ctx)
         return number
 
+    def _describe_range(self) -> str:
+        return "" if self.min is self.max is None else super()._describe_range()
+
 
 class Number(click.FloatRange):
     """A number in a range; click has nan in every one."""
