@@ -187,3 +187,13 @@ def test_nobody_is_woken_for_memory_that_nobody_waits_for() -> None:
     version = serving.intake.changed.version
     finish(serving, serving.requests[0])
     assert serving.intake.changed.version == version
+
+
+def test_a_request_is_scheduled_when_it_is_admitted_for_the_first_time() -> None:
+    served = Served([request(0)], paged())
+    asked = served.serving.requests[0]
+    served.at(1.0, lambda: served.serving.seat_now(100))
+    served.at(2.0, lambda: served.serving.preempt(asked))
+    served.at(3.0, lambda: served.serving.seat_now(100))
+    served.run()
+    assert asked.scheduled_s == 1.0

@@ -31,10 +31,6 @@ def ahead(run: SimRun, kind: Kind) -> list[float]:
     return [ticket.work.ahead_s for ticket in run.tickets if ticket.work.kind is kind]
 
 
-def rounds_of(run: SimRun) -> list[tuple[float, float, str]]:
-    return [(work[0], work[1], work[3]) for work in run.works if work[3] != "prefill"]
-
-
 def test_a_verify_beside_drafts_of_other_gpus_is_planned_with_them() -> None:
     run = served("disaggregated", [request(0, output=16)], 3.0, pools=DevicePools(draft=1))
     assert ahead(run, Kind.VERIFY)[1:] == ahead(run, Kind.DRAFT)[1:] == [10.0, 7.0]
@@ -92,3 +88,13 @@ def test_where_nothing_is_to_be_prepared_planning_changes_nothing(
         asked = [request(i, arrival_s=a, prompt=p, output=o) for i, (a, p, o) in enumerate(rows)]
         logs.append(served(policy, asked, 0.0, limits=limits, kv=kv, poll_s=poll_s).works)
     assert logs[0] == logs[1]
+
+
+def test_a_row_that_waits_is_prepared_no_earlier_than_the_round_before_it_is_submitted() -> None:
+    """One row a round, 7 s each: whose turn is next waits for up to 14 s, and is prepared for 7 s; the second comes in
+    the middle of the first round."""
+    costs = ConstantCosts(device_s={**SECONDS, Kind.PREFILL: 0.5}, demand=Demands(0.0, 0.0))
+    options = PolicyOptions(poll_s=0.0, decode_batch=1)
+    asked = [request(i, output=16) for i in range(3)]
+    run = SimRun("pd", asked, draws=AlwaysAccept(), costs=costs, limits=PLANNED, options=options)
+    assert ahead(run, Kind.DRAFT) == [0.0, 6.0, *[7.0] * 7]

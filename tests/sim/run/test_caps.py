@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import warnings
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,7 +24,6 @@ from tests.sim.support import most_in_flight
 PAIR = "h100-sxm/llama-2-7b+tinyllama-1.1b"
 EAGLE = "h100-sxm/llama-3.1-8b+eagle3"
 LANES = [name for name, policy in POLICIES.items() if not policy.is_continuous]
-SCENARIOS = Path(__file__).parents[3] / "sim/scenarios"
 
 
 def scenario(policy: Any, profile: str = PAIR, **changes: Any) -> Scenario:
