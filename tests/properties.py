@@ -1,17 +1,19 @@
-"""How often properties are tried, by the Hypothesis profile in use (tests/conftest.py), the one of all refusals, and an
-answer as a terminal has it."""
+"""How often properties are tried, by the Hypothesis profile in use (tests/conftest.py), the one of all refusals, what
+must be there, and an answer as a terminal has it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from io import StringIO
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 from hypothesis import settings
 from rich.console import Console
 
 from sim.report.say import Answered, print_answer
+
+T = TypeVar("T")
 
 
 def examples(factor: float, **more: Any) -> settings:
@@ -26,6 +28,12 @@ def assert_refused(act: Callable[[], object], *named: str) -> None:
     said = str(caught.value)
     assert "\n" not in said
     assert [each for each in named if each not in said] == [], said
+
+
+def some(value: T | None) -> T:
+    """A value that must be there."""
+    assert value is not None
+    return value
 
 
 def printed(answer: Answered, width: int = 80, *, is_verbose: bool = False) -> str:

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from realrun.host.device import DeviceStream, Event
+from realrun.host.device import Cpu, DeviceStream, Event
 
 VectorClock = dict[str, int]
 EARLY = 0.3
@@ -71,7 +71,7 @@ class _Watched:
         return frozenset(shadow.unique().tolist()) - {self.scratch}
 
 
-class LateDevice:
+class LateDevice(Cpu):
     """The CPU, late. `seed` draws the order; one lock guards it all."""
 
     is_async = True
@@ -111,12 +111,6 @@ class LateDevice:
         made = _Pinned.of(self, torch.zeros(shape, dtype=torch.int64))
         self.watch(f"pinned {len(self._watched)}", made)
         return made
-
-    def free_bytes(self) -> int:
-        return 1 << 40
-
-    def num_allocations(self) -> int:
-        return 0
 
     # -- clocks
 

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from realrun.host.device import DeviceStream, Event
+from realrun.host.device import Cpu, DeviceStream, Event
 from sim.devices.contention import Contention, plain_rates
 
 CALL_S, GRAPH_CALL_S, KERNEL_CALL_S = 1e-6, 8e-6, 5e-6
@@ -52,7 +52,7 @@ class _Op:
         return self.issued_s + LATENCY_S
 
 
-class TimedDevice:
+class TimedDevice(Cpu):
     is_async = True
 
     def __init__(self, *, drift_ppm: float = 50.0, contention: Contention | None = None, start_s: float = 0.0) -> None:
@@ -82,15 +82,6 @@ class TimedDevice:
     def synchronize(self) -> None:
         for stream in self.streams:
             stream.record().synchronize()
-
-    def pinned(self, *shape: int) -> torch.Tensor:
-        return torch.zeros(shape, dtype=torch.int64)
-
-    def free_bytes(self) -> int:
-        return 1 << 40
-
-    def num_allocations(self) -> int:
-        return 0
 
     def launch(self, lasts: Lasts) -> None:
         """A pass that the work being issued consists of."""

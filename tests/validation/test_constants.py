@@ -14,6 +14,7 @@ import validation.constants as program
 from calibrate.importers.aiconfigurator import lookups
 from calibrate.served.load import ServedLoad
 from sim.costs.engine_costs import ENGINES, load_engine
+from tests.properties import some
 from validation.tables import csv_rows, grouped
 
 ASSUMED = {
@@ -42,9 +43,7 @@ def spec_of(line: dict[str, str]) -> program.Constant:
 
 
 def constant_at(scope: str, name: str) -> program.Constant:
-    constant = program.owner(scope, name)
-    assert constant is not None
-    return constant
+    return some(program.owner(scope, name))
 
 
 def nobodys() -> list[tuple[str, str]]:

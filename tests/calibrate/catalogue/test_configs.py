@@ -13,7 +13,7 @@ from calibrate.catalogue.published_models import TABLE
 from calibrate.importers.plan_candidates import pair_named
 from sim.costs.shapes import MODELS, Formats, ModelShape, kv_bytes_per_token
 from sim.drafters.mtp import layer as mtp_layer
-from tests.properties import assert_refused
+from tests.properties import assert_refused, some
 
 COMMON = {"vocab_size": 100, "max_position_embeddings": 4096, "torch_dtype": "bfloat16"}
 GPT_OSS_120B = TABLE["openai/gpt-oss-120b"].config
@@ -98,8 +98,7 @@ def test_an_indexer_has_matrices_and_a_key_of_every_token(tmp_path: Path) -> Non
 def test_layers_that_share_an_indexer_have_none(tmp_path: Path) -> None:
     """GLM-5.2: 47,702 bytes of KV per token in SGLang (sgl-project/sglang#30531), whose drafter keeps its indexer."""
     shape = shape_of(tmp_path, GLM_5_2)
-    assert shape.indexer is not None
-    assert shape.indexer.shared_layers == 57
+    assert some(shape.indexer).shared_layers == 57
     assert with_formats(shape, None, "fp8").kv_bytes_per_token == 78 * 576 + 21 * 132
     assert shape.params / 1e9 == pytest.approx(743, rel=0.01)
     assert shape_of(tmp_path, GLM_5_2, layer_types=["deepseek_sparse_attention"] * 78) == shape
@@ -144,8 +143,7 @@ def test_blocks_are_chosen_in_all_but_the_first_layers(tmp_path: Path) -> None:
     assert kv_bytes_per_token(shape, 8) == 2 * 60 * 2 * 4 * 128 * 2 + 8 * 57 * 128 * 2
     dense = shape_of(tmp_path, MINIMAX_M3, sparse_attention_config=None)
     assert shape.params - dense.params == 57 * (4 + 1) * 128 * 6144
-    assert shape.experts is not None
-    assert (shape.experts.dense_layers, shape.intermediate) == (3, 12288)
+    assert (some(shape.experts).dense_layers, shape.intermediate) == (3, 12288)
 
 
 def test_models_that_only_tables_price_are_refused_by_what_they_have(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import pytest
 from calibrate.cli.main import calibrate_command
 from sim.costs.profile_files import load
 from tests.calibrate.support import write_tables
+from tests.properties import some
 
 ROOT = Path(__file__).parents[3]
 PROFILE = "h100-sxm/llama-3.1-8b"
@@ -87,8 +88,7 @@ def test_constants_carry_to_other_models_and_own_no_error(tmp_path: Path) -> Non
     origin, derived = load(PROFILE), load(out)
     assert derived.name == "gh200/apertus-8b+eagle3"
     assert (derived.target.name, derived.target.is_gated) == ("apertus-8b", False)
-    assert derived.draft is not None
-    assert derived.draft.vocab == 131072
+    assert some(derived.draft).vocab == 131072
     assert derived.kernels == origin.kernels
     assert {error.mean_error_pct for error in derived.errors.values()} == {None}
     assert "nothing was measured with apertus-8b+eagle3" in derived.source
@@ -99,8 +99,7 @@ def test_a_profile_is_split_over_gpus_whose_all_reduce_is_known(tmp_path: Path) 
     calibrate("derive", "--from", "gh200/apertus-8b", "--tp", "4", "--out", out)
     origin, group = load("gh200/apertus-8b"), load(out)
     assert (group.name, group.tensor_parallel) == ("gh200/apertus-8b-tp4", 4)
-    reduce = group.compact.all_reduce
-    assert reduce is not None
+    reduce = some(group.compact.all_reduce)
     assert (reduce.fixed_s, reduce.bytes_per_s) == (1.27e-5, 1.276e11)
     assert msgspec.structs.replace(group.compact, all_reduce=None) == origin.compact
     assert {error.mean_error_pct for error in group.errors.values()} == {None}

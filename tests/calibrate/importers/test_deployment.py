@@ -34,7 +34,7 @@ from sim.costs.profile_files import decode, encode
 from sim.costs.shapes import MODELS, Formats, ModelShape
 from sim.interface.work import Chunk, Kind, Model, Work
 from tests.calibrate.support import decode_attention_ms, gemm_ms, write_tables
-from tests.properties import assert_refused
+from tests.properties import assert_refused, some
 
 LLAMA = MODELS["llama-3.1-8b"]
 EXPERTS = Experts(num=8, per_token=2, intermediate=2048, shared_intermediate=1024)
@@ -90,8 +90,7 @@ def body_ms(profile: Profile, tokens: int) -> float:
 def attention_ms(profile: Profile, rows: int = 64, context_tokens: int = 4096) -> float:
     """Decode attention of a layer."""
     grid = profile.table.target.decode_attention
-    seconds = grid.seconds[grid.rows.index(rows)][grid.context_tokens.index(context_tokens)]
-    assert seconds is not None
+    seconds = some(grid.seconds[grid.rows.index(rows)][grid.context_tokens.index(context_tokens)])
     return 1e3 * seconds
 
 
@@ -288,8 +287,7 @@ def test_a_window_that_no_table_has_costs_what_attention_over_so_many_tokens_doe
     assert [line[-1] for line in of_window.seconds] == [line[at] for line in of_all.seconds]
     whole, windowed = full.table.target.prefill_attention, near.table.target.prefill_attention
     short, long = windowed.chunk_tokens.index(1024), windowed.chunk_tokens.index(8192)
-    of_1024 = whole.seconds[short][0]
-    assert of_1024 is not None
+    of_1024 = some(whole.seconds[short][0])
     assert windowed.seconds[short][0] == of_1024
     assert windowed.seconds[long][0] == pytest.approx(15.0 * of_1024, rel=1e-3)
     assert windowed.seconds[short][-1] == pytest.approx(2.0 * of_1024, rel=1e-3)

@@ -16,6 +16,7 @@ from calibrate.served.diagnosis import Arm, Diagnosis, Pair, diagnose
 from calibrate.served.judge import CellSetup
 from calibrate.served.load import Accepted, ServedLoad
 from sim.costs.profile_files import load
+from tests.properties import some
 
 PROFILE = "h100-sxm/llama-3.1-8b+eagle3"
 NOISE = (1.02, 0.98)
@@ -81,8 +82,7 @@ def test_a_planted_fault_is_named(cause: str) -> None:
 def test_acceptance_that_the_results_do_not_say_is_found_low() -> None:
     told = pair_of(None)
     found = diagnosed(told, told.one(partial(Arm.changed, acceptance="length:1.2@3")))
-    assert found.cause is not None
-    assert found.cause.cause == "acceptance is low for these prompts"
+    assert some(found.cause).cause == "acceptance is low for these prompts"
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from sim.cli.main import run
 from sim.costs.engine_costs import load_engine, own_engine, with_engine, without_engine
 from sim.costs.profile import Profile
 from sim.costs.profile_files import encode, load, save_profile
+from tests.properties import some
 
 PAIR = "h100-sxm/llama-3.1-8b+eagle3"
 RATES = (0.7, 0.45, 0.25)
@@ -153,8 +154,7 @@ def test_the_form_of_a_servers_steps_is_chosen_by_the_largest_load(
     assert found.tried[0].form == form
     assert abs(found.tried[0].error_pct) < 1.0
     assert found.fits[0].values_s == {name: pytest.approx(value, rel=0.02) for name, value in constants.items()}
-    own = own_engine(load(save_profile(found.profile, tmp_path / "mine.json")))
-    assert own is not None
+    own = some(own_engine(load(save_profile(found.profile, tmp_path / "mine.json"))))
     assert own.is_async is form.is_async
 
 

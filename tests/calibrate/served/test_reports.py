@@ -22,7 +22,7 @@ from calibrate.served.metrics import Growth, parse, served_between
 from calibrate.served.readers import in_words, loads_of
 from calibrate.served.reports import ServerLooks, levels, read_bench, read_windows
 from sim.costs.profile_files import load as profile
-from tests.properties import assert_refused
+from tests.properties import assert_refused, some
 
 LABELS = 'engine="0",model_name="m"'
 
@@ -75,8 +75,7 @@ def test_drafts_between_two_looks_tell_their_rates_and_how_many_tokens_a_step_wr
     after = look(40, 200, drafts=700, accepted=(510, 190))
     found = served_between(parse(before, "a"), parse(after, "b"), source="b", duration_s=10.0)
     assert found.accepted == Accepted(drafts=600, draft_tokens=2, rates=(0.7, 0.3))
-    assert found.accepted is not None
-    assert (found.accepted.length, found.accepted.quote) == (2.0, "vllm:0.7,0.3")
+    assert (some(found.accepted).length, some(found.accepted).quote) == (2.0, "vllm:0.7,0.3")
     assert found.concurrency == pytest.approx(30 * 40 / (150 * 2.0))
     assert found.measured["output_throughput"] == pytest.approx(30 * 41 / 10.0)
 
@@ -193,9 +192,8 @@ def test_acceptance_in_a_log_is_weighted_by_its_drafts(tmp_path: Path) -> None:
         lines += [load_line(4, 100.0), spec_line(rates, drafted)]
     lines += [load_line(4, 100.0)]
     (found,) = levels(written(tmp_path / "server.log", "\n".join(lines)), 100, 40)
-    assert found.accepted is not None
-    assert found.accepted.draft_tokens == 2
-    assert found.accepted.rates == (pytest.approx(0.65), pytest.approx(0.25))
+    assert some(found.accepted).draft_tokens == 2
+    assert some(found.accepted).rates == (pytest.approx(0.65), pytest.approx(0.25))
 
 
 def test_sglangs_lines_tell_load_and_acceptance_length() -> None:
@@ -205,8 +203,7 @@ def test_sglangs_lines_tell_load_and_acceptance_length() -> None:
     )
     (window,) = read_windows([line], num_speculative_tokens=3)
     assert (window.running, window.waiting, window.output_tokens_per_s) == (8, 0, 404.5)
-    assert window.accepted is not None
-    assert window.accepted.quote == "length:2.5@3"
+    assert some(window.accepted).quote == "length:2.5@3"
     (without,) = read_windows([line.replace("accept len: 2.50, ", "")])
     assert (without.running, without.output_tokens_per_s, without.accepted) == (8, 404.5, None)
 
@@ -252,8 +249,7 @@ def test_a_result_is_simulated_as_its_client_sent_it(
 def test_bench_serving_of_sglang_tells_the_acceptance_length(tmp_path: Path) -> None:
     path = written(tmp_path / "r.jsonl", json.dumps(RESULT | {"accept_length": 2.5}))
     (drafting,) = read_bench(path, num_speculative_tokens=3)
-    assert drafting.accepted is not None
-    assert drafting.accepted.quote == "length:2.5@3"
+    assert some(drafting.accepted).quote == "length:2.5@3"
     with pytest.warns(UserWarning, match="this server drafts"):
         (without,) = read_bench(path)
     assert without.accepted is None

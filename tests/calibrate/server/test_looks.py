@@ -23,6 +23,7 @@ from calibrate.served.line import (
 )
 from calibrate.served.load import Accepted, ServedLoad, ServedRequest
 from calibrate.server.looks import (
+    Fit,
     as_now,
     fit_line,
     of_a_round,
@@ -121,11 +122,19 @@ def looked_at(given: Scenario, line: Profile) -> list[ServedLoad]:
     ]
 
 
-def test_a_line_is_the_steps_that_clients_saw() -> None:
+LINE = line_of_server()
+GIVEN = scenario(LINE.name, async_scheduling=False)
+LONE = in_steps(lone_requests([50, 100, 150]), 1)
+
+
+@pytest.fixture(scope="module")
+def fitted() -> Fit:
+    return fit_line(GIVEN, LINE, looked_at(GIVEN, LINE), LONE)
+
+
+def test_a_line_is_the_steps_that_clients_saw(fitted: Fit) -> None:
     """Two rows take longer than three, which no straight line does; left-out rounds are met, as all obey one law."""
-    line = line_of_server()
-    given = scenario(line.name, async_scheduling=False)
-    found = fit_line(given, line, looked_at(given, line), in_steps(lone_requests([50, 100, 150]), 1))
+    found = fitted
     target = found.profile.linear.target
     assert dict(target.by_rows) == pytest.approx({rows: STEPS_S[rows] for rows in (1, 2, 3, 4)}, rel=0.01)
     assert target.token_s == pytest.approx(TOKEN_S, rel=0.01)
@@ -135,15 +144,9 @@ def test_a_line_is_the_steps_that_clients_saw() -> None:
 
 def test_a_server_that_does_not_batch_is_doubted() -> None:
     """Its steps all have one row, and who waits is not seen in them."""
-    line = line_of_server()
-    given = scenario(line.name, async_scheduling=False)
-    rounds = [
-        closed_loop(n, 0, [structs.replace(one, sent_s=0.0) for one in in_steps(requests, 1)])
-        for n, requests in ((n, round_requests(given, line, n, 0)) for n in (1, 2))
-    ]
-    rounds[0] = closed_loop(1, 0, in_steps(round_requests(given, line, 1, 0), 1))
-    lone = in_steps(lone_requests([50, 100, 150]), 1)
-    assert "does not batch" in fit_line(given, line, rounds, lone).doubt
+    one, two = (in_steps(round_requests(GIVEN, LINE, n, 0), 1) for n in (1, 2))
+    waiting = [structs.replace(each, sent_s=0.0) for each in two]
+    assert "does not batch" in fit_line(GIVEN, LINE, [closed_loop(1, 0, one), closed_loop(2, 0, waiting)], LONE).doubt
 
 
 def test_the_pace_of_the_minute_is_told_by_a_light_loop() -> None:

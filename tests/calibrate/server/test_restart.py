@@ -23,6 +23,7 @@ from calibrate.server.served_run import as_predicted, read_run
 from calibrate.server.server_process import commands_of, started
 from sim.cli.main import run
 from tests.calibrate.server.test_probe import serving
+from tests.properties import some
 
 ROOT = Path(__file__).parents[3]
 LOAD = [
@@ -132,9 +133,8 @@ def test_an_interrupt_leaves_no_process_and_keeps_what_was_measured(
     assert restarted(out, port, command(port, stop_at=2 + 12 + 24 + 10 + 3)) == 130
     assert_none_runs(tmp_path / "run.log", tmp_path / "run.pair.log")
     told = read_run(out)
-    assert told.plain is not None
-    assert len(told.plain.sent) == 8
-    assert told.plain.errors
+    assert len(some(told.plain).sent) == 8
+    assert some(told.plain).errors
     assert told.predicted_at
     assert not told.errors
     assert [(tmp_path / f"run{kind}.measured.json").exists() for kind in ("", ".pair")] == [True, True]

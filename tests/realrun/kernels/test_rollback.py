@@ -12,6 +12,7 @@ torch = pytest.importorskip("torch")
 from realrun.kernels.host_slots import Slot
 from realrun.kernels.pair_kernels import PairKernels
 from realrun.model.kv import SlottedKv
+from tests.properties import some
 from tests.realrun.support import prefill_in_chunks, prompts, tied_pair, tiny_model, tiny_options
 
 
@@ -49,8 +50,7 @@ def test_kv_after_rejections_is_kv_that_never_drafted() -> None:
 
 def test_a_discarded_draft_leaves_both_caches_bit_for_bit() -> None:
     kernels, slots, issuer = prefilled()
-    assert kernels.draft_model is not None
-    caches = (kernels.target.kv, kernels.draft_model.kv)
+    caches = (kernels.target.kv, some(kernels.draft_model).kv)
     before = [held(kv, slot) for kv in caches for slot in slots]
     kernels.draft(slots, 5, issuer)
     for slot in slots:
@@ -70,13 +70,12 @@ def test_a_discarded_draft_leaves_both_caches_bit_for_bit() -> None:
 
 def test_rows_advance_by_different_amounts_and_lengths_say_so() -> None:
     kernels, slots, issuer = prefilled()
-    assert kernels.draft_model is not None
     before = kernels.target.kv.lengths.tolist()
     assert [before[slot.index] for slot in slots] == [6, 11, 4]
     kernels.draft(slots, 4, issuer)
     results = kernels.verify(slots, issuer, forced=[0, 4, 2]).result()
     assert [result.accepted for result in results] == [0, 4, 2]
-    target, draft = kernels.target.kv.lengths.tolist(), kernels.draft_model.kv.lengths.tolist()
+    target, draft = kernels.target.kv.lengths.tolist(), some(kernels.draft_model).kv.lengths.tolist()
     assert [target[slot.index] for slot in slots] == [7, 16, 7]
     # The draft model read three of its four tokens: fully accepted, it lacks the fourth and the bonus.
     assert [draft[slot.index] for slot in slots] == [7, 15, 7]
@@ -95,7 +94,6 @@ def test_a_shortened_draft_is_verified_at_the_length_it_was_cut_to() -> None:
 def test_a_draft_after_plain_decodes_catches_up_on_all_of_them() -> None:
     """Speculation switched off and on again: the draft model lacks every token decoded meanwhile."""
     kernels, slots, issuer = prefilled()
-    assert kernels.draft_model is not None
     for _ in range(3):
         kernels.verify(slots[:2], issuer).result()
     assert [slot.draft_lag for slot in slots] == [4, 4, 1]
@@ -105,5 +103,5 @@ def test_a_draft_after_plain_decodes_catches_up_on_all_of_them() -> None:
     assert [slot.draft_lag for slot in slots] == [2, 2, 2]
     verify.result()
     assert [slot.draft_lag for slot in slots] == [2, 1, 2]
-    lengths = kernels.draft_model.kv.lengths.tolist()
+    lengths = some(kernels.draft_model).kv.lengths.tolist()
     assert [lengths[slot.index] for slot in slots] == [slot.known_tokens - slot.draft_lag for slot in slots]

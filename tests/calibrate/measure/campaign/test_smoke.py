@@ -1,10 +1,10 @@
 # ruff: noqa: E402
-"""The checks of the smoke step that a CPU cannot fail, on a device made of numbers; times are its own."""
+"""The checks of the smoke step that a CPU cannot fail, on a device whose times are virtual."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from itertools import count
 from typing import Any
 
 import pytest
@@ -14,70 +14,26 @@ torch = pytest.importorskip("torch")
 from calibrate.measure.campaign import smoke
 from calibrate.measure.campaign.plan import CAMPAIGNS
 from calibrate.measure.campaign.smoke import Ground, run_check
-from realrun.host.device import Cpu, RealDevice
+from realrun.host.device import Cpu, DeviceStream, RealDevice
 from realrun.host.driver import Driver
 from realrun.model.attention import Attention, GatheringAttention
+from tests.realrun.timed_device import TimedDevice
 
 
-@dataclass(eq=False)
-class Event:
-    at_s: float
+class Gpu(TimedDevice):
+    """So many queues of hardware, which streams beyond them share; looking at the host's clock takes `look_s`."""
 
-    def is_done(self) -> bool:
-        return True
-
-    def synchronize(self) -> None: ...
-
-    def seconds_after(self, earlier: Any) -> float:
-        return self.at_s - float(earlier.at_s)
-
-
-@dataclass
-class Queue:
-    """Of hardware: what is in it runs one after the other."""
-
-    free_s: float = 0.0
-
-
-@dataclass
-class Stream:
-    device: FakeGpu
-    queue: Queue
-
-    def record(self) -> Event:
-        return Event(self.device.drifting(max(self.queue.free_s, self.device.host_s)))
-
-    def hold(self, seconds: float) -> None:
-        self.queue.free_s = max(self.queue.free_s, self.device.host_s) + seconds
-
-
-@dataclass
-class FakeGpu:
-    """Its clock is `drift_ppm` faster than the host's; looking at both takes `look_s`."""
-
-    num_queues: int = 32
-    drift_ppm: float = 0.0
-    look_s: float = 1e-5
-    host_s: float = 0.0
-    is_async: bool = True
-    queues: list[Queue] = field(default_factory=list)
-    num_streams: int = 0
-
-    def drifting(self, host_s: float) -> float:
-        return host_s * (1.0 + 1e-6 * self.drift_ppm)
+    def __init__(self, *, num_queues: int = 32, look_s: float = 1e-5, **more: Any) -> None:
+        super().__init__(**more)
+        self.num_queues, self.look_s, self.numbers = num_queues, look_s, count()
 
     def now_s(self) -> float:
         self.host_s += self.look_s
         return self.host_s
 
-    def stream(self, priority: int = 0) -> Stream:
-        if len(self.queues) < self.num_queues:
-            self.queues.append(Queue())
-        self.num_streams += 1
-        return Stream(self, self.queues[(self.num_streams - 1) % len(self.queues)])
-
-    def synchronize(self) -> None:
-        self.host_s = max(self.host_s, *(queue.free_s for queue in self.queues))
+    def stream(self, priority: int = 0) -> DeviceStream:
+        number = next(self.numbers)
+        return super().stream(priority) if number < self.num_queues else self.streams[number % self.num_queues]
 
 
 def found(check: Callable[[Ground], str | None], device: Any, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
@@ -94,7 +50,7 @@ def ground(device: RealDevice, name: str = "cpu") -> Ground:
 
 def test_streams_that_share_a_queue_are_red(monkeypatch: pytest.MonkeyPatch) -> None:
     """Eight on two queues: four held one after the other."""
-    free, shared = (found(smoke.streams, FakeGpu(num_queues=number), monkeypatch) for number in (32, 2))
+    free, shared = (found(smoke.streams, Gpu(num_queues=number), monkeypatch) for number in (32, 2))
     assert (free["is_ok"], free["said"]) == (True, "8 held at once took 1.00 times as long as one")
     assert (shared["is_ok"], shared["said"]) == (
         False,
@@ -108,7 +64,7 @@ def test_streams_that_share_a_queue_are_red(monkeypatch: pytest.MonkeyPatch) -> 
 def test_clocks_that_run_apart_or_cannot_be_compared_are_red(
     monkeypatch: pytest.MonkeyPatch, drift_ppm: float, look_s: float, is_ok: bool
 ) -> None:
-    check = found(smoke.clock, FakeGpu(drift_ppm=drift_ppm, look_s=look_s), monkeypatch)
+    check = found(smoke.clock, Gpu(drift_ppm=drift_ppm, look_s=look_s), monkeypatch)
     assert check["is_ok"] is is_ok
     assert "ppm" in check["said"]
 

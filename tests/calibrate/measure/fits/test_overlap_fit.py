@@ -20,6 +20,7 @@ from sim.costs.profile import ASSUMED_PHI, HOPPER_PHI, Profile
 from sim.costs.profile_files import load
 from sim.devices.contention import Contention, Regime, contention_of
 from tests.calibrate.measure.co_runs import ran
+from tests.properties import some
 
 ROOT = Path(__file__).parents[4]
 PAIR = load("h100-sxm/llama-3.1-8b+llama-3.2-1b")
@@ -49,8 +50,7 @@ def test_contention_behind_rates_is_found_again_and_three_passes_are_predicted_f
     assert len(three.rates) == 3
     assert max(three.rates) < 0.9
     fitted = fit_overlap(PAIR, rates)
-    phi = fitted.overlap.phi
-    assert phi is not None
+    phi = some(fitted.overlap.phi)
     assert (phi.low, phi.value, phi.high, phi.turn) == pytest.approx((0.13, 0.13, 0.13, 0.7), abs=0.001)
     assert contention_of(fitted.overlap) == TRUTH
     error = fitted.errors["overlap_three"]
@@ -103,7 +103,6 @@ def test_what_two_gpus_measured_is_within_the_range_that_their_profiles_simulate
     for gpu, turn in (("h200", 0.76), ("h100", 0.6)):
         profile = load(f"{gpu}-sxm/llama-3.1-8b+llama-3.2-1b-measured")
         points = ROOT / "docs" / "validation" / f"{gpu}-sxm" / "llama-3.1-8b+llama-3.2-1b.points.jsonl"
-        refit = fit_overlap(profile, read(points).rates).overlap.phi
-        assert refit is not None
+        refit = some(fit_overlap(profile, read(points).rates).overlap.phi)
         assert HOPPER_PHI.low <= refit.low < refit.value < refit.high <= HOPPER_PHI.high
         assert refit.turn == pytest.approx(turn, abs=0.03)
