@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from msgspec import Meta, Struct
+from msgspec import Struct
 
 from sim.cli.console import claim, write_text
 from sim.cli.flags import JsonFile, Overwrite
@@ -20,12 +20,6 @@ if TYPE_CHECKING:
     from sim.files.json_values import Json
 
 RESULT = "validation.json"
-Requests = Annotated[
-    Path,
-    Meta(title="FILE"),
-    "vllm: JSON lines of request_id, input_toks, output_toks, arrival_time, queued_ts, scheduled_ts, first_token_ts, "
-    "last_token_ts. cells: a CSV of prompt_tokens, output_tokens, which every cell goes through in whole passes.",
-]
 
 
 class ServedFlags(Struct, frozen=True, kw_only=True):

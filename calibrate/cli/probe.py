@@ -36,7 +36,8 @@ Served = Annotated[str | None, "Model, as the server names it. [its only one]"]
 Patience = Annotated[
     float, Meta(gt=0.0, le=86_400.0), "Longest that one answer may take, to its last byte, and a start."
 ]
-KeyName = Annotated[str | None, Meta(title="NAME"), "Environment variable that holds the server's key."]
+KEY = "LANESIM_API_KEY"
+"""Environment variable that holds the server's key."""
 
 
 class ProbeFlags(FitFlags, frozen=True, kw_only=True):
@@ -45,7 +46,6 @@ class ProbeFlags(FitFlags, frozen=True, kw_only=True):
     url: Annotated[str, ARGUMENT, Meta(title="URL")]
     model: Served = None
     timeout_s: Patience = 300.0
-    api_key_env: KeyName = None
     levels: Annotated[str, "Requests at once, a closed loop each; the largest is predicted from the others."] = (
         "1,2,4,8,16"
     )
@@ -66,7 +66,7 @@ def fit_command(flags: ProbeFlags) -> None:
     from sim.costs.engine_costs import engine_of
     from sim.costs.profile_files import load
 
-    base, levels, key = base_of(flags.url), levels_of(flags.levels), key_of(flags.api_key_env)
+    base, levels, key = base_of(flags.url), levels_of(flags.levels), server_key()
     measured = (Path("probe") if flags.out is None else flags.out).with_suffix(".measured.json")
     check_out(flags.out, [flags.profile], json_path=flags.json, others={"measured levels": measured})
     profile, raw = load(flags.profile), set_up(flags.engine, flags.set)
@@ -92,16 +92,12 @@ def fit_command(flags: ProbeFlags) -> None:
     finish(fitted, flags, served)
 
 
-def key_of(name: str | None) -> str | None:
-    """Value of the environment variable `name`, which may be the key itself, by mistake: it is never shown."""
-    if name is None:
-        return None
-    key = os.environ.get(name, "").strip()
-    if not key:
-        raise ValueError("--api-key-env names no environment variable that holds a key; want its name, not the key")
+def server_key() -> str | None:
+    """The key that the environment has for a server; it is never shown."""
+    key = os.environ.get(KEY, "").strip()
     if not (key.isascii() and key.isprintable()) or " " in key:
-        raise ValueError(f"--api-key-env {name}: want a key of printable ASCII characters without spaces")
-    return key
+        raise ValueError(f"{KEY}: want a key of printable ASCII characters without spaces")
+    return key or None
 
 
 def new_words() -> str:

@@ -18,7 +18,7 @@ from sim.cli.lazy import command_at
 
 DIRECTORY, FILE, SERVER, FIT = "DIRECTORY", "FILE", "URL", "URL --fit-only"
 TABLE, RUN = "cells", "vllm"
-"""Words that may stand before a table, or for a file that --requests names."""
+"""Words that may stand before a table, or requests."""
 FORMS = {
     DIRECTORY: "realrun.cli.validate:directory_command",
     FILE: "calibrate.cli.validate_file:file_command",
@@ -69,8 +69,6 @@ def _validate(words: tuple[str, ...], fit_only: bool, **values: Any) -> None:
     for name in given:
         if name not in wanted:
             raise click.UsageError(f"no option --{name.replace('_', '-')} in `lanesim validate {kind}`")
-    if words[:1] == (RUN,) and "requests" in given:
-        arguments = [*arguments, str(given.pop("requests"))]
     named = [param for param in wanted.values() if isinstance(param, click.Argument)]
     if not sum(param.required for param in named) <= len(arguments) <= len(named):
         titles = " ".join(dict.fromkeys([kind, *(param.make_metavar(click.Context(form)) for param in named)]))
@@ -97,8 +95,8 @@ validate_command = FlagsCommand(
 
     FILE, what a benchmark wrote or printed: each of its loads. A table of loads: columns concurrency, input_len,
     output_len; optional num_prompts, acceptance, num_speculative_tokens, max_num_seqs, label, role and the like; and
-    what was measured: ttft_ms, tpot_ms, itl_ms, e2el_ms, output_throughput, percentiles such as ttft_p95_ms. The
-    requests of a vLLM run: at their recorded arrivals.
+    what was measured: ttft_ms, tpot_ms, itl_ms, e2el_ms, output_throughput, percentiles such as ttft_p95_ms. A list
+    of requests may follow it. The requests of a vLLM run: at their recorded arrivals; their prompts may follow.
 
     URL: the scenario's own requests, at their own times, predicted before they are sent. Only that address is called.
 

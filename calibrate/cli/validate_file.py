@@ -1,6 +1,6 @@
 """`lanesim validate FILE`: loads that a file holds, each simulated and compared. No torch.
 
-The words `cells TABLE.csv` and `vllm --requests FILE` ask the same. Not here: which file is what
+The words `cells TABLE.csv` and `vllm FILE` ask the same. Not here: which file is what
 (calibrate.served.readers), simulating (calibrate.served.judge, calibrate.served.as_sent).
 """
 
@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 from msgspec import Meta
 
 from calibrate.cli.engine_flags import (
-    Requests,
     ServedFlags,
     cells_of,
     check_outputs,
@@ -30,8 +29,8 @@ if TYPE_CHECKING:
     from sim.metrics.compared import Compared
 
 EXAMPLE = (
-    "lanesim validate silicon.csv --profile h100-sxm/llama-3.1-8b \\\n"
-    "    --columns isl=input_len,osl=output_len,batch_size=concurrency,silicon_tpot_ms=tpot_ms"
+    "printf 'concurrency,input_len,output_len,tpot_ms\\n8,1000,200,7.9\\n' > loads.csv\n"
+    "  lanesim validate loads.csv --profile h100-sxm/llama-3.1-8b"
 )
 ARRIVAL = "ttft_arrival"
 TITLES = {ARRIVAL: "TTFT from arrival"}
@@ -41,14 +40,7 @@ class FileFlags(ServedFlags, frozen=True, kw_only=True):
     """Flags of a file."""
 
     path: Annotated[Path, ARGUMENT, Meta(title="FILE")]
-    columns: Annotated[str | None, Meta(title="THEIRS=OURS,..."), "Read a foreign table's columns as ours."] = None
-    requests: Requests | None = None
-    prompts: Annotated[
-        Path | None,
-        Meta(title="PROMPTS.jsonl"),
-        "What prompts have in common, one line per request in the same order: prefix_blocks (chained ids of 16-token "
-        "blocks) or input_tok_ids.",
-    ] = None
+    beside: Annotated[Path | None, ARGUMENT, Meta(title="[REQUESTS.csv|PROMPTS.jsonl]")] = None
     num_speculative_tokens: Annotated[int, Meta(le=126), "Draft length; a server with /metrics says its own."] = 0
 
 
@@ -67,29 +59,32 @@ def file_command(flags: FileFlags) -> None:
     Requests of a vLLM run are simulated at their recorded arrivals. TTFT and E2EL count from queued_ts, when the engine
     took a request in; ttft_arrival from arrival_time. The offset of the two clocks is the least queued_ts -
     arrival_time. TPOT leaves out requests of one output token.
+
+    Beside a table may stand REQUESTS.csv of prompt_tokens and output_tokens, which every load goes through in whole
+    passes; beside a run PROMPTS.jsonl, what its prompts have in common: prefix_blocks or input_tok_ids, a line each.
     """
     from calibrate.served.judge import judge_cells, result_of
-    from calibrate.served.load_table import CellTable, parse_columns, read_cells, read_request_list
+    from calibrate.served.load_table import CellTable, read_cells, read_request_list
     from calibrate.served.readers import loads_of, told_by
     from calibrate.served.stamped_requests import STAMPS
     from sim.costs.profile_files import load
 
     raw = set_up(flags.engine, flags.set)
     tape = str(raw.get("speculation", {}).get("acceptance")).removeprefix("tape:")
-    inputs = [flags.path, flags.requests, flags.prompts, flags.profile, flags.engine, tape, tape.rpartition("#")[0]]
+    inputs = [flags.path, flags.beside, flags.profile, flags.engine, tape, tape.rpartition("#")[0]]
     check_outputs(flags, inputs)
     ending, names = told_by(flags.path)
-    if ending == ".jsonl" and (flags.prompts is not None or {*STAMPS, "request_id"} & names):
+    if ending == ".jsonl" and (flags.beside is not None or {*STAMPS, "request_id"} & names):
         _recorded(flags, raw)
         return
     profile = load(flags.profile)
     if ending == ".csv":
-        table = read_cells(flags.path, parse_columns(flags.columns), has_requests=flags.requests is not None)
+        table = read_cells(flags.path, has_requests=flags.beside is not None)
     else:
         table = CellTable(
             str(flags.path), loads_of(flags.path, flags.num_speculative_tokens or None, raw.get("workload")), []
         )
-    setup = cells_of(raw, read_request_list(flags.requests) if flags.requests is not None else ())
+    setup = cells_of(raw, read_request_list(flags.beside) if flags.beside is not None else ())
     with progress() as on_step:
         judged = judge_cells(table, profile, setup, partial(on_step, "simulating"))
     result = result_of(table, judged, profile, setup)
@@ -137,7 +132,7 @@ def _recorded(flags: FileFlags, raw: dict[str, Any]) -> None:
     set_dotted(raw, "speculation.num_speculative_tokens", tokens)
     loaded = load(flags.profile)
     scenario = scenario_of(flags.path, loaded.name, raw)
-    real = read_requests(flags.path, flags.prompts, scenario.engine.block_size)
+    real = read_requests(flags.path, flags.beside, scenario.engine.block_size)
     ranks = scenario.devices.count
     if loaded.target.experts is not None and loaded.data_parallel != ranks:
         raise ValueError(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from msgspec import Meta, Struct
 
-from calibrate.cli.probe import KeyName, Patience, Served, key_of, levels_of, new_words
+from calibrate.cli.probe import Patience, Served, levels_of, new_words, server_key
 from sim.cli.console import progress
 from sim.cli.flags import ARGUMENT, Overwrite, command
 from sim.cli.options import CompareScenario, NumPrompts, Overrides, RequestRate, gather, inputs_of
@@ -32,6 +32,7 @@ EXAMPLE = (
 NUM_PROMPTS = 200
 """Requests of a scenario that does not say how many: they are sent in real time."""
 MAX_REQUESTS = 10_000
+"""Most that one command sends."""
 LIGHT_REQUESTS = 10
 """Sent right before the load, about one at a time: they tell how fast the server is now, and the time before the
 engine."""
@@ -50,12 +51,10 @@ class ServerFlags(Struct, frozen=True, kw_only=True):
     set: Overrides = ()
     model: Served = None
     timeout_s: Patience = 300.0
-    api_key_env: KeyName = None
     levels: Annotated[str, "Closed loops that the profile is fitted to first, requests at once; none: it was."] = (
         "1,2,4,8,16"
     )
     rounds: Annotated[int, Meta(ge=1, le=1000), "Over the levels, by turns."] = 3
-    max_requests: Annotated[int, Meta(ge=1, le=MAX_REQUESTS), "Most requests that may be sent."] = 1000
     predict_only: Annotated[bool, "Look and predict; send nothing of the scenario."] = False
     pair: Annotated[
         str | None, Meta(title="URL"), "A server that differs from it in speculation alone, which it has not."
@@ -106,7 +105,7 @@ def served(flags: ServerFlags, on_step: OnDone) -> ServedRun:
     from sim.run.resolve import resolve_all
     from sim.run.scenario import parse_scenario
 
-    bases, key = [base_of(url) for url in (flags.url, flags.pair) if url is not None], key_of(flags.api_key_env)
+    bases, key = [base_of(url) for url in (flags.url, flags.pair) if url is not None], server_key()
     commands = commands_of(flags.restart) if flags.restart else []
     names = ("scenario", "request_rate", "num_prompts", "input_len", "output_len", "set")
     raw = gather(CompareScenario(profile=(flags.profile or NAME,), **{name: getattr(flags, name) for name in names}))
@@ -132,10 +131,10 @@ def served(flags: ServerFlags, on_step: OnDone) -> ServedRun:
     looks = LONE_REQUESTS + LIGHT_REQUESTS + flags.rounds * sum(map(of_a_round, levels)) if levels else 0
     num_sides = 2 if commands else len(bases)
     count = num_sides * (len(planned) + looks)
-    if count > flags.max_requests:
+    if count > MAX_REQUESTS:
         raise ValueError(
             f"{count:,} requests would be sent, {num_sides * len(planned):,} of them the scenario's, and "
-            f"--max-requests is {flags.max_requests:,}: give --num-prompts, fewer --levels or --rounds, or allow more"
+            f"want {MAX_REQUESTS:,} at most: give --num-prompts, or fewer --levels or --rounds"
         )
     words_drawn = new_words()
     drafting = (raw, "", ".measured.json")

@@ -52,32 +52,19 @@ class CellTable(NamedTuple):
         return f"table {self.path!r} line {cell.line}"
 
 
-def parse_columns(text: str | None) -> dict[str, str]:
-    """`isl=input_len,osl=output_len` as the table's name -> ours. Raises ValueError."""
-    renamed: dict[str, str] = {}
-    for part in filter(None, (text or "").split(",")):
-        theirs, _, ours = (piece.strip() for piece in part.partition("="))
-        if not theirs or not ours:
-            raise ValueError(f"--columns {part!r}: want THEIRS=OURS, such as isl=input_len")
-        if ours not in COLUMNS:
-            raise ValueError(f"--columns: {unknown('column', ours, COLUMNS)}")
-        renamed[theirs] = ours
-    return renamed
-
-
-def read_cells(path: Path, renamed: Mapping[str, str], *, has_requests: bool = False) -> CellTable:
-    """The cells of `path`; `renamed` as parse_columns gives it. With a list of requests (`has_requests`) cells have no
+def read_cells(path: Path, *, has_requests: bool = False) -> CellTable:
+    """The cells of `path`. With a list of requests (`has_requests`) cells have no
     lengths of their own: such columns tell what is in the list, and nothing is read from them.
 
     Raises ValueError naming file, line and column.
     """
-    return _table(str(path), *read_csv(path, "table"), renamed, has_requests=has_requests)
+    return _table(str(path), *read_csv(path, "table"), has_requests=has_requests)
 
 
 def cells_of(name: str, rows: Sequence[Mapping[str, object]], *, has_requests: bool = False) -> CellTable:
     """The table of `rows` at hand that all have our columns, read like a file; `name` stands for the file."""
     lines = ((number, list(map(str, row.values()))) for number, row in enumerate(rows, start=2))
-    return _table(name, list(rows[0]), lines, {}, has_requests=has_requests)
+    return _table(name, list(rows[0]), lines, has_requests=has_requests)
 
 
 def read_request_list(path: Path) -> list[tuple[int, int]]:
@@ -95,12 +82,11 @@ def _table(
     path: str,
     names: Sequence[str],
     rows: Iterable[tuple[int, list[str]]],
-    renamed: Mapping[str, str],
     *,
     has_requests: bool,
 ) -> CellTable:
     where = f"table {path!r}"
-    header = _header(names, renamed, f"{where} line 1", has_requests=has_requests)
+    header = _header(names, f"{where} line 1", has_requests=has_requests)
     ignored = LENGTHS if has_requests else ()
     cells = []
     for number, row in rows:
@@ -112,20 +98,17 @@ def _table(
     return CellTable(path, cells, [name for name in header if name not in COLUMNS])
 
 
-def _header(names: Sequence[str], renamed: Mapping[str, str], where: str, *, has_requests: bool) -> list[str]:
-    for theirs in renamed:
-        if theirs not in names:
-            raise ValueError(f"{where}: --columns: {unknown('column', theirs, names)}")
-    aliases = {theirs: ours for theirs, ours in ALIASES.items() if ours not in (*names, *renamed.values())}
-    header = [{**aliases, **renamed}.get(name, name) for name in names]
+def _header(names: Sequence[str], where: str, *, has_requests: bool) -> list[str]:
+    aliases = {theirs: ours for theirs, ours in ALIASES.items() if ours not in names}
+    header = [aliases.get(name, name) for name in names]
     if twice := [name for name in header if header.count(name) > 1]:
         raise ValueError(f"{where}: column {twice[0]!r} is there twice")
     load = () if "request_rate" in header else REQUIRED
     for name in load if has_requests else (*load, *LENGTHS):
         if name not in header:
-            raise ValueError(f"{where}: {unknown('column', name, header)}; name it, or map it with --columns")
+            raise ValueError(f"{where}: {unknown('column', name, header)}; the header must name it")
     if not set(MEASURED) & set(header):
-        raise ValueError(f"{where}: no measured mean; want any of {', '.join(MEASURED)}, or map one with --columns")
+        raise ValueError(f"{where}: no measured mean; want any of {', '.join(MEASURED)}")
     return header
 
 

@@ -128,7 +128,7 @@ def base_of(url: str) -> str:
     if not is_address:
         raise ValueError(f"{url!r}: want the address of a server, such as http://localhost:8000")
     if "@" in parts.netloc:
-        raise ValueError(f"the address of {parts.hostname!r} holds a user or a password; want --api-key-env")
+        raise ValueError(f"the address of {parts.hostname!r} holds a password; want the key in LANESIM_API_KEY")
     path = parts.path.rstrip("/")
     return urlunsplit((parts.scheme, parts.netloc, path.removesuffix("/v1"), "", ""))
 

@@ -36,9 +36,9 @@ class ReplayFlags(WorkloadFlags, frozen=True, kw_only=True):
     max_concurrency: MaxConcurrency = None
     device: Annotated[Literal["cpu", "cuda"], "Where the passes run."]
     out: Annotated[Path, "Results directory."]
-    target_weights: Annotated[Path | None, "Local folder, transformers' format."] = None
-    draft_weights: Annotated[Path | None, "The same of the draft."] = None
-    prompts: Annotated[Path | None, "JSON lines of input_tok_ids and class."] = None
+    weights: Annotated[
+        Path | None, "Folder of target and draft in transformers' format, and prompts.jsonl of input_tok_ids and class."
+    ] = None
     overwrite: Overwrite = False
 
 
@@ -47,8 +47,8 @@ def replay_command(flags: ReplayFlags) -> None:
     """Run the same policies on real hardware, in real time, and record what happened.
 
     The profile's models get their exact dimensions and random weights. Which drafts are accepted is dictated by the
-    scenario's acceptance and seed (a tape), so that against a simulation only times can differ. With weights from
-    folders, and prompts, the models decide: `validate` simulates what they were seen to accept, and it is written as
+    scenario's acceptance and seed (a tape), so that against a simulation only times can differ. With --weights
+    the models decide: `validate` simulates what they were seen to accept, and it is written as
     tapes for --acceptance tape:FILE, of all requests and of each content class.
     """
     from sim.costs.profile_files import load
@@ -62,13 +62,14 @@ def replay_command(flags: ReplayFlags) -> None:
     if isinstance(workload, dict):
         workload.setdefault("num_prompts", NUM_PROMPTS)
     scenario = parse_scenario(raw)
-    out, folders = flags.out, [flags.target_weights, flags.draft_weights, flags.prompts]
-    claim(folders={"--out": out}, inputs=[*inputs_of(flags.scenario, scenario), *folders])
+    out, weights = flags.out, flags.weights
+    pair = [] if weights is None else [weights / name for name in ("target", "draft", "prompts.jsonl")]
+    claim(folders={"--out": out}, inputs=[*inputs_of(flags.scenario, scenario), *pair])
     check_parquet()
     profile = load(scenario.profile)
     resolve_all(scenario, profile)
     _check_installed()
-    replays, described, tapes = _run(scenario, profile, _folders(*folders), flags.device)
+    replays, described, tapes = _run(scenario, profile, _folders(*pair) if pair else None, flags.device)
     from realrun.replay.measured_tape import write_tapes
     from realrun.replay.replays import result_of, write_replays
 
@@ -99,15 +100,11 @@ def _check_installed() -> None:
         ) from None
 
 
-def _folders(target: Path | None, draft: Path | None, prompts: Path | None) -> Folders | None:
-    """The pair that decides itself what is accepted; None where a tape does."""
+def _folders(target: Path, draft: Path, prompts: Path) -> Folders:
+    """The pair that decides itself what is accepted."""
     from realrun.replay.measured_tape import Folders
     from sim.workload.content import read_prompt_tokens
 
-    if target is None and draft is None and prompts is None:
-        return None
-    if target is None or draft is None or prompts is None:
-        raise ValueError("want --target-weights, --draft-weights and --prompts together: texts decide what is accepted")
     return Folders(target=target, draft=draft, prompts=tuple(read_prompt_tokens(prompts)))
 
 

@@ -223,6 +223,13 @@ WENT = {degree: f"write Qwen/Qwen3-32B-{degree}2 for the model" for degree in ("
     "metrics_after": "lanesim calibrate production metrics BEFORE AFTER",
     "duration_s": "lanesim calibrate production metrics BEFORE AFTER SECONDS",
     "steps": "lanesim calibrate production steps FILE",
+    "columns": "the header of the table names the columns as ours",
+    "requests": "name the file behind the table, or behind the word `requests` of calibrate production",
+    "prompts": "validate takes the file behind the requests of a run, replay in the folder of --weights",
+    "max_requests": "at most 10,000 are sent",
+    "api_key_env": "the variable LANESIM_API_KEY holds the key",
+    "target_weights": "--weights DIR has the folders target and draft, and prompts.jsonl",
+    "draft_weights": "--weights DIR has the folders target and draft, and prompts.jsonl",
     "dry_run": "a sweep says how far it is, and goes on where it was stopped",
 }
 """Option that a command had -> what stands for it."""

@@ -63,7 +63,7 @@ NEEDED = {
     "replay": ["--profile cpu/tiny --policy pd --device cuda --out new"],
     "validate": [
         f"cells FILE --profile {PAIR}",
-        f"vllm --requests FILE --profile {PAIR} --set engine.max_num_seqs=8 --set engine.max_num_batched_tokens=512",
+        f"vllm FILE --profile {PAIR} --set engine.max_num_seqs=8 --set engine.max_num_batched_tokens=512",
         f"http://127.0.0.1:1 --fit-only --profile {PAIR} --timeout-s 1",
         "http://127.0.0.1:1 --fit-only --profile cpu/tiny",
     ],

@@ -430,14 +430,10 @@ def samples(folder: Path) -> dict[str, Sample]:
         "trace jsonl": of_trace("t.jsonl", TRACE_JSONL, "jsonl"),
         "sharegpt": of_trace("g.json", SHAREGPT, "sharegpt"),
         "tape": read_by("t.jsonl", TAPE, *tiny, "--acceptance", "tape:{}", "--workers", "1"),
-        "requests": read_by("v.jsonl", VLLM, *vllm, "--requests", "{}"),
-        "prompts": read_by(
-            "w.jsonl", PROMPTS, *vllm, "--requests", "{folder}/v.jsonl", "--prompts", "{}", v__jsonl=VLLM
-        ),
+        "requests": read_by("v.jsonl", VLLM, *vllm, "{}"),
+        "prompts": read_by("w.jsonl", PROMPTS, *vllm, "{folder}/v.jsonl", "{}", v__jsonl=VLLM),
         "cells": read_by("cells.csv", CELLS, *cells, "{}"),
-        "request list": read_by(
-            "list.csv", LIST, *cells, "{folder}/cells.csv", "--requests", "{}", cells__csv=LISTED_CELLS
-        ),
+        "request list": read_by("list.csv", LIST, *cells, "{folder}/cells.csv", "{}", cells__csv=LISTED_CELLS),
         "tuned table": read_by("tuned.json", TUNED),
         "bench": of_production("bench.json", BENCH),
         "log vllm": of_production("vllm.log", VLLM_LOG, "{}", *lengths),

@@ -34,7 +34,7 @@ FLAGS = ["--profile", "cpu/tiny", "--levels", "1,2", "--rounds", "1"]
 FLAGS += ["--input-len", "4", "--output-len", "8", "--timeout-s"]
 KEY = "sk-not-to-be-seen"
 LOAD = ("--request-rate", "500", "--num-prompts", "6", "--input-len", "4", "--output-len", "8", "--timeout-s", "0.8")
-JUDGED = ("--profile", "cpu/tiny", *LOAD, "--api-key-env", "KEY_OF_A_TEST", "--levels")
+JUDGED = ("--profile", "cpu/tiny", *LOAD, "--levels")
 LOOKED = 2
 """Requests that tell `validate` how a server answers, and how many tokens a word has."""
 MAX_S = 20
@@ -131,7 +131,7 @@ def probe(url: str, folder: Path, *flags: str, timeout_s: float = 10.0) -> int:
 
 @pytest.fixture(autouse=True)
 def key(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("KEY_OF_A_TEST", KEY)
+    monkeypatch.setenv("LANESIM_API_KEY", KEY)
 
 
 def judged(url: str, folder: Path, *more: str, levels: str = "none") -> int:
@@ -230,7 +230,7 @@ def test_one_answer_beyond_the_deadline_ends_a_probe(tmp_path: Path, capsys: pyt
 
 
 def test_a_key_is_sent_and_never_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    flags = ["--api-key-env", "KEY_OF_A_TEST", "--out", str(tmp_path / "p.json"), "--json", str(tmp_path / "r.json")]
+    flags = ["--out", str(tmp_path / "p.json"), "--json", str(tmp_path / "r.json")]
     with hostile() as server:
         assert probe(server.url, tmp_path, *flags) == 0
     assert server.heads
@@ -244,34 +244,22 @@ def test_a_key_is_sent_and_never_shown(tmp_path: Path, capsys: pytest.CaptureFix
     assert not any("not-to-be-seen" in text for text in texts)
 
 
-@pytest.mark.parametrize(
-    ("flags", "key", "message"),
-    [
-        (["--api-key-env", "sk-by-mistake"], "", "--api-key-env names no environment variable that holds a key"),
-        (["--api-key-env", "KEY_OF_A_TEST"], "sk-a\r\nX: b", "want a key of printable ASCII characters"),
-    ],
-)
 def test_a_key_that_is_none_is_refused_unseen(
-    flags: list[str],
-    key: str,
-    message: str,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("KEY_OF_A_TEST", key)
+    monkeypatch.setenv("LANESIM_API_KEY", "sk-a\r\nX: b")
     with hostile() as server:
-        assert probe(server.url, tmp_path, *flags) == 2
+        assert probe(server.url, tmp_path) == 2
         assert not server.heads
     told = capsys.readouterr().err
-    assert message in told
+    assert "want a key of printable ASCII characters" in told
     assert "sk-" not in told
 
 
 def test_an_address_with_a_password_is_refused_unseen(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert probe("http://me:secret@127.0.0.1:1", tmp_path) == 2
     told = capsys.readouterr().err
-    assert "holds a user or a password; want --api-key-env" in told
+    assert "holds a password; want the key in LANESIM_API_KEY" in told
     assert "secret" not in told
 
 

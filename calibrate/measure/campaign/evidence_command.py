@@ -31,7 +31,6 @@ SERVED: dict[str, Any] = {
     "output_len": 128,
     "set": ("workload.max_concurrency=6", "workload.random_range_ratio=0.5"),
     "rounds": 2,
-    "max_requests": 2000,
     "timeout_s": 1800.0,
 }
 """Flags of the load: as many in flight as none of the looks, so that no server is overrun."""

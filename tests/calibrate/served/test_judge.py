@@ -42,7 +42,7 @@ def measured(tmp_path: Path, profile: Profile, metrics: Sequence[str] = METRICS,
     rows = [point | ({"acceptance_length": 2.5} if point["arm"] == "eagle3" else {"acceptance_length": ""})
             for point in POINTS]  # fmt: skip
     bare = write_table(tmp_path / "bare.csv", [row | {"tpot_ms": 1} for row in rows])
-    cells = read_cells(bare, {}).cells
+    cells = read_cells(bare).cells
     found = [simulate_cell(cell, profile, CellSetup(engine={}, waves=waves)) for cell in cells]
     return write_table(
         tmp_path / "cells.csv",
@@ -71,7 +71,7 @@ def test_a_range_of_lengths_means_what_the_scenarios_key_means(
     column: str, text: str, bounds: tuple[int, int], tmp_path: Path
 ) -> None:
     row = {"concurrency": 4, "input_len": 1000, "output_len": 40, column: text, "tpot_ms": 1}
-    table = read_cells(write_table(tmp_path / "cells.csv", [row]), {})
+    table = read_cells(write_table(tmp_path / "cells.csv", [row]))
     workload = scenario_of(table.cells[0], load(PAIR), CellSetup(engine={})).workload
     assert workload.bounds(1000) == bounds
     assert not table.unused
@@ -99,11 +99,10 @@ def test_the_search_ends_at_the_root() -> None:
         fit_constant(load(PAIR), "gap_s", lambda profile: -5.0)
 
 
-def test_foreign_columns_are_renamed_and_unknown_ones_named(tmp_path: Path) -> None:
-    rows = [{"model": "m", "isl": 100, "osl": "16", "batch_size": "8.0", "silicon_tpot_ms": 9.5}]
+def test_columns_that_mean_nothing_are_named(tmp_path: Path) -> None:
+    rows = [{"model": "m", "input_len": 100, "output_len": "16", "concurrency": "8.0", "tpot_ms": 9.5}]
     path = write_table(tmp_path / "silicon.csv", rows)
-    columns = "isl=input_len,osl=output_len,batch_size=concurrency,silicon_tpot_ms=tpot_ms"
-    result = result_of(file_command, str(path), "--profile", PAIR, "--columns", columns)
+    result = result_of(file_command, str(path), "--profile", PAIR)
     cell = result["cells"][0]
     assert (cell["concurrency"], cell["input_len"], cell["output_len"]) == (8, 100, 16)
     assert cell["metrics"]["tpot_ms"]["real"] == 9.5
@@ -128,7 +127,7 @@ def test_outputs_that_vary_keep_their_mean_and_stay_below_the_most(tmp_path: Pat
         "output_len_max": 60,
         "tpot_ms": 9,
     }
-    cell = read_cells(write_table(tmp_path / "t.csv", [row]), {}).cells[0]
+    cell = read_cells(write_table(tmp_path / "t.csv", [row])).cells[0]
     requests = varied_requests(cell, 40, seed=1)
     lengths = [request.output_tokens for request in requests]
     assert sum(lengths) == 40 * 50
@@ -167,12 +166,10 @@ DEFECTS: list[tuple[Row | str, str]] = [
     (HEAD, "no cell below its header"),
     (HEAD.replace("concurrency", "concurency") + "1,1,1,1\n", "did you mean 'concurency'"),
     (HEAD + "1,1,1\n", "line 2: 3 fields, and the header has 4"),
-    ("isl=input_len", "unknown column 'isl'"),
-    ("tpot_ms=tpot", "did you mean 'tpot_ms'"),
     ("prompt_tokens,output_tokens\n", "has no request below its header"),
     ("prompt_tokens,output_tokens\n5,0\n", "line 2: output_tokens='0': want `int` >= 1"),
 ]
-"""What a second cell changes, or the text of a table, of a list of requests, or of --columns."""
+"""What a second cell changes, or the text of a table, or of a list of requests."""
 
 
 @pytest.mark.parametrize(("defect", "named"), DEFECTS)
@@ -180,11 +177,9 @@ def test_a_defect_is_one_line_that_names_it(defect: Row | str, named: str, tmp_p
     path, more = write_table(tmp_path / "t.csv", [GOOD]), []
     if not isinstance(defect, str):
         write_table(path, [GOOD, {**GOOD, **defect}])
-    elif "=" in defect:
-        more = ["--columns", defect]
     elif defect.startswith("prompt_tokens"):
         (tmp_path / "r.csv").write_text(defect)
-        more = ["--requests", str(tmp_path / "r.csv")]
+        more = [str(tmp_path / "r.csv")]
     else:
         path.write_text(defect)
     message = refusal(file_command, str(path), "--profile", PAIR, *more)
@@ -195,7 +190,7 @@ def test_a_defect_is_one_line_that_names_it(defect: Row | str, named: str, tmp_p
 def test_the_words_of_other_tables_and_of_an_open_loop_are_read(tmp_path: Path) -> None:
     rows = [{"request_rate": 2.5, "input_len": 50, "output_len": 8, "k": 3, "acceptance": "iid:.6", "gpu": "H100",
              "role": "fitted", "output_tokens_per_s": 90}]  # fmt: skip
-    (cell,) = read_cells(write_table(tmp_path / "t.csv", rows), {}).cells
+    (cell,) = read_cells(write_table(tmp_path / "t.csv", rows)).cells
     assert (cell.num_speculative_tokens, cell.gpu, cell.measured) == (3, "H100", {"output_throughput": 90.0})
     workload = scenario_of(cell, load(PAIR), CellSetup(engine={}, workload={"num_prompts": 40})).workload
     assert (workload.request_rate, workload.max_concurrency, workload.num_prompts) == (2.5, None, 40)
@@ -232,14 +227,14 @@ def write_list(path: Path) -> str:
 def test_listed_requests_are_served_in_whole_passes_and_cells_need_no_lengths(tmp_path: Path) -> None:
     requests = write_list(tmp_path / "r.csv")
     result = result_of(file_command, str(listed_table(tmp_path / "t.csv")), "--profile", PAIR,
-                       "--requests", requests)  # fmt: skip
+                       requests)  # fmt: skip
     assert [cell["num_prompts"] for cell in result["cells"]] == [12, 32]
     assert [(cell["input_len"], cell["output_len"]) for cell in result["cells"]] == [(None, None)] * 2
     assert result["requests_per_pass"] == 4
 
 
 def test_a_cell_of_listed_requests_is_the_loop_over_exactly_them(tmp_path: Path) -> None:
-    cells = read_cells(listed_table(tmp_path / "t.csv", num_prompts=6), {}, has_requests=True).cells
+    cells = read_cells(listed_table(tmp_path / "t.csv", num_prompts=6), has_requests=True).cells
     found = simulate_cell(cells[1], load(PAIR), CellSetup(engine={}, requests=LISTED))
     in_order = [LISTED[index % 4] for index in range(6)]
     assert found["total_input_tokens"] == sum(prompt for prompt, _ in in_order)
@@ -248,7 +243,7 @@ def test_a_cell_of_listed_requests_is_the_loop_over_exactly_them(tmp_path: Path)
 
 def test_lengths_beside_a_list_are_not_read_and_that_is_said(tmp_path: Path) -> None:
     table = str(listed_table(tmp_path / "t.csv", input_len=5000, output_len="about 30"))
-    result = result_of(file_command, table, "--profile", PAIR, "--requests", write_list(tmp_path / "r.csv"))
+    result = result_of(file_command, table, "--profile", PAIR, write_list(tmp_path / "r.csv"))
     assert result["cells"][0]["input_len"] is None
     assert "not read, since the requests are listed: input_len, output_len" in result["notes"]
 
@@ -256,7 +251,7 @@ def test_lengths_beside_a_list_are_not_read_and_that_is_said(tmp_path: Path) -> 
 def test_a_spread_of_requests_widens_the_tail_and_leaves_what_says_its_own(tmp_path: Path) -> None:
     row = {"concurrency": 1, "input_len": 64, "output_len": 200, "num_prompts": 60, "num_speculative_tokens": 3}
     rows = [row | {"acceptance": spec, "tpot_p95_ms": 5} for spec in ("vllm:.54,.33,.21", "vllm:.54,.33,.21~0")]
-    cells = read_cells(write_table(tmp_path / "t.csv", rows), {}).cells
+    cells = read_cells(write_table(tmp_path / "t.csv", rows)).cells
     spread = CellSetup(engine={}, acceptance_spread=1.3)
     natural, unlike, alike = (
         simulate_cell(cell, load(PAIR), setup)

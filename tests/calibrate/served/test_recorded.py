@@ -127,11 +127,11 @@ def test_prompts_join_the_requests_row_by_row_whatever_their_arrival(tmp_path: P
     prompts = write_lines(tmp_path / "prompts.jsonl", [{"input_toks": 100, "prefix_blocks": ids} for ids in blocks])
     run = read_requests(path, prompts)
     assert [request.content for request in as_requests(run.requests)] == [(0, 1, 2, 3)] * 4
-    result = result_of(file_command, *flags(path, "--prompts", str(prompts)))
+    result = result_of(file_command, *flags(path, str(prompts)))
     assert result["prefix_cache_hit_tokens"] == 3 * 64
     assert result["prefix_cache_hit_rate"] == 3 * 64 / 400
     assert result_of(file_command, *flags(path))["prefix_cache_hit_rate"] == 0.0
-    halves = result_of(file_command, *flags(path, "--prompts", str(prompts), "--set", "engine.block_size=32"))
+    halves = result_of(file_command, *flags(path, str(prompts), "--set", "engine.block_size=32"))
     assert halves["prefix_cache_hit_tokens"] == 3 * 64
 
 
@@ -183,7 +183,7 @@ def test_a_defect_of_a_file_is_one_line_that_names_its_place(
 ) -> None:
     path = tmp_path / "requests.jsonl"
     path.write_text(changed) if isinstance(changed, str) else write_lines(path, rows(*changed))
-    more = ("--prompts", str(write_lines(tmp_path / "p.jsonl", prompts))) if prompts else ()
+    more = [str(write_lines(tmp_path / "p.jsonl", prompts))] if prompts else []
     message = refusal(file_command, *flags(path, *more))
     assert "\n" not in message
     assert named in message

@@ -208,9 +208,9 @@ def test_a_prediction_alone_sends_nothing_of_the_scenario(tmp_path: Path) -> Non
 
 def test_no_more_is_sent_than_allowed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with serving() as server:
-        assert run(["validate", server.url, *FLAGS, "--max-requests", "11", "--out", str(tmp_path / "x.json")]) == 2
+        assert run(["validate", server.url, *FLAGS, "--num-prompts", "10001", "--out", str(tmp_path / "x.json")]) == 2
         assert not server.asked
-    assert "12 requests would be sent" in capsys.readouterr().err
+    assert "would be sent, 10,001 of them the scenario's, and want 10,000 at most" in capsys.readouterr().err
 
 
 def scenario(k: int = 0, acceptance: str = "iid:0.8") -> Scenario:

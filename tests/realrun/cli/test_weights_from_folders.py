@@ -55,6 +55,10 @@ def texts() -> list[list[int]]:
 
 
 def replay(folder: Path, out: Path, **changes: Any) -> Result:
+    pair = out.with_name(f"{out.name}-pair")
+    pair.mkdir()
+    for name in ("target", "draft", "prompts.jsonl"):
+        (pair / name).symlink_to(changes.pop(name.removesuffix(".jsonl"), folder / name))
     given: dict[str, Any] = {
         "profile": folder / "p.json",
         "policy": "pd",
@@ -66,9 +70,7 @@ def replay(folder: Path, out: Path, **changes: Any) -> Result:
             f"speculation.num_speculative_tokens={changes.pop('num_speculative_tokens', DRAFTED)}",
         ],
         "device": "cpu",
-        "target-weights": folder / "target",
-        "draft-weights": folder / "draft",
-        "prompts": folder / "prompts.jsonl",
+        "weights": pair,
         "out": out,
     } | {name.replace("_", "-"): value for name, value in changes.items()}
     args = [
@@ -198,19 +200,18 @@ def test_vocabularies_of_one_size_and_other_tokens_are_refused(folder: Path, tmp
 
 def test_wrong_input_is_one_line_that_says_what_is_wanted(folder: Path, tmp_path: Path) -> None:
     cases: list[tuple[dict[str, Any], str]] = [
-        ({"target_weights": tmp_path / "none"}, r"none' holds no model: wanted a local directory with config.json"),
-        ({"draft_weights": None}, "want --target-weights, --draft-weights and --prompts together"),
+        ({"target": tmp_path / "none"}, r"target' holds no model: wanted a local directory with config.json"),
         (
-            {"draft_weights": saved(tmp_path, "words", vocab=512)},
+            {"draft": saved(tmp_path, "words", vocab=512)},
             "has 512 tokens in its vocabulary, and the target 1024",
         ),
         (
-            {"draft_weights": saved(tmp_path, "deep", layers=2)},
+            {"draft": saved(tmp_path, "deep", layers=2)},
             "num_hidden_layers=2, and tiny-target-first-1 of the profile",
         ),
-        ({"draft_weights": saved(tmp_path, "short", max_context=48)}, "a draft of 3 exceed the draft's context of 48"),
+        ({"draft": saved(tmp_path, "short", max_context=48)}, "a draft of 3 exceed the draft's context of 48"),
         ({"num_speculative_tokens": 0}, "nothing is drafted"),
-        ({"prompts": tmp_path / "none.jsonl"}, "none.jsonl' cannot be read"),
+        ({"prompts": tmp_path / "none.jsonl"}, "prompts.jsonl' cannot be read"),
         ({"prompts": changed_prompts(folder, input_tok_ids=[1, 2])}, "line 1 has 2 tokens and its request 20"),
         ({"prompts": changed_prompts(folder, input_tok_ids=[5000] * 20)}, "outside the vocabulary of 1024"),
     ]

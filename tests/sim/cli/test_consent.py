@@ -27,18 +27,18 @@ from validation.__main__ import main as validation
 PAIR = "h100-sxm/llama-2-7b+tinyllama-1.1b"
 SMALL = ["--policy", "pd", "--num-prompts", "3", "--input-len", "8", "--output-len", "2", "--request-rate", "4"]
 READ = {
-    *("acceptance", "api_key_env", "columns", "concurrencies", "contexts"),
-    *("draft", "draft_weights", "engine", "files", "from_", "goodput", "gpu"),
+    *("acceptance", "concurrencies", "contexts"),
+    *("draft", "engine", "files", "from_", "goodput", "gpu"),
     *("grid", "lengths", "levels"),
     *("metrics", "restart", "serve"),
-    *("method", "model", "names", "num_prompts", "pair", "paths", "policy", "price", "profile", "prompts", "requests"),
-    *("scenario", "set", "store", "vary", "speculative_config", "target", "target_weights"),
+    *("method", "model", "names", "num_prompts", "pair", "paths", "policy", "price", "profile", "prompts"),
+    *("scenario", "set", "store", "vary", "speculative_config", "target", "weights"),
     "words",
 }
 """Parameters of text that name nothing which is written; every other one is an output."""
 SLO = "--goodput ttft:500 tpot:40"
 LIMITS = "--set engine.max_num_seqs=8 --set engine.max_num_batched_tokens=512"
-VLLM = f"validate vllm --requests x.jsonl --profile {{pair}} {LIMITS}"
+VLLM = f"validate vllm x.jsonl --profile {{pair}} {LIMITS}"
 OUTPUTS: dict[tuple[str, str], str] = {
     ("compare", "--json"): "compare --profile {pair} --policy pd --json there",
     ("compare", "--out"): "compare --profile {pair} --policy pd --out full",
@@ -92,12 +92,12 @@ OVER_INPUTS = {
     "profile": "calibrate derive --from p.json --gpu h200-sxm --out p.json",
     "replay": "validate r --json r/summary.json",
     "cells": "validate cells x.csv --profile {pair} --json x.csv",
-    "real run": "validate vllm --requests x.jsonl --profile {pair} "
+    "real run": "validate vllm x.jsonl --profile {pair} "
     "--set engine.max_num_seqs=8 --set engine.max_num_batched_tokens=512 "
     "--json x.jsonl",
-    "prompts": "validate vllm --requests x.jsonl --prompts y.jsonl --profile {pair} "
+    "prompts": "validate vllm x.jsonl y.jsonl --profile {pair} "
     "--set engine.max_num_seqs=8 --set engine.max_num_batched_tokens=512 --json y.jsonl",
-    "request list": "validate cells x.csv --requests y.csv --profile {pair} --json y.csv",
+    "request list": "validate cells x.csv y.csv --profile {pair} --json y.csv",
     "grid": "sweep grid.yaml --out new --json grid.yaml",
     "result of a sweep": "sweep grid.yaml --out new --json new",
     "store": "report s --out s/store.sqlite",
