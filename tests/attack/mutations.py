@@ -1,11 +1,13 @@
-"""Ways to damage a file: bytes, lines, words, and values of a parsed one."""
+"""Ways to damage a file: bytes, lines, words, and values of a parsed one; and a limit on what reads it."""
 
 from __future__ import annotations
 
 import io
 import json
 import random
-from collections.abc import Callable
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 WORDS = (
@@ -18,6 +20,27 @@ VALUES: tuple[Any, ...] = (
     *(None, True, False, -1, 0, 1e300, -1e-300, 2**63, -(2**70), "", "x", "[/x]", "\x1b[31m", "\ud800", [], {}, [[]]),
     *([1, 2, 3], {"a": 1}, 10**400, "9" * 400, "/dev/zero", 0.5, "1", ["x"], 2**62),
 )
+
+
+class TooLong(BaseException):
+    """More time than was allowed; no error that a command would answer to."""
+
+
+@contextmanager
+def at_most(seconds: float, timer: int) -> Iterator[None]:
+    """Raises TooLong after so many seconds of the processor, or of the clock, as `timer` of the signal module says."""
+
+    def stop(*_: object) -> None:
+        raise TooLong(f"longer than {seconds:g} s")
+
+    number = {signal.ITIMER_PROF: signal.SIGPROF, signal.ITIMER_REAL: signal.SIGALRM}[timer]
+    before = signal.signal(number, stop)
+    signal.setitimer(timer, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(timer, 0.0)
+        signal.signal(number, before)
 
 
 def damaged(content: bytes, name: str, rng: random.Random) -> bytes:

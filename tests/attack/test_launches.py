@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def launched(count: int, processes: int) -> str:
-    command = [sys.executable, "-m", "tests.attack.launches", "--count", str(count), "--processes", str(processes)]
+    command = [sys.executable, "-m", "tests.attack.launches", str(count), str(processes)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout

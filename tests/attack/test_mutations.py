@@ -19,7 +19,7 @@ from calibrate.server.endpoint import Endpoint, stream
 from calibrate.server.network import Client, RequestFailed
 from sim.cli.main import run
 from tests.attack.hostile_server import DONE, Pieces, head, hostile
-from tests.attack.mutations import damaged
+from tests.attack.mutations import TooLong, at_most, damaged
 from tests.attack.samples import EVENTS, PAIR, SPECULATIVE_CONFIG, TINY_RUN, Sample, filled, samples
 from tests.properties import examples
 
@@ -42,27 +42,9 @@ COMMAND_CPU_S = 5.0
 """A damaged scenario may be a sound one that takes long: then the command is left alone."""
 
 
-class TooLong(BaseException):
-    """More processor time than was allowed."""
-
-
 @pytest.fixture(scope="session")
 def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Sample]:
     return samples(tmp_path_factory.mktemp("attack"))
-
-
-@contextlib.contextmanager
-def at_most(cpu_s: float) -> Iterator[None]:
-    def stop(*_: object) -> None:
-        raise TooLong
-
-    before = signal.signal(signal.SIGPROF, stop)
-    signal.setitimer(signal.ITIMER_PROF, cpu_s)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_PROF, 0.0)
-        signal.signal(signal.SIGPROF, before)
 
 
 def told(args: list[str], cpu_s: float) -> tuple[int, list[str]]:
@@ -72,7 +54,7 @@ def told(args: list[str], cpu_s: float) -> tuple[int, list[str]]:
         contextlib.redirect_stderr(errors),
         contextlib.redirect_stdout(io.StringIO()),
         warnings.catch_warnings(),
-        at_most(cpu_s),
+        at_most(cpu_s, signal.ITIMER_PROF),
     ):
         code = run(args)
     return code, [line for line in errors.getvalue().splitlines() if not line.startswith("lanesim: note: ")]

@@ -18,6 +18,7 @@ from realrun.model.weights import Family, random_model
 from realrun.replay.pair_executor import PairExecutor
 from sim.costs.shapes import ModelShape
 from sim.interface.host import Stream
+from sim.interface.request import Request
 from sim.interface.work import Model
 
 torch.set_num_threads(1)
@@ -99,6 +100,24 @@ def prefill_in_chunks(kernels: PairKernels, slots: Sequence[Slot], chunk_tokens:
     for model in (Model.TARGET, Model.DRAFT) if kernels.draft_model is not None else (Model.TARGET,):
         while chunks := next_chunks(slots, chunk_tokens, model):
             kernels.prefill(chunks, issuer, model=model).result()
+
+
+def prefilled(
+    pair: tuple[Any, Any], lengths: Sequence[int], chunk_tokens: int = 8, **options: Any
+) -> tuple[PairKernels, list[Slot], Issuer]:
+    """A pair's passes with prompts of these lengths in slots, ready to decode."""
+    kernels = PairKernels(*pair, tiny_options(**options))
+    issuer = kernels.issuer("all")
+    slots = [kernels.admit(prompt) for prompt in prompts(lengths)]
+    prefill_in_chunks(kernels, slots, chunk_tokens, issuer)
+    return kernels, slots, issuer
+
+
+def assert_greedy(executor: PairExecutor, target: Any, requests: Sequence[Request]) -> None:
+    """Every request's text is the target's own."""
+    for each in requests:
+        expected = greedy_text(target, executor.prompt(each), each.output_tokens)
+        assert executor.outputs[each.index][: each.output_tokens] == expected
 
 
 def next_chunks(slots: Sequence[Slot], chunk_tokens: int, model: Model) -> list[PromptChunk]:

@@ -128,13 +128,12 @@ LONE = in_steps(lone_requests([50, 100, 150]), 1)
 
 
 @pytest.fixture(scope="module")
-def fitted() -> Fit:
+def found() -> Fit:
     return fit_line(GIVEN, LINE, looked_at(GIVEN, LINE), LONE)
 
 
-def test_a_line_is_the_steps_that_clients_saw(fitted: Fit) -> None:
+def test_a_line_is_the_steps_that_clients_saw(found: Fit) -> None:
     """Two rows take longer than three, which no straight line does; left-out rounds are met, as all obey one law."""
-    found = fitted
     target = found.profile.linear.target
     assert dict(target.by_rows) == pytest.approx({rows: STEPS_S[rows] for rows in (1, 2, 3, 4)}, rel=0.01)
     assert target.token_s == pytest.approx(TOKEN_S, rel=0.01)
@@ -149,11 +148,9 @@ def test_a_server_that_does_not_batch_is_doubted() -> None:
     assert "does not batch" in fit_line(GIVEN, LINE, [closed_loop(1, 0, one), closed_loop(2, 0, waiting)], LONE).doubt
 
 
-def test_the_pace_of_the_minute_is_told_by_a_light_loop() -> None:
+def test_the_pace_of_the_minute_is_told_by_a_light_loop(found: Fit) -> None:
     """All steps a fifth longer. Alone, 15 ms of a pass of prompts and 5 ms before the engine are 20 ms of either."""
-    line = line_of_server()
-    given = scenario(line.name, async_scheduling=False)
-    fitted = fit_line(given, line, looked_at(given, line), in_steps(lone_requests([50, 100, 150]), 1)).profile
+    given, fitted = GIVEN, found.profile
     light = in_steps(one_at_a_time(given, fitted, 10, 1), 1)
     slower = [structs.replace(each, gaps_s=tuple(1.2 * gap_s for gap_s in each.gaps_s)) for each in light]
     assert pace_of(fitted, [step for each in slower for step in steps_of([each])]) == pytest.approx(1.2, rel=0.01)
@@ -165,10 +162,8 @@ def test_the_pace_of_the_minute_is_told_by_a_light_loop() -> None:
     assert with_pace(fitted, 1.2).linear.target.by_rows[0][1] == pytest.approx(1.2 * STEPS_S[1], rel=0.01)
 
 
-def test_a_load_whose_steps_all_took_longer_is_met_at_its_pace() -> None:
-    line = line_of_server()
-    given = scenario(line.name, async_scheduling=False)
-    fitted = fit_line(given, line, looked_at(given, line), in_steps(lone_requests([50, 100, 150]), 1)).profile
+def test_a_load_whose_steps_all_took_longer_is_met_at_its_pace(found: Fit) -> None:
+    given, fitted = GIVEN, found.profile
     planned = one_at_a_time(given, fitted, 10, 1)
     heard: list[int] = []
     run = predict(given, fitted, planned, on_step=lambda stage, done, total: heard.append(total - done))

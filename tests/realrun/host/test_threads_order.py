@@ -20,7 +20,8 @@ from sim.policies.options import EngineLimits
 from sim.policies.registry import PolicyOptions
 from tests.realrun.kernels.test_order import NUM_REQUESTS, TARGET, checked, requests, watched_pair
 from tests.realrun.late_device import Accesses, LateDevice
-from tests.realrun.support import greedy_text
+from tests.realrun.late_host import KnowingLock
+from tests.realrun.support import assert_greedy
 from tests.sim.support import played
 
 
@@ -51,25 +52,25 @@ class KnowingMailbox:
         return item
 
 
-class KnowingCondition:
-    """The executor's lock between real threads."""
+class KnowingCondition(KnowingLock):
+    """The same between real threads."""
 
     def __init__(self, device: LateDevice) -> None:
-        self._device, self._plain = device, threading.Condition()
-        self._clock: dict[str, int] = {}
+        super().__init__(device)
+        self._plain = threading.Condition()
 
     def __enter__(self) -> None:
         self._plain.acquire()
-        self._device.join(self._clock)
+        super().__enter__()
 
-    def __exit__(self, *_: object) -> None:
-        self._clock = self._device.send()
+    def __exit__(self, *how: object) -> None:
+        super().__exit__(*how)
         self._plain.release()
 
     def wait(self, timeout_s: float) -> bool:
-        self._clock = self._device.send()
+        super().__exit__()
         is_told = self._plain.wait(timeout_s)
-        self._device.join(self._clock)
+        super().__enter__()
         return is_told
 
     def notify_all(self) -> None:
@@ -102,9 +103,7 @@ def run(policy: str, seed: int) -> None:
             serving = played(host, policy, served, PolicyOptions(poll_s=0.0), limits, draft_tokens=2, max_concurrency=2)
         assert serving.num_finished == NUM_REQUESTS
         executor.reset()
-    for each in served:
-        expected = greedy_text(TARGET, executor.prompt(each), each.output_tokens)
-        assert executor.outputs[each.index][: each.output_tokens] == expected
+    assert_greedy(executor, TARGET, served)
 
 
 @pytest.mark.parametrize("policy", ["pd", "pdv", "unified", "continuous"])

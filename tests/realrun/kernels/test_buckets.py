@@ -21,7 +21,7 @@ from sim.interface.work import Model
 from sim.policies.options import EngineLimits
 from sim.policies.registry import POLICIES, PolicyOptions, find_policy
 from tests.properties import examples
-from tests.realrun.support import StandsForAll, greedy_text, tied_pair, tiny_model, tiny_options
+from tests.realrun.support import StandsForAll, assert_greedy, tied_pair, tiny_model, tiny_options
 from tests.sim.support import played, request
 
 SLOTS = 5
@@ -89,6 +89,4 @@ def test_no_policy_emits_another_text_when_its_rows_are_padded(
         limits = EngineLimits(max_num_seqs=SLOTS, max_num_batched_tokens=12)
         played(host, policy, requests, PolicyOptions(poll_s=0.0005), limits, draft_tokens=draft_tokens)
     executor.reset()
-    for each in requests:
-        wanted = greedy_text(target, executor.prompt(each), each.output_tokens)
-        assert executor.outputs[each.index][: each.output_tokens] == wanted
+    assert_greedy(executor, target, requests)

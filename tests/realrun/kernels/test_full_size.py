@@ -166,10 +166,3 @@ def test_the_ledger_covers_what_passes_make_and_not_much_more(watched: Watched) 
         assert 0.98 * watcher.max_bytes <= counted + SPLIT_BYTES, shape
         if shape.num_tokens > 100:
             assert counted <= 1.3 * watcher.max_bytes, shape
-
-
-def test_the_ledger_counts_the_weights_that_are_built(watched: Watched) -> None:
-    with pytest.MonkeyPatch.context() as patch, fake_gpu(patch):
-        for name in ("llama-2-7b", "tinyllama-1.1b", "llama-3.1-8b", "llama-3.2-1b"):
-            built = sum(parameter.numel() for parameter in full_size(name).parameters())
-            assert 2 * built == pytest.approx(shape_of(name).weight_bytes, rel=1e-3)

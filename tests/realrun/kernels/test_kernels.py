@@ -15,11 +15,15 @@ from realrun.kernels.issuer import Issuer
 from realrun.kernels.pair_kernels import PairKernels, PromptChunk
 from realrun.kernels.pair_options import decoding_shapes
 from sim.interface.work import Kind, Model
-from tests.realrun.support import prefill_in_chunks, prompts, speculate, tied_pair, tiny_model, tiny_options
+from tests.realrun.support import prefill_in_chunks, prefilled, prompts, speculate, tied_pair, tiny_model, tiny_options
 
 
 def tiny_kernels(**options: Any) -> PairKernels:
     return PairKernels(*tied_pair(tiny_model(), 2, 0.3), tiny_options(**options))
+
+
+def decoding(lengths: tuple[int, ...], **options: Any) -> tuple[PairKernels, list[Slot], Issuer]:
+    return prefilled(tied_pair(tiny_model(), 2, 0.3), lengths, 16, **options)
 
 
 def admitted(kernels: PairKernels, lengths: tuple[int, ...]) -> list[Slot]:
@@ -52,10 +56,7 @@ def test_chunks_of_equal_length_share_a_rectangle_and_none_is_padded() -> None:
 
 
 def test_decoding_rows_are_padded_to_the_longest_draft_and_to_a_bucket() -> None:
-    kernels = tiny_kernels(batch_buckets=(2, 4))
-    issuer = kernels.issuer("all")
-    slots = admitted(kernels, (6, 9, 4))
-    prefill_in_chunks(kernels, slots, 16, issuer)
+    kernels, slots, issuer = decoding((6, 9, 4), batch_buckets=(2, 4))
     kernels.draft(slots[:1], 4, issuer)
     verify = kernels.verify(slots, issuer)
     assert verify.plan.shape == PassShape(Kind.VERIFY, Model.TARGET, rows=4, width=5)
@@ -82,10 +83,7 @@ def test_lanes_of_one_name_and_priority_share_a_stream() -> None:
 
 
 def test_listed_shapes_are_all_that_a_bucketed_loop_ever_issues() -> None:
-    kernels = tiny_kernels(batch_buckets=(1, 2, 6))
-    issuer = kernels.issuer("all")
-    slots = admitted(kernels, (6, 9, 4, 12, 3))
-    prefill_in_chunks(kernels, slots, 5, issuer)
+    kernels, slots, issuer = decoding((6, 9, 4, 12, 3), batch_buckets=(1, 2, 6))
     shapes = spy_on(issuer)
     speculate(kernels, slots, 24, (4, 2, 4, 1, 2, 4, 2), issuer)
     listed = decoding_shapes(kernels.options, (1, 2, 4), has_draft=True)
@@ -94,10 +92,7 @@ def test_listed_shapes_are_all_that_a_bucketed_loop_ever_issues() -> None:
 
 
 def test_warming_up_touches_no_request() -> None:
-    kernels = tiny_kernels(batch_buckets=(2, 6))
-    issuer = kernels.issuer("all")
-    slots = admitted(kernels, (6, 9, 4))
-    prefill_in_chunks(kernels, slots, 16, issuer)
+    kernels, _, issuer = decoding((6, 9, 4), batch_buckets=(2, 6))
     assert kernels.draft_model is not None
 
     def state() -> list[Any]:

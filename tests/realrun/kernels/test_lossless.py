@@ -18,6 +18,7 @@ from sim.interface.work import Model
 from tests.realrun.support import (
     greedy_text,
     prefill_in_chunks,
+    prefilled,
     prompts,
     speculate,
     tied_pair,
@@ -67,10 +68,7 @@ def test_speculation_changes_no_token(draft: str, batch: int, draft_lengths: tup
 
 
 def test_plain_decode_is_verify_without_drafts_and_needs_no_draft_model() -> None:
-    kernels = PairKernels(pair("0.2")[0], None, tiny_options())
-    issuer = kernels.issuer("all")
-    slots = [kernels.admit(prompt) for prompt in prompts(PROMPT_LENGTHS)]
-    prefill_in_chunks(kernels, slots, 8, issuer)
+    kernels, slots, issuer = prefilled((pair("0.2")[0], None), PROMPT_LENGTHS)
     speculate(kernels, slots, NUM_TOKENS, (0,), issuer)
     assert [slot.output[:NUM_TOKENS] for slot in slots] == reference("0.2")
 
@@ -95,10 +93,7 @@ def test_a_round_may_be_issued_before_the_result_of_the_last_is_back() -> None:
 
 def test_a_draft_of_the_same_model_is_always_accepted_in_full() -> None:
     """The proof that catch-up works: one token missing from the draft's KV would spoil every later draft."""
-    kernels = PairKernels(*pair("0.0"), tiny_options())
-    issuer = kernels.issuer("all")
-    slots = [kernels.admit(prompt) for prompt in prompts(PROMPT_LENGTHS)]
-    prefill_in_chunks(kernels, slots, 8, issuer)
+    kernels, slots, issuer = prefilled(pair("0.0"), PROMPT_LENGTHS)
     for draft_tokens in (4, 1, 5, 2):
         kernels.draft(slots, draft_tokens, issuer)
         accepted = [row.accepted for row in kernels.verify(slots, issuer).result()]

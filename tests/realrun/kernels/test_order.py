@@ -28,7 +28,7 @@ from sim.policies.options import EngineLimits
 from sim.policies.registry import PolicyOptions
 from tests.realrun.late_device import Accesses, LateDevice, Race
 from tests.realrun.late_host import LateHost
-from tests.realrun.support import greedy_text, tied_pair, tiny_model, tiny_options
+from tests.realrun.support import assert_greedy, tied_pair, tiny_model, tiny_options
 from tests.sim.support import EARLY, HOOKED, ON_ONE_GPU, early_tokens, played, request
 
 NUM_REQUESTS = 4
@@ -89,9 +89,7 @@ def run(policy: str, seed: int) -> None:
         assert serving.num_finished == NUM_REQUESTS
         executor.reset()
     assert device.num_checked > 300
-    for each in requests():
-        expected = greedy_text(TARGET, executor.prompt(each), each.output_tokens)
-        assert executor.outputs[each.index][: each.output_tokens] == expected
+    assert_greedy(executor, TARGET, requests())
 
 
 def flood(seed: int) -> None:

@@ -13,15 +13,11 @@ from realrun.kernels.host_slots import Slot
 from realrun.kernels.pair_kernels import PairKernels
 from realrun.model.kv import SlottedKv
 from tests.properties import some
-from tests.realrun.support import prefill_in_chunks, prompts, tied_pair, tiny_model, tiny_options
+from tests.realrun.support import prefilled, tied_pair, tiny_model
 
 
-def prefilled(**options: Any) -> tuple[PairKernels, list[Slot], Any]:
-    kernels = PairKernels(*tied_pair(tiny_model(), 2, 0.4), tiny_options(**options))
-    issuer = kernels.issuer("all")
-    slots = [kernels.admit(prompt) for prompt in prompts([6, 11, 4])]
-    prefill_in_chunks(kernels, slots, 8, issuer)
-    return kernels, slots, issuer
+def rolling() -> tuple[PairKernels, list[Slot], Any]:
+    return prefilled(tied_pair(tiny_model(), 2, 0.4), [6, 11, 4])
 
 
 def held(kv: SlottedKv, slot: Slot) -> tuple[Any, Any]:
@@ -33,13 +29,13 @@ def held(kv: SlottedKv, slot: Slot) -> tuple[Any, Any]:
 
 def test_kv_after_rejections_is_kv_that_never_drafted() -> None:
     """One side drafts and verifies, rejections among it; the other decodes the same number of tokens one by one."""
-    speculating, ours, issuer = prefilled()
+    speculating, ours, issuer = rolling()
     rejected = 0
     for draft_tokens in (4, 3, 5):
         speculating.draft(ours, draft_tokens, issuer)
         rejected += sum(draft_tokens - row.accepted for row in speculating.verify(ours, issuer).result())
     assert rejected > 0
-    plain, theirs, plain_issuer = prefilled()
+    plain, theirs, plain_issuer = rolling()
     while lagging := [b for a, b in zip(ours, theirs, strict=True) if len(b.output) < len(a.output)]:
         plain.verify(lagging, plain_issuer).result()
     for mine, other in zip(ours, theirs, strict=True):
@@ -49,7 +45,7 @@ def test_kv_after_rejections_is_kv_that_never_drafted() -> None:
 
 
 def test_a_discarded_draft_leaves_both_caches_bit_for_bit() -> None:
-    kernels, slots, issuer = prefilled()
+    kernels, slots, issuer = rolling()
     caches = (kernels.target.kv, some(kernels.draft_model).kv)
     before = [held(kv, slot) for kv in caches for slot in slots]
     kernels.draft(slots, 5, issuer)
@@ -60,7 +56,7 @@ def test_a_discarded_draft_leaves_both_caches_bit_for_bit() -> None:
         assert torch.equal(keys, kept_keys[:, : keys.shape[1]])
         assert torch.equal(values, kept_values[:, : values.shape[1]])
     kernels.verify(slots, issuer).result()
-    once_more, others, other_issuer = prefilled()
+    once_more, others, other_issuer = rolling()
     once_more.verify(others, other_issuer).result()
     for slot, other in zip(slots, others, strict=True):
         assert slot.output == other.output
@@ -69,7 +65,7 @@ def test_a_discarded_draft_leaves_both_caches_bit_for_bit() -> None:
 
 
 def test_rows_advance_by_different_amounts_and_lengths_say_so() -> None:
-    kernels, slots, issuer = prefilled()
+    kernels, slots, issuer = rolling()
     before = kernels.target.kv.lengths.tolist()
     assert [before[slot.index] for slot in slots] == [6, 11, 4]
     kernels.draft(slots, 4, issuer)
@@ -84,7 +80,7 @@ def test_rows_advance_by_different_amounts_and_lengths_say_so() -> None:
 
 
 def test_a_shortened_draft_is_verified_at_the_length_it_was_cut_to() -> None:
-    kernels, slots, issuer = prefilled()
+    kernels, slots, issuer = rolling()
     kernels.draft(slots, 5, issuer)
     slots[1].drafted = 2
     results = kernels.verify(slots, issuer, forced=[5, 5, 5]).result()
@@ -93,7 +89,7 @@ def test_a_shortened_draft_is_verified_at_the_length_it_was_cut_to() -> None:
 
 def test_a_draft_after_plain_decodes_catches_up_on_all_of_them() -> None:
     """Speculation switched off and on again: the draft model lacks every token decoded meanwhile."""
-    kernels, slots, issuer = prefilled()
+    kernels, slots, issuer = rolling()
     for _ in range(3):
         kernels.verify(slots[:2], issuer).result()
     assert [slot.draft_lag for slot in slots] == [4, 4, 1]

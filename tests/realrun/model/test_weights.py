@@ -34,7 +34,9 @@ def test_a_random_model_has_exactly_the_dimensions_asked_for(changes: dict[str, 
     assert (attention.q_proj.bias is not None) == ("family" in changes)
 
 
-@pytest.mark.parametrize("name", ["llama-3.1-8b", "qwen2.5-0.5b", "qwen3-32b"])
+@pytest.mark.parametrize(
+    "name", ["llama-2-7b", "tinyllama-1.1b", "llama-3.1-8b", "llama-3.2-1b", "qwen2.5-0.5b", "qwen3-32b"]
+)
 def test_the_library_counts_the_parameters_of_the_table(name: str) -> None:
     """But for norms and biases, which the table leaves out: 0.02 % at most."""
     from transformers import AutoModelForCausalLM

@@ -18,7 +18,7 @@ from sim.interface.request import Request
 from sim.policies.options import Batching, EngineLimits, KvMode
 from sim.policies.registry import PolicyOptions, find_policy
 from tests.properties import some
-from tests.realrun.support import StandsForAll, greedy_text, tied_pair, tiny_model, tiny_options
+from tests.realrun.support import StandsForAll, assert_greedy, tied_pair, tiny_model, tiny_options
 from tests.sim.support import EVERY, PeriodicDraws, played, request
 
 NUM_REQUESTS = 5
@@ -55,10 +55,7 @@ def test_every_policy_emits_the_targets_greedy_text(policy: str, batching: Batch
     pair, target = executor()
     options = PolicyOptions(batching=batching, kv=kv, workers=3, poll_s=0.0005)
     run(policy, pair, options, None, EngineLimits(max_num_batched_tokens=16), controller=lengths)
-    for each in requests():
-        assert pair.outputs[each.index][: each.output_tokens] == greedy_text(
-            target, pair.prompt(each), each.output_tokens
-        )
+    assert_greedy(pair, target, requests())
 
 
 @pytest.mark.parametrize("policy", ["pd", "continuous"])
