@@ -197,3 +197,50 @@ def test_a_request_is_scheduled_when_it_is_admitted_for_the_first_time() -> None
     served.at(3.0, lambda: served.serving.seat_now(100))
     served.run()
     assert asked.scheduled_s == 1.0
+
+
+def seated(prompt: int, *, computed: int, emitted: int = 1, num_blocks: int = 10) -> tuple[Serving, Request]:
+    """A request of `prompt` tokens, `computed` of them prefilled, and `emitted` tokens if that is all of them."""
+    asked = request(0, prompt=prompt, output=50)
+    serving = arrived([asked], paged(num_blocks))
+    serving.seat_now(computed)
+    serving.commit_chunk(asked, computed)
+    for _ in range(emitted - 1):
+        serving.paged.grow(asked, asked.context_tokens + 1)
+        serving.open_round(asked, 0)
+        serving.commit_rounds([asked], [0])
+    return serving, asked
+
+
+def test_a_preempted_request_holds_nothing_and_waits_first() -> None:
+    asked = [request(0, prompt=20), request(1)]
+    serving = arrived(asked, paged())
+    serving.seat_now(100)
+    serving.commit_chunk(asked[0], 20)
+    serving.open_round(asked[0], 4)
+    serving.preempt(asked[0])
+    assert (serving.kv.held.value, serving.paged.num_held, serving.num_active) == (0, 0, 0)
+    assert (list(serving.inbox), serving.queue.value) == (asked, 2)
+    assert (asked[0].is_preempted, asked[0].num_preemptions, asked[0].drafted) == (True, 1, 0)
+
+
+def test_a_chunk_under_way_is_not_held_by_a_request_that_was_preempted() -> None:
+    serving, asked = seated(40, computed=16)
+    asked.in_flight = 16
+    serving.preempt(asked)
+    asked.in_flight = 0
+    serving.commit_chunk(asked, 16)
+    assert (asked.prefilled_tokens, serving.kv.held.value) == (32, 0)
+
+
+def test_a_request_whose_last_token_was_under_way_waits_no_longer() -> None:
+    asked = [request(0, prompt=20, output=2), request(1)]
+    serving = arrived(asked, paged())
+    serving.seat_now(100)
+    serving.commit_chunk(asked[0], 20)
+    serving.open_round(asked[0], 0)
+    asked[0].in_flight = 1
+    serving.preempt(asked[0])
+    serving.commit_rounds([asked[0]], [0])
+    assert (asked[0].is_finished, list(serving.inbox), serving.queue.value) == (True, [asked[1]], 1)
+    assert (serving.num_active, serving.num_finished, serving.paged.num_free) == (0, 1, 10)

@@ -2,37 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from sim.cli.main import run
 from sim.run.vllm_config import speculation_of
 from tests.properties import assert_refused
-
-
-@pytest.mark.parametrize(
-    ("text", "block"),
-    [
-        (
-            '{"method": "eagle3", "model": "a/b", "num_speculative_tokens": 3, "draft_tensor_parallel_size": 1}',
-            {"method": "eagle3", "num_speculative_tokens": 3},
-        ),
-        ('{"model": "a/b", "num_speculative_tokens": 5}', {"method": "draft_model", "num_speculative_tokens": 5}),
-        (
-            '{"model": "a/b", "parallel_drafting": true, "num_speculative_tokens": 5}',
-            {"method": "parallel", "num_speculative_tokens": 5},
-        ),
-        ('{"method": "deepseek_mtp", "num_speculative_tokens": 1}', {"method": "mtp", "num_speculative_tokens": 1}),
-        ('{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4}', {"method": "ngram"}),
-        (
-            '{"method": "eagle3", "num_speculative_tokens": 4, "num_speculative_tokens_per_batch_size": [[1, 8, 4]]}',
-            {"controller": "by_batch", "num_speculative_tokens_per_batch_size": [[1, 8, 4]]},
-        ),
-    ],
-)
-def test_what_vllm_is_given_is_understood(text: str, block: dict[str, Any]) -> None:
-    assert block.items() <= speculation_of(text).items()
 
 
 @pytest.mark.parametrize(
