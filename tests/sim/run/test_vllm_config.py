@@ -29,3 +29,9 @@ def test_the_command_line_takes_it_and_other_flags_win(capsys: pytest.CaptureFix
     assert "k=2" in capsys.readouterr().out
     assert run([*flags, "--speculative-config", config, "--num-speculative-tokens", "3"]) == 0
     assert "k=3" in capsys.readouterr().out
+
+
+def test_a_key_that_changes_no_time_is_left_out_with_a_warning() -> None:
+    text = '{"method": "eagle3", "num_speculative_tokens": 3, "draft_tensor_parallel_size": 1}'
+    with pytest.warns(UserWarning, match="draft_tensor_parallel_size changes no time"):
+        assert speculation_of(text) == {"method": "eagle3", "num_speculative_tokens": 3}
