@@ -116,6 +116,10 @@ class AcceptanceSummary:
 
         Like vLLM's synthetic sampler a length is spent on the earliest tokens (2.6 is rates 1, 0.6, 0), which is not
         the iid acceptance of that length: for that, `iid_rate_for_length`.
+
+        >>> summary = AcceptanceSummary.from_vllm(3, synthetic_acceptance_length=2.5)
+        >>> summary.unconditional_rates, summary.acceptance_length
+        ((1.0, 0.5, 0.0), 2.5)
         """
         if (synthetic_acceptance_length is None) == (synthetic_acceptance_rates is None):
             raise ValueError("give one of synthetic_acceptance_length and synthetic_acceptance_rates")

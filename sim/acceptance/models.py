@@ -118,7 +118,12 @@ class IidAcceptance(Acceptance):
 
 @dataclass(frozen=True, slots=True)
 class PerPositionAcceptance(Acceptance):
-    """Conditional rates by position in the draft; beyond the list the last one repeats."""
+    """Conditional rates by position in the draft; beyond the list the last one repeats.
+
+    >>> model = PerPositionAcceptance((0.75, 0.5))
+    >>> model.unconditional_rates(4), model.conditional_rates(4), model.expected_length(4)
+    ((0.75, 0.375, 0.1875, 0.09375), (0.75, 0.5, 0.5, 0.5), 2.40625)
+    """
 
     rates: tuple[float, ...]
 

@@ -81,7 +81,15 @@ class Quoted(Protocol):
 
 
 def split_normal(chance: float, below: float, above: float) -> float:
-    """The value that a share `chance` of draws stays below: half-normals of two scales, joined at their mode 0."""
+    """The value that a share `chance` of draws stays below: half-normals of two scales, joined at their mode 0.
+
+    One scale on either side holds 68.27 % of that side. Shares of the sides are as their scales:
+
+    >>> [round(split_normal(chance, 0.3, 0.1), 3) for chance in (0.75 * 0.3173, 0.75, 0.75 + 0.25 * 0.6827)]
+    [-0.3, 0.0, 0.1]
+    >>> all(abs(split_normal(chance, 0.3, 0.1)) < 9.0 for chance in (0.0, 1.0 - 2.0**-53))
+    True
+    """
     share = below / (below + above)
     half = 0.5 * chance / share if chance < share else 0.5 + 0.5 * (chance - share) / (1.0 - share)
     scale = below if chance < share else above
@@ -194,6 +202,12 @@ class MeasuredLength:
     At other draft lengths it is that of the iid rate with this length; draws are conditional rates that drift from
     place to place and have this length, too. Heterogeneous requests, Beta(13, 8), are within 0.8 % of iid from 3 to 7,
     so the drift is what matters. Longer drafts of one draw never yield less.
+
+    A drift changes each conditional rate by the same factor:
+
+    >>> falling = MeasuredLength(2.6, 3, drift=-0.1).model(5).conditional_rates(5)
+    >>> [round(after / before, 4) for before, after in zip(falling, falling[1:])]
+    [0.9048, 0.9048, 0.9048, 0.9048]
     """
 
     length: float
@@ -250,6 +264,17 @@ class MeasuredRates:
 
     Longer drafts repeat the last conditional rate, and draws let it drift from there. Shorter ones have the first of
     the rates, and draws a little more of them: rounds of shorter drafts start at lucky positions more often.
+
+    >>> logged = MeasuredRates((0.74, 0.49, 0.37))
+    >>> [[round(rate, 4) for rate in logged.model(k).unconditional_rates(k)] for k in (1, 2, 3, 5)]
+    [[0.74], [0.74, 0.49], [0.74, 0.49, 0.37], [0.74, 0.49, 0.37, 0.2794, 0.211]]
+
+    A drift changes the rates beyond the measured ones. A lift raises shorter drafts by the share that lies beyond them:
+
+    >>> [round(rate, 4) for rate in MeasuredRates((0.5, 0.25), drift=-0.1).model(4).conditional_rates(4)]
+    [0.5, 0.5, 0.4524, 0.4094]
+    >>> [round(MeasuredRates((0.5, 0.3, 0.2), lift=0.2).model(k).expected_length(k), 4) for k in (1, 2, 3)]
+    [1.55, 1.832, 2.0]
     """
 
     rates: tuple[float, ...]

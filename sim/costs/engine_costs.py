@@ -55,7 +55,14 @@ GIB = 2.0**30
 
 
 class CapRule(Bounded, frozen=True, kw_only=True):
-    """The limits that an engine sets itself on GPUs of at least this memory; the first rule that fits holds."""
+    """The limits that an engine sets itself on GPUs of at least this memory; the first rule that fits holds.
+
+    >>> rule = CapRule(max_num_seqs=1, max_num_batched_tokens=1, min_memory_gib=70.0, not_on=("a100",))
+    >>> def is_on(name, memory_bytes):
+    ...     return rule.holds_on(Gpu(name=name, memory_bytes=memory_bytes, peak_flops=1.0, bandwidth_bytes_per_s=1.0))
+    >>> is_on("h100-sxm", 70 * GIB), is_on("h100-sxm", 70 * GIB - 1), is_on("a100-sxm", 70 * GIB)
+    (True, False, False)
+    """
 
     max_num_seqs: Count
     max_num_batched_tokens: Count

@@ -31,6 +31,12 @@ def speculation_of(text: str) -> dict[str, Json]:
 
     >>> speculation_of('{"method": "eagle3", "model": "some/head", "num_speculative_tokens": 3}')
     {'method': 'eagle3', 'num_speculative_tokens': 3}
+    >>> texts = ('"parallel_drafting": true, "model": "a/b"', '"model": "a/b"', '"method": "deepseek_mtp"')
+    >>> [speculation_of(f'{{{text}, "num_speculative_tokens": 5}}')["method"] for text in texts]
+    ['parallel', 'draft_model', 'mtp']
+    >>> by_batch = '"num_speculative_tokens": 4, "num_speculative_tokens_per_batch_size": [[1, 8, 4]]'
+    >>> list(speculation_of(f'{{"method": "ngram", {by_batch}}}').values())
+    ['ngram', 4, [[1, 8, 4]], 'by_batch']
     """
     config = parse_json(text, "--speculative-config")
     if not isinstance(config, dict):

@@ -54,13 +54,6 @@ def test_a_length_becomes_the_rate_that_gives_it(draft_tokens: int, share: float
     assert [iid_rate_for_length(end, draft_tokens) for end in (1.0, draft_tokens + 1.0)] == [0.0, 1.0]
 
 
-def test_the_last_per_position_rate_repeats() -> None:
-    model = PerPositionAcceptance((0.8, 0.5))
-    assert model.unconditional_rates(4) == pytest.approx((0.8, 0.4, 0.2, 0.1))
-    assert model.conditional_rates(4) == pytest.approx((0.8, 0.5, 0.5, 0.5))
-    assert model.expected_length(4) == pytest.approx(2.5)
-
-
 def test_the_short_markov_form_means_what_it_says() -> None:
     """Seed 0, 400,000 positions; tolerance 2 % of each rate. Its draft rates are about those quoted for n-gram."""
     model = parse_quoted("markov:.13,.82").model(4)
@@ -80,12 +73,6 @@ def test_conditional_and_unconditional_rates_convert_into_each_other(conditional
     again = PerPositionAcceptance(summary.conditional_rates)
     assert again.unconditional_rates(count) == pytest.approx(summary.unconditional_rates, abs=1e-12)
     assert summary.model.expected_length(count) == pytest.approx(summary.acceptance_length)
-
-
-def test_a_vllm_length_is_spent_on_the_earliest_tokens() -> None:
-    summary = AcceptanceSummary.from_vllm(3, synthetic_acceptance_length=2.6)
-    assert summary.unconditional_rates == pytest.approx((1.0, 0.6, 0.0))
-    assert summary.acceptance_length == pytest.approx(2.6)
 
 
 @pytest.mark.parametrize("draft_tokens", [1, 4, 7])

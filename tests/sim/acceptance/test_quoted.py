@@ -17,14 +17,11 @@ from sim.acceptance.conversions import AcceptanceSummary, iid_rate_for_length
 from sim.acceptance.forms import parse_quoted
 from sim.acceptance.models import IidAcceptance, PerPositionAcceptance
 from sim.acceptance.quoted import (
-    DRIFT_FALLING,
-    DRIFT_RISING,
     MeasuredLength,
     MeasuredRates,
     Quoted,
     QuotedTape,
     lengths_by_k,
-    split_normal,
 )
 from tests.properties import examples
 
@@ -92,29 +89,6 @@ def test_a_longer_draft_never_yields_less(quoted: MeasuredLength | MeasuredRates
             assert 1.0 <= shorter <= k + 1
 
 
-def test_logged_rates_are_taken_as_they_are_and_the_last_conditional_one_repeats() -> None:
-    quoted = parse_quoted("vllm:.74,.49,.37")
-    assert quoted.model(3).unconditional_rates(3) == pytest.approx((0.74, 0.49, 0.37))
-    assert quoted.model(2).unconditional_rates(2) == pytest.approx((0.74, 0.49))
-    assert length_at(quoted, 1) == pytest.approx(1.74)
-    assert length_at(quoted, 5) == pytest.approx(2.6 + 0.37 * (0.37 / 0.49) + 0.37 * (0.37 / 0.49) ** 2)
-
-
-def test_a_lift_raises_what_shorter_drafts_accept_by_the_share_that_lies_beyond() -> None:
-    """Of 1.0 accepted tokens the first place has 0.5, so half lies beyond a draft of one; two places have 0.8."""
-    quoted = MeasuredRates((0.5, 0.3, 0.2), lift=0.2)
-    assert length_at(quoted, 1) == pytest.approx(1.0 + 0.5 * 1.1)
-    assert length_at(quoted, 2) == pytest.approx(1.0 + 0.8 * 1.04)
-    assert length_at(quoted, 3) == pytest.approx(2.0)
-
-
-def test_a_drift_changes_each_conditional_rate_by_the_same_factor() -> None:
-    falling = MeasuredLength(2.6, 3, drift=-0.1).model(5).conditional_rates(5)
-    assert np.diff(np.log(falling)) == pytest.approx([-0.1] * 4)
-    beyond = MeasuredRates((0.5, 0.25), drift=-0.1).model(4).conditional_rates(4)
-    assert beyond == pytest.approx((0.5, 0.5, 0.5 * np.exp(-0.1), 0.5 * np.exp(-0.2)))
-
-
 @pytest.mark.parametrize("measured", [1, 3, 5, 7])
 @pytest.mark.parametrize("name", list(PUBLISHED))
 def test_published_lengths_at_other_draft_lengths_lie_within_the_draws(name: str, measured: int) -> None:
@@ -144,15 +118,6 @@ def test_shorter_drafts_may_yield_more_than_the_first_of_the_logged_rates_say() 
     assert 1.03 < one.high / one.model < 1.12
     assert 1.0 < two.high / two.model < one.high / one.model
     assert three.high == pytest.approx(three.low)
-
-
-def test_a_split_normal_has_its_mode_at_zero_and_a_scale_on_each_side() -> None:
-    """Shares below 0 as the scales; on either side the quantiles of a half-normal: one scale holds 68.27 %."""
-    share = DRIFT_FALLING / (DRIFT_FALLING + DRIFT_RISING)
-    assert split_normal(share, DRIFT_FALLING, DRIFT_RISING) == pytest.approx(0.0, abs=1e-9)
-    assert split_normal(share * (1.0 - 0.6827), DRIFT_FALLING, DRIFT_RISING) == pytest.approx(-DRIFT_FALLING, rel=1e-3)
-    assert split_normal(share + (1 - share) * 0.6827, DRIFT_FALLING, DRIFT_RISING) == pytest.approx(0.03, rel=1e-3)
-    assert np.isfinite([split_normal(chance, 0.11, 0.03) for chance in (0.0, 1.0 - 2.0**-53)]).all()
 
 
 @given(st.one_of(measured_lengths(), measured_rates()), seeds)

@@ -14,7 +14,6 @@ from sim.costs.engine_costs import (
     DEFAULT_ENGINE,
     ENGINES,
     UNNAMED,
-    CapRule,
     EngineCosts,
     engine_names,
     engine_of,
@@ -195,11 +194,3 @@ def test_an_engine_file_says_where_it_differs_from_the_one_that_it_inherits_from
     assert (mine.step_s, mine.caps, mine.async_methods) == (newest.step_s, newest.caps, newest.async_methods)
     (tmp_path / "other.json").write_text('{"schema": 1, "name": "other", "inherits": "vllm-0.3"}')
     assert_refused(lambda: load_engine(str(tmp_path / "other.json"), "h100-sxm"), "inherits", "vllm-0.3")
-
-
-def test_a_rule_of_limits_holds_from_its_memory_on_and_not_on_gpus_that_it_leaves_out() -> None:
-    rule = CapRule(max_num_seqs=1, max_num_batched_tokens=1, min_memory_gib=70.0, not_on=("a100",))
-    gpu = msgspec.structs.replace(load("h100-sxm/llama-3.1-8b").gpu, memory_bytes=70 * 2**30)
-    assert rule.holds_on(gpu)
-    assert not rule.holds_on(msgspec.structs.replace(gpu, memory_bytes=70 * 2**30 - 1))
-    assert not rule.holds_on(msgspec.structs.replace(gpu, name="a100-sxm"))
