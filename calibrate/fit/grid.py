@@ -105,7 +105,11 @@ def mixed(limits: Limits) -> list[MixedPass]:
 
 
 def spread(low: int, high: int, number: int) -> list[int]:
-    """About `number` whole numbers from `low` to `high`, both included, in equal ratios."""
+    """About `number` whole numbers from `low` to `high`, both included, in equal ratios.
+
+    >>> spread(1, 16, 3), spread(5, 5, 3), spread(1, 2, 4)
+    ([1, 4, 16], [5], [1, 2])
+    """
     if high <= low:
         return [high]
     ratio = (high / low) ** (1.0 / (number - 1))

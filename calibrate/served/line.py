@@ -80,6 +80,9 @@ def price_of(points: Sequence[tuple[int, float]]) -> PromptPrice:
     >>> price = price_of([(10, 0.03), (20, 0.04), (40, 0.06)])
     >>> round(price.token_s, 6), round(price.error_s, 6), price.shortest
     (0.001, 0.0, 10)
+    >>> prompts = [(tokens, 0.02 + 1e-3 * tokens) for tokens in range(20, 140, 10)]
+    >>> round(price_of([*prompts, (55, 0.9)]).token_s, 4)  # One stall does not bend it.
+    0.001
     """
     slopes = [(two[1] - one[1]) / (two[0] - one[0]) for one, two in combinations(points, 2) if one[0] != two[0]]
     if not slopes:

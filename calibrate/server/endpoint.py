@@ -119,7 +119,11 @@ class Endpoint:
 
 
 def base_of(url: str) -> str:
-    """`url` without /v1 and what follows. Raises ValueError for what is no http address."""
+    """`url` without /v1 and what follows. Raises ValueError for what is no http address.
+
+    >>> base_of("http://h:8000"), base_of("http://h:8000/v1/"), base_of("https://h/serve/v1?x=1")
+    ('http://h:8000', 'http://h:8000', 'https://h/serve')
+    """
     try:
         parts = urlsplit(url)
         is_address = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0

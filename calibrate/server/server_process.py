@@ -110,6 +110,16 @@ def commands_of(given: Sequence[str]) -> list[list[str]]:
 
     >>> commands_of(["vllm serve m --speculative-config '{\\"method\\": \\"ngram\\"}' --port 80"])[0]
     ['vllm', 'serve', 'm', '--port', '80']
+    >>> " ".join(commands_of(["serve --speculative-algorithm EAGLE3 --tp 2 --speculative-num-steps=3 --port 80"])[0])
+    'serve --tp 2 --port 80'
+    >>> commands_of(["vllm serve m -sc {} --tp 2"])[0]
+    ['vllm', 'serve', 'm', '--tp', '2']
+    >>> drafts = "-md d.gguf -hfd org/d -ngld 99 -cd 4096 --hf-repo-draft org/d --ctx-size-draft 9 --device-draft none"
+    >>> more = "--draft-max 8 --spec-draft-n-max 4", "-sc.method ngram -sc.num_speculative_tokens=3"
+    >>> {" ".join(commands_of([f"serve -m m {options} -c 4096 -ngl 99"])[0]) for options in (drafts, *more)}
+    {'serve -m m -c 4096 -ngl 99'}
+    >>> commands_of(["a off", "a on"])
+    [['a', 'off'], ['a', 'on']]
     """
     try:
         commands = [shlex.split(command) for command in given]

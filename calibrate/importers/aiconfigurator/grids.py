@@ -160,7 +160,13 @@ def window_pairs(chunk: int, history: int, window: int) -> float:
 
 def smooth(seconds: Array) -> Array:
     """`seconds` [...] made to fall along no axis: the mean of the least such grid above it and the greatest below it.
-    What does not fall stays as it is; nan marks holes."""
+    What does not fall stays as it is; nan marks holes.
+
+    >>> smooth(np.array([1.0, 2.0, 4.0])).tolist(), smooth(np.array([1.0, 4.0, 2.0, 5.0])).tolist()
+    ([1.0, 2.0, 4.0], [1.0, 3.0, 3.0, 5.0])
+    >>> smooth(np.array([[1.0, np.nan, 6.0], [2.0, 3.0, 4.0]])).tolist()
+    [[1.0, nan, 5.0], [2.0, 3.0, 5.0]]
+    """
     above = np.where(np.isnan(seconds), -np.inf, seconds)
     below = np.where(np.isnan(seconds), np.inf, seconds)
     for axis in range(seconds.ndim):

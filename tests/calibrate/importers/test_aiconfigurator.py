@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 from calibrate.catalogue.derived_profiles import all_reduce_of
 from calibrate.importers.aiconfigurator.deployment import ASSUMED_HOST, Deployment, import_deployment
-from calibrate.importers.aiconfigurator.grids import smooth
-from calibrate.importers.aiconfigurator.kernel_files import AttentionTable, GemmTable
+from calibrate.importers.aiconfigurator.kernel_files import AttentionTable
 from calibrate.importers.aiconfigurator.lookups import REDUCE_RATIO
 from sim.costs.engine_costs import own_engine
 from sim.costs.profile import Profile
@@ -22,7 +22,6 @@ from tests.calibrate.support import DATASHEET, write_tables
 from tests.properties import assert_refused
 
 LLAMA = MODELS["llama-3.1-8b"]
-NAN = float("nan")
 
 
 def imported(path: Path, gpu: str = "a100-sxm", tensor_parallel: int = 1) -> Profile:
@@ -98,8 +97,6 @@ def test_a_defect_of_a_table_is_one_line_that_names_it(
 
 def test_what_pandas_noted_in_a_table_decides_nothing(tmp_path: Path, profile: Profile) -> None:
     """A damaged note was once a KeyError of pyarrow's."""
-    import pyarrow.parquet as pq
-
     path = write_tables(tmp_path)
     (file,) = path.rglob("*gemm_perf.parquet")
     table = pq.read_table(file)
@@ -120,25 +117,6 @@ def test_a_missing_folder_or_datasheet_and_an_unknown_gpu_are_named(tmp_path: Pa
     assert_refused(lambda: imported(tmp_path), "a100_sxm.yaml: no datasheet")
 
 
-def table(*seconds: list[list[float]]) -> GemmTable:
-    """GEMMs of 10 and 30 columns, depth 100 and 300, one grid per token count."""
-    return GemmTable(np.arange(1, len(seconds) + 1), np.array([10, 30]), np.array([100, 300]), np.array(seconds))
-
-
-def test_columns_and_depth_are_interpolated_linearly_and_columns_beyond_in_proportion() -> None:
-    times = table([[1.0, 2.0], [3.0, 6.0]])
-    assert times.at(20, 200).tolist() == [3.0]
-    assert times.at(30, 150).tolist() == [3.75]
-    assert times.at(60, 150).tolist() == [7.5]
-
-
-def test_a_hole_counts_only_where_it_weighs() -> None:
-    times = table([[1.0, NAN], [3.0, 6.0]], [[1.0, 2.0], [3.0, 6.0]])
-    assert times.at(20, 100).tolist() == [2.0, 2.0]
-    assert times.at(30, 200).tolist() == [4.5, 4.5]
-    np.testing.assert_array_equal(times.at(20, 200), [NAN, 3.0])
-
-
 def test_a_point_that_reads_slower_than_memory_could_is_not_flattered_by_the_cache() -> None:
     """64 MB of KV beside 100 MB of L2 and 8 TB/s, which would take 8 us: 31 us are waiting, 10 us are not."""
     contexts, kv_heads, seconds = (131072.0, 131072.0, 1024.0), (1.0, 1.0, 1.0), (31e-6, 10e-6, 9e-6)
@@ -146,11 +124,3 @@ def test_a_point_that_reads_slower_than_memory_could_is_not_flattered_by_the_cac
     points = AttentionTable(one, np.array(contexts), 6.0 * one, np.array(kv_heads), dim, np.array(seconds))
     assert points.outside_l2(1e8, 8e12).tolist() == [True, False, True]
     assert points.outside_l2(1e8, 0.0).tolist() == [False, False, True]
-
-
-def test_smoothing_leaves_what_rises_and_meets_falls_halfway() -> None:
-    assert smooth(np.array([1.0, 2.0, 4.0])).tolist() == [1.0, 2.0, 4.0]
-    assert smooth(np.array([1.0, 4.0, 2.0, 5.0])).tolist() == [1.0, 3.0, 3.0, 5.0]
-    smoothed = smooth(np.array([[1.0, np.nan, 6.0], [2.0, 3.0, 4.0]]))
-    assert np.isnan(smoothed[0, 1])
-    assert smoothed[:, 2].tolist() == [5.0, 5.0]

@@ -14,7 +14,6 @@ from calibrate.fit.grid import (
     mixed,
     pilots,
     plan,
-    spread,
 )
 from calibrate.fit.point_works import TimedPass, error_kind, work_of
 from sim.interface.work import Chunk, Kind, Model
@@ -96,12 +95,6 @@ def test_a_fifth_of_each_kind_is_held_out_and_a_tenth_repeated() -> None:
         alike = [timed for timed in passes if (timed.kind, timed.model) == kind]
         held_out = [timed for timed in alike if is_held_out(timed, passes)]
         assert len(held_out) == len(alike) // HELD_OUT_IN
-
-
-def test_spread_has_both_ends() -> None:
-    assert spread(1, 16, 3) == [1, 4, 16]
-    assert spread(5, 5, 3) == [5]
-    assert spread(1, 2, 4) == [1, 2]
 
 
 def test_a_place_is_the_work_a_policy_would_submit() -> None:

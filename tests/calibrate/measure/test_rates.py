@@ -120,11 +120,6 @@ def test_works_that_take_turns_pass_by_pass_have_their_shares_of_the_time() -> N
         assert steady([[alone_s] * 9], [each]).rates == pytest.approx((share,))
 
 
-def test_only_completions_while_both_were_at_work_count() -> None:
-    """The first side began alone and the second one ended alone."""
-    assert periods([0.0, 10.0], [[1.0, 2.0, 11.0, 14.0], [12.0, 13.0, 90.0]]) == [[3.0], [1.0]]
-
-
 def test_a_side_that_hardly_ran_beside_the_other_is_refused() -> None:
     with pytest.raises(ValueError, match="hardly ran while the others did"):
         periods([0.0, 10.0], [[1.0, 2.0, 11.0], [12.0, 13.0]])

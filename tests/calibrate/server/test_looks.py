@@ -229,12 +229,6 @@ def test_layers_stay_where_the_profile_is_right_within_what_was_seen() -> None:
     assert with_price_of(given, profile, noisy) == profile
 
 
-def test_one_stall_does_not_bend_the_price() -> None:
-    points = [(length, 0.02 + 1e-3 * length) for length in range(20, 140, 10)]
-    points[3] = (points[3][0], 0.9)
-    assert price_of(points).token_s == pytest.approx(1e-3, rel=0.02)
-
-
 def test_prompts_of_one_length_tell_no_price() -> None:
     with pytest.raises(ValueError, match="no two prompts of different length"):
         price_of([(20, 0.1), (20, 0.2)])

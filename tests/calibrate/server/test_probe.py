@@ -25,7 +25,7 @@ from calibrate.served.line import LONE_REQUESTS
 from calibrate.served.load import ServedRequest
 from calibrate.served.reports import read_looks
 from calibrate.server import endpoint
-from calibrate.server.endpoint import base_of, find, slots, stream
+from calibrate.server.endpoint import find, slots, stream
 from calibrate.server.network import Client, RequestFailed
 from calibrate.server.open_loop import send
 from sim.cli.main import run
@@ -191,18 +191,6 @@ def test_a_loop_keeps_its_streams_in_flight_and_counts_the_servers_tokens(is_cha
 def test_slots_are_those_of_llama_cpp(props: str | None, at_once: int | None) -> None:
     with serving(props=props) as server, Client(server.url) as client:
         assert slots(client) == at_once
-
-
-@pytest.mark.parametrize(
-    ("url", "base"),
-    [
-        ("http://h:8000", "http://h:8000"),
-        ("http://h:8000/v1/", "http://h:8000"),
-        ("https://h/serve/v1?x=1", "https://h/serve"),
-    ],
-)
-def test_an_address_goes_without_its_version(url: str, base: str) -> None:
-    assert base_of(url) == base
 
 
 def test_a_usage_of_fewer_tokens_than_the_stream_has_pieces_is_refused() -> None:
