@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from sim.cli.console import claim
 from sim.cli.flags import Overwrite, command
-from sim.cli.options import MaxConcurrency, NumPrompts, RequestRate, WorkloadFlags, gather, inputs_of
+from sim.cli.options import MaxConcurrency, NumPrompts, Policies, RequestRate, WorkloadFlags, gather, inputs_of
 from sim.cli.signals import exit_code, put_off, stopped_word
 from sim.names import install_line
 
@@ -31,6 +31,7 @@ EXAMPLE = (
 class ReplayFlags(WorkloadFlags, frozen=True, kw_only=True):
     """Flags of `lanesim replay`."""
 
+    policy: Policies = ()
     num_prompts: NumPrompts = None
     request_rate: RequestRate = None
     max_concurrency: MaxConcurrency = None

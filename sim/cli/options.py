@@ -27,6 +27,7 @@ RequestRate = Annotated[float | None, "Requests per second; inf = all at once."]
 MaxConcurrency = Annotated[int | None, "Most requests in flight; without --request-rate a closed loop of as many."]
 NumPrompts = Annotated[str | None, "Requests per run; auto = as many as steady means take."]
 Goodput = Annotated[tuple[str, ...], Meta(title="NAME:MS"), "SLO as ttft:200 tpot:50 e2el:5000."]
+Policies = Annotated[tuple[str, ...], "Policy to run; repeat for several. [default: continuous]"]
 Overrides = Annotated[tuple[str, ...], Meta(title="KEY=VALUE"), "Any scenario key, dotted (docs/scenario.md)."]
 
 
@@ -34,7 +35,6 @@ class WorkloadFlags(Struct, frozen=True, kw_only=True):
     """Flags of every command that takes a scenario; any other key of it is set by --set."""
 
     scenario: Annotated[Path | None, ARGUMENT, Meta(title="[MODEL|SCENARIO]")] = None
-    policy: Annotated[tuple[str, ...], "Policy to run; repeat for several. [default: continuous]"] = ()
     profile: Annotated[tuple[str, ...], "Cost profile: gpu/target[+draft], or a path."] = ()
     input_len: Annotated[int | None, "Prompt tokens (implies fixed lengths)."] = None
     output_len: Annotated[int | None, "Output tokens (implies fixed lengths)."] = None
@@ -84,6 +84,7 @@ class ServedFlags(WorkloadFlags, frozen=True, kw_only=True):
 class CompareScenario(ServedFlags, frozen=True, kw_only=True):
     """All that set a scenario of `lanesim compare`."""
 
+    policy: Policies = ()
     num_prompts: NumPrompts = None
     request_rate: RequestRate = None
     max_concurrency: MaxConcurrency = None
@@ -115,8 +116,8 @@ def gather(flags: WorkloadFlags, lists: dict[str, list[Json]] | None = None) -> 
     if flags.scenario is not None and not is_model(flags.scenario):
         click.get_current_context().meta[SOURCE] = str(flags.scenario)
         raw = read_scenario(flags.scenario)
-    if flags.policy:
-        raw["policy"] = list(flags.policy)
+    if given.get("policy"):
+        raw["policy"] = list(given["policy"])
     raw.setdefault("policy", ["continuous"])
     if given.get("speculative_config") is not None:
         from sim.run.vllm_config import speculation_of

@@ -398,7 +398,7 @@ def _checked(scenario: Scenario, profile: Profile, draws: int) -> Resolved:
         raise ValueError(f"draws={draws!r} must be at least 1")
     if tuple(scenario.policy) != ("continuous",):
         raise ValueError(
-            f"tune: draft lengths by batch size are for --policy continuous, got {', '.join(scenario.policy)}"
+            f"tune: draft lengths by batch size are for policy continuous, got {', '.join(scenario.policy)}"
         )
     fixed = {"controller": "fixed", "num_speculative_tokens_per_batch_size": None}
     (resolved,) = resolve_all(with_keys(scenario, speculation=fixed), profile)

@@ -383,7 +383,6 @@ def with_world(
     ratio: float,
     whose: str,
     *,
-    workers: int | None = None,
     on_done: OnDone = lambda stage, done, total: None,
 ) -> Rental:
     """`result`, whose best row has `profile`, and a line on that row with passes `ratio` times as long, as they are by
@@ -398,7 +397,6 @@ def with_world(
         share=result.share,
         draws=0,
         near=best.rate_per_replica / best.dp / ratio,
-        workers=workers,
         on_done=on_done,
     )
     rate_per_s, gpus = (one.highest[0].load or 0.0) * best.dp, best.gpus // (best.replicas or 1)

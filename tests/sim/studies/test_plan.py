@@ -97,7 +97,7 @@ def test_where_tables_dispute_the_sentence_says_what_either_world_comes_to() -> 
     def other_gpus(ratio: float) -> str:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            told = with_world(found, load(ONE), ratio, "vllm's own", workers=1)
+            told = with_world(found, load(ONE), ratio, "vllm's own")
         head, _, other = told.verdict.rpartition("\nIf vllm's own tables hold, ")
         assert head == found.verdict
         return other
