@@ -104,3 +104,12 @@ def test_without_kv_every_pass_runs_the_whole_sequence_and_verify_comes_after_th
         *[(33.0 + 2.0 * i, 35.0 + 2.0 * i, "draft", "draft", (0,)) for i in range(4)],
         (41.0, 46.0, "verify", "verify", (0,)),
     ]
+
+
+def test_what_runs_again_is_on_verifys_stream() -> None:
+    run = lone("unified", kv=KvMode.REFORWARD)
+    assert [(work[0], *work[2:4]) for work in run.works[2:]] == [
+        (20.0, "draft", "draft"), (22.0, "verify", "verify"), (27.0, "verify", "prefill"),
+        (37.0, "draft", "draft"), (39.0, "verify", "verify"), (44.0, "verify", "prefill"),
+    ]  # fmt: skip
+    assert run.serving.requests[0].last_token_s == 54.0
