@@ -188,7 +188,7 @@ def test_the_reference_takes_nothing_of_what_is_held_equal_to_it() -> None:
     }
 
 
-HEAVY = ("torch", "pandas", "seaborn", "scipy", "numpy", "simpy", "pyarrow")
+HEAVY = ("torch", "pandas", "seaborn", "scipy", "numpy", "simpy", "pyarrow", "matplotlib")
 COMPARISON = ("sim.compare", "sim.studies", "sim.run", "simpy")
 
 

@@ -53,7 +53,11 @@ class TapeAcceptance(Acceptance):
 
 
 def replay(tape: Sequence[int] | RunLengths, num_speculative_tokens: int) -> list[int]:
-    """Accepted tokens of the successive rounds of one recorded request, from its first token to its end."""
+    """Accepted tokens of the successive rounds of one recorded request, from its first token to its end.
+
+    >>> replay([1, 3, 9, 2, 4, 1, 1], 2), replay([1, 3, 2, 2, 4, 1, 1, 2], 4), replay([1], 4)
+    ([2, 2], [2, 3], [])
+    """
     yields = tape.tolist() if isinstance(tape, np.ndarray) else tape
     accepted = []
     position = 1

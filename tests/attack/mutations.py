@@ -10,6 +10,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
+
 WORDS = (
     *("NaN", "Infinity", "-1", "0", "1e999", "1e300", "-0.0", "null", "true", '""', "[]", "{}", "9" * 400, "[/x]"),
     *("9223372036854775808", "-9223372036854775809", "1:30", "010", "&a [*a]", "*a", '!!int ""', "!!bool foo", "<<: x"),
@@ -123,9 +126,6 @@ def _places(value: Any) -> Any:
 
 def _parquet(content: bytes, rng: random.Random) -> bytes:
     """One column dropped, renamed, of another type or with other values; or fewer rows, or none."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     try:
         table = pq.read_table(io.BytesIO(content))
         table.validate(full=True)
@@ -154,6 +154,10 @@ def _parquet(content: bytes, rng: random.Random) -> bytes:
             table = table.set_column(at, name, pa.array(values))
         except (pa.ArrowException, TypeError, OverflowError):
             table = table.set_column(at, name, pa.array([str(each) for each in values]))
+    return parquet_of(table)
+
+
+def parquet_of(table: pa.Table) -> bytes:
     sink = io.BytesIO()
     pq.write_table(table, sink)
     return sink.getvalue()

@@ -12,9 +12,13 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
+
 from sim.cli.main import run
 from sim.costs.engine_costs import ENGINES
 from sim.costs.profile_files import SHIPPED
+from tests.attack.mutations import parquet_of
 from tests.calibrate.catalogue.test_model_configs import CONFIG as SMALL_CONFIG
 from tests.calibrate.served.test_reports import load_line, look, spec_line
 from tests.calibrate.support import write_tables
@@ -301,9 +305,6 @@ def results(folder: Path, profile: str = PAIR) -> dict[str, bytes]:
 @cache
 def replay(folder: Path) -> dict[str, bytes]:
     """The files of a replay, of which a simulation is made to look like one."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     made = results(folder, "cpu/tiny")
     summary = json.loads(made["summary.json"])
     about = {"partial": False, "plain_wake_s": 1e-5, "polled_wake_s": 1e-5, "probed_s": []}
@@ -316,13 +317,11 @@ def replay(folder: Path) -> dict[str, bytes]:
     columns["padded_tokens"] = pa.array([0] * works.num_rows)
     rows = [[1] * len(requests) for requests in works["requests"].to_pylist()]
     columns |= {"emitted": pa.array(rows), "accepted": pa.array(rows)}
-    sink = io.BytesIO()
-    pq.write_table(pa.table(columns), sink)
     profile = (SHIPPED / "cpu" / "tiny.json").read_bytes()
     made = {name: content for name, content in made.items() if name != "trace.json"}
     return made | {
         "summary.json": json.dumps(summary, indent=1).encode(),
-        "work.parquet": sink.getvalue(),
+        "work.parquet": parquet_of(pa.table(columns)),
         "profile.json": profile,
     }
 

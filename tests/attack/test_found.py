@@ -13,10 +13,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from sim.cli.main import run
 from sim.costs.profile_files import SHIPPED
+from tests.attack.mutations import parquet_of
 from tests.attack.samples import PAIR, TINY_RUN, of_file, replay
 
 COMPARE = ["compare", "--profile", PAIR, "--policy", "pd", "--workers", "1"]
@@ -114,16 +117,11 @@ def column(name: str, change: Callable[[list[Any]], list[Any] | None]) -> Callab
     """Changes one column of a Parquet file, or drops it."""
 
     def changed(content: bytes) -> bytes:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-
         table = pq.read_table(io.BytesIO(content))
         values = change(table[name].to_pylist())
         at = table.column_names.index(name)
         table = table.drop_columns([name]) if values is None else table.set_column(at, name, pa.array(values))
-        sink = io.BytesIO()
-        pq.write_table(table, sink)
-        return sink.getvalue()
+        return parquet_of(table)
 
     return changed
 

@@ -8,7 +8,7 @@ import pytest
 from sim.acceptance.draws import AcceptanceDraws
 from sim.acceptance.forms import parse_quoted
 from sim.acceptance.models import Acceptance
-from sim.acceptance.tape import Tapes, replay
+from sim.acceptance.tape import Tapes
 from validation.judge.sources import fit_markov, spec_of
 
 LENGTHS = range(1, 8)
@@ -21,12 +21,6 @@ def tapes_of(acceptance: Acceptance, num_requests: int, output_tokens: int) -> T
         np.array([1, *(draws.run_length(i, p, 16) + 1 for p in range(1, output_tokens))], dtype=np.uint8)
         for i in range(num_requests)
     )
-
-
-def test_a_replay_jumps_from_round_to_round() -> None:
-    assert replay([1, 3, 9, 2, 4, 1, 1], 2) == [2, 2]
-    assert replay([1, 3, 2, 2, 4, 1, 1, 2], 4) == [2, 3]
-    assert replay([1], 4) == []
 
 
 @pytest.mark.slow

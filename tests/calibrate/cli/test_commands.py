@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-import tomllib
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from calibrate.cli.check_files import check_file
 from calibrate.cli.main import calibrate_command
+from sim.cli.main import run
 from sim.costs.profile_files import load
 from tests.calibrate.support import write_tables
 from tests.properties import some
@@ -32,17 +31,6 @@ def refusal(*args: object) -> str:
     return line
 
 
-def test_the_command_is_mounted_by_entry_point_and_importing_it_is_light() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert project["entry-points"]["lanesim.commands"]["calibrate"] == "calibrate.cli.main:calibrate_command"
-    code = (
-        "import sys, calibrate.cli.main; "
-        "print(sorted({'torch', 'numpy', 'pandas', 'scipy', 'matplotlib', 'rich'} & set(sys.modules)))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
-    assert done.stdout.strip() == "[]"
-
-
 def test_an_imported_profile_is_written_and_its_errors_are_printed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -56,9 +44,6 @@ def test_an_imported_profile_is_written_and_its_errors_are_printed(
 
 
 def test_a_table_of_results_is_checked_by_its_rows(tmp_path: Path) -> None:
-    from calibrate.cli.check_files import check_file
-    from sim.cli.main import run
-
     workload = ("--num-prompts", "3", "--output-len", "4", "--out", str(tmp_path / "r"))
     assert run(["compare", "--profile", "cpu/tiny", "--policy", "pd", *workload]) == 0
     assert check_file(tmp_path / "r" / "requests.parquet") == ("results table", "3 rows")

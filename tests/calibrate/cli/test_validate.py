@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 
 from sim.cli.main import run
@@ -31,14 +28,3 @@ def test_a_line_that_fits_no_form_is_refused(line: str, says: str, capsys: pytes
     message = capsys.readouterr().err
     assert message.count("\n") == 1
     assert says in message
-
-
-def test_help_of_the_real_command_imports_no_torch() -> None:
-    code = (
-        "import sys; from sim.cli.main import run; from calibrate.cli.validate import validate_command; "
-        "validate_command.main(['--help'], standalone_mode=False); "
-        "assert not {'torch', 'numpy', 'pandas'} & set(sys.modules)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "DIRECTORY | FILE | URL [--fit-only]" in done.stdout

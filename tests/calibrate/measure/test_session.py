@@ -1,3 +1,4 @@
+# ruff: noqa: E402
 """Measuring a small pair on this CPU: what is written, resuming after a kill, refusals. Structure only, no seconds."""
 
 from __future__ import annotations
@@ -11,14 +12,16 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("torch")
+torch = pytest.importorskip("torch")
+
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from calibrate.fit import points_file
 from calibrate.fit.grid import mixed
 from calibrate.fit.point_works import VISITS, Corun, timed_pass_of
 from calibrate.measure.fits.serving_costs import ServingCosts, Waits
 from calibrate.measure.overlap_cells import coruns, coruns_within
-from calibrate.measure.pair import limits, pair_spec
+from calibrate.measure.pair import build, limits, pair_spec
 from calibrate.measure.session import Session
 from sim.costs.forms.build import build_costs
 from sim.costs.profile_files import load
@@ -123,9 +126,6 @@ def test_points_of_another_machine_or_other_options_are_refused(folder: Path, tm
 @pytest.fixture(scope="module")
 def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny Llama as the library saves it."""
-    import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
-
     path = tmp_path_factory.mktemp("weights") / "tiny-llama-on-disk"
     sizes = {**SMALL, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
     torch.manual_seed(1)
@@ -134,11 +134,6 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_real_weights_from_a_directory_are_those_that_run(weights: Path) -> None:
-    import torch
-    from transformers import LlamaForCausalLM
-
-    from calibrate.measure.pair import build
-
     kernels = build(pair_spec("cpu", str(weights), None, "float64", 2, 256, None, 0))
     saved = LlamaForCausalLM.from_pretrained(weights, dtype=torch.float64)
     assert torch.equal(kernels.target.embedding.weight, saved.model.embed_tokens.weight)
@@ -189,8 +184,6 @@ def test_a_budget_without_a_decode_leaves_no_plan_that_a_second_call_would_keep(
 
 
 def test_cuda_is_refused_where_there_is_none(tmp_path: Path) -> None:
-    import torch
-
     if torch.cuda.is_available():
         pytest.skip("there is a CUDA device")
     line = refusal(*flags(tmp_path, "--out", tmp_path / "p.json", "--device", "cuda"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -57,17 +58,19 @@ def scenario(name: str, **engine: Any) -> Scenario:
     )
 
 
+def seen(
+    index: int, times_s: Sequence[float], prompt_tokens: int, output_tokens: int, due_s: float = 0.0, **more: Any
+) -> ServedRequest:
+    """A request that was sent, began and ended at these times."""
+    sent_s, first_s, last_s = times_s
+    more |= {"prompt_tokens": prompt_tokens, "output_tokens": output_tokens}
+    return ServedRequest(index=index, due_s=due_s, sent_s=sent_s, first_s=first_s, last_s=last_s, **more)
+
+
 def as_seen(request: Request, seconds_more: float = 0.0) -> ServedRequest:
     """A request as whoever sent it sees it, so much later than its engine."""
-    return ServedRequest(
-        index=request.index,
-        due_s=request.arrival_s,
-        sent_s=request.arrival_s,
-        first_s=request.first_token_s + seconds_more,
-        last_s=request.last_token_s + seconds_more,
-        prompt_tokens=request.prompt_tokens,
-        output_tokens=request.output_tokens,
-    )
+    times_s = (request.arrival_s, request.first_token_s + seconds_more, request.last_token_s + seconds_more)
+    return seen(request.index, times_s, request.prompt_tokens, request.output_tokens, request.arrival_s)
 
 
 def served(given: Scenario, law: Profile, requests: list[Request], at_once: int) -> list[ServedRequest]:
@@ -98,18 +101,8 @@ def in_steps(requests: list[Request], at_once: int) -> list[ServedRequest]:
             if len(times_s) > each.output_tokens:
                 del running[each]
                 gaps_s = tuple(later_s - earlier_s for earlier_s, later_s in pairwise(times_s[1:]))
-                sent.append(
-                    ServedRequest(
-                        index=each.index,
-                        due_s=0.0,
-                        sent_s=times_s[0],
-                        first_s=times_s[1],
-                        last_s=times_s[-1],
-                        prompt_tokens=each.prompt_tokens,
-                        output_tokens=each.output_tokens,
-                        gaps_s=gaps_s,
-                    )
-                )
+                ends_s = (*times_s[:2], times_s[-1])
+                sent.append(seen(each.index, ends_s, each.prompt_tokens, each.output_tokens, gaps_s=gaps_s))
     return sent
 
 

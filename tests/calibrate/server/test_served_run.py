@@ -27,7 +27,7 @@ from sim.run.experiment import Experiment
 from sim.run.resolve import resolve_all
 from sim.run.scenario import Goodput, Scenario, parse_scenario
 from sim.run.simulate import simulate
-from tests.calibrate.server.test_looks import as_seen
+from tests.calibrate.server.test_looks import as_seen, seen
 from tests.calibrate.server.test_probe import serving
 
 SENDING: dict[str, Any] = {"words_per_token": 1.0, "block_tokens": 16}
@@ -144,15 +144,7 @@ def test_looks_that_are_kept_are_fitted_and_not_sent_again(tmp_path: Path, capsy
     def sent(index: int, prompt_tokens: int, at_once: int) -> ServedRequest:
         begun_s, token_s = float(index // at_once), 0.05 + 0.001 * at_once
         first_s = begun_s + 0.1 + 0.001 * prompt_tokens
-        return ServedRequest(
-            index=index,
-            due_s=0.0,
-            sent_s=begun_s,
-            first_s=first_s,
-            last_s=first_s + 7 * token_s,
-            prompt_tokens=prompt_tokens,
-            output_tokens=8,
-        )
+        return seen(index, (begun_s, first_s, first_s + 7 * token_s), prompt_tokens, 8)
 
     kept = ServerLooks(
         url="http://elsewhere",

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
@@ -38,51 +38,37 @@ SHAPES = [
 ]
 
 
-class Run(NamedTuple):
-    """One of the campaign's pairs, and an older one."""
-
-    pair: tuple[str, str]
-    attention: Attention
-
-
-RUNS = [
-    Run(("llama-2-7b", "tinyllama-1.1b"), Attention.FLASH),
-    Run(("llama-3.1-8b", "llama-3.2-1b"), Attention.FLASH),
-]
+Pair = tuple[str, str]
+PAIRS = [("llama-2-7b", "tinyllama-1.1b"), ("llama-3.1-8b", "llama-3.2-1b")]
+"""One of the campaign's, and an older one."""
 
 
 @pytest.fixture(scope="module")
-def watched() -> dict[tuple[Run, PassShape], Watcher]:
-    """What every pass of every run did; it ran to its end, so no watcher objected."""
+def watched() -> dict[tuple[Pair, PassShape], Watcher]:
+    """What every pass of every pair did; it ran to its end, so no watcher objected."""
     found = {}
     with flash_operations(), pytest.MonkeyPatch.context() as patch, fake_gpu(patch):
-        for run in RUNS:
-            kernels = kernels_of(run)
+        for pair in PAIRS:
+            kernels = kernels_of(pair)
             for shape in SHAPES:
                 inputs = torch.empty(shape.num_rows, 4, dtype=torch.int64, device="cuda")
-                with Watcher() as found[run, shape]:
+                with Watcher() as found[pair, shape]:
                     kernels.passes.run(shape, inputs)
     return found
 
 
-def kernels_of(run: Run, **changes: Any) -> PairKernels:
-    base: dict[str, Any] = {
-        "slots": SLOTS,
-        "max_tokens": 1000,
-        "attention": run.attention,
-        "draft_tokens_max": DRAFT_TOKENS,
-        "batch_buckets": (1, SLOTS),
-        "cuda_graphs": True,
-    }
-    return PairKernels(*(full_size(name) for name in run.pair), PairOptions(**{**base, **changes}))
+def kernels_of(pair: Pair) -> PairKernels:
+    sizes: dict[str, Any] = {"slots": SLOTS, "max_tokens": 1000, "draft_tokens_max": DRAFT_TOKENS}
+    options = PairOptions(attention=Attention.FLASH, batch_buckets=(1, SLOTS), cuda_graphs=True, **sizes)
+    return PairKernels(*map(full_size, pair), options)
 
 
-Watched = dict[tuple[Run, PassShape], Watcher]
+Watched = dict[tuple[Pair, PassShape], Watcher]
 
 
 def test_every_pass_runs_on_the_device_alone_and_fits_a_launch_queue(watched: Watched) -> None:
     """Of a draft every two of its passes: longer ones are captured, or they wait."""
-    assert len(watched) == len(RUNS) * len(SHAPES)
+    assert len(watched) == len(PAIRS) * len(SHAPES)
     for (_, shape), watcher in watched.items():
         assert 200 < watcher.num_launches <= MAX_LAUNCHES * max(1, shape.draft_tokens // 2), shape
 
@@ -90,20 +76,20 @@ def test_every_pass_runs_on_the_device_alone_and_fits_a_launch_queue(watched: Wa
 def test_a_layer_is_fifteen_launches(watched: Watched) -> None:
     """Of torch's own operations, attention and what joins its splits counted as two: a model of 32 layers against one
     of 16."""
-    run, shape = RUNS[-1], PassShape(Kind.VERIFY, Model.TARGET, SLOTS, DRAFT_TOKENS + 1)
+    pair, shape = PAIRS[-1], PassShape(Kind.VERIFY, Model.TARGET, SLOTS, DRAFT_TOKENS + 1)
     with flash_operations(), pytest.MonkeyPatch.context() as patch, fake_gpu(patch):
-        kernels = kernels_of(run._replace(pair=("llama-3.2-1b", "llama-3.2-1b")))
+        kernels = kernels_of(("llama-3.2-1b", "llama-3.2-1b"))
         inputs = torch.empty(shape.num_rows, 4, dtype=torch.int64, device="cuda")
         with Watcher() as of_16:
             kernels.passes.run(shape, inputs)
-    assert watched[run, shape].num_launches - of_16.num_launches == 15 * (32 - 16)
+    assert watched[pair, shape].num_launches - of_16.num_launches == 15 * (32 - 16)
 
 
 def test_attention_is_one_call_per_layer_and_pass_whatever_is_in_it(watched: Watched) -> None:
-    for (run, shape), watcher in watched.items():
+    for (pair, shape), watcher in watched.items():
         layers = {"llama-2-7b": 32, "llama-3.1-8b": 32, "tinyllama-1.1b": 22, "llama-3.2-1b": 16}
         passes = max(1, shape.draft_tokens)
-        assert watcher.launches["_flash_attention_forward"] == 2 * passes * layers[run.pair[shape.model is Model.DRAFT]]
+        assert watcher.launches["_flash_attention_forward"] == 2 * passes * layers[pair[shape.model is Model.DRAFT]]
 
 
 def test_every_call_is_one_that_torch_2_11_and_2_13_know(watched: Watched) -> None:
@@ -152,8 +138,8 @@ def test_what_reads_back_copies_from_the_host_or_follows_data_is_seen() -> None:
 
 def test_the_ledger_covers_what_passes_make_and_not_much_more(watched: Watched) -> None:
     """Beside what FlashAttention and cuBLAS want for themselves."""
-    for (run, shape), watcher in watched.items():
-        dimensions = shape_of(run.pair[shape.model is Model.DRAFT])
+    for (pair, shape), watcher in watched.items():
+        dimensions = shape_of(pair[shape.model is Model.DRAFT])
         sizes = Sizes(
             slots=shape.num_rows,
             max_tokens=1000,
