@@ -32,7 +32,6 @@ MAX_DRAWS = 10_000
 COUNT = 1_000_000
 """Most of anything that is counted on a command line."""
 
-FilePath = Annotated[Path | None, Meta(title="FILE")]
 Tokens = Annotated[int, Meta(ge=1, le=10_000_000)]
 DraftTokens = Annotated[int, Meta(ge=1, le=126)]
 """The bounds of sim.acceptance.models, which a command line does not wait for."""

@@ -28,7 +28,6 @@ def destinations(
     files: Mapping[str, str | Path | None] = {},
     folders: Mapping[str, Path | None] = {},
     added_to: Mapping[str, Path | None] = {},
-    adds: Mapping[str, Iterable[Path]] = {},
     inputs: Iterable[str | Path | None] = (),
     own_names: Collection[str] = (),
     overwrite: bool = False,
@@ -36,7 +35,7 @@ def destinations(
     """Hold the destinations that a command will write to, by the flag that named each; none and `-` are left out.
 
     `folders` are replaced whole. Into those `added_to` it puts files beside what is there, as others may meanwhile:
-    they are made and not held; `adds` are those files, by the same flags. `inputs` are files that it reads,
+    they are made and not held. `inputs` are files that it reads,
     `own_names` what it puts into a folder itself. Raises ValueError, one line, where a destination cannot be written,
     is an input, another destination or shipped, is held by another process, or is there and `overwrite` is false.
 
@@ -77,8 +76,6 @@ def destinations(
         for flag, folder in added_to.items():
             if folder is not None:
                 checked(flag, folder, taken_by)
-                for path in adds.get(flag, ()):
-                    checked(flag, path, lambda target: () if overwrite else _replaced(target, is_folder=False))
                 stack.callback(_leave_no_empty, _made(flag, folder))
         yield
 
