@@ -44,6 +44,7 @@ LEFT_OUT = {
     r"python -m calibrate\.(corun|campaign) .*--device cuda|.*--device cuda|\.venv-gpu/": "a GPU",
     r"lanesim (validate http|tune --metrics http)": SERVER,
     r"lanesim calibrate production": FILES,
+    r"lanesim diagnose": DATA,
     r"lanesim (replay .*--policy gentle|validate results/replay # how)": "a package that the reader installs",
     r"python -m validation (silicon|drafted|evidence|partition|pearl)": DATA,
     r"python -m validation step_records": "ten minutes of a real vLLM",
