@@ -41,9 +41,10 @@ PAGE = "writes a page of docs/ anew, whose own test compares it, or takes an hou
 LEFT_OUT = {
     r"make ": "targets are jobs of CI and of the nightly run themselves",
     r"python -m validation (claims|notebooks)": "jobs of the nightly run themselves",
-    r"python -m calibrate\.(corun|campaign) .*--device cuda|.*--device cuda|\.venv-gpu/": "a GPU",
+    r".*--device cuda|.*--profile profile\.json|\.venv-gpu/": "a GPU",
     r"lanesim (validate http|tune --metrics http)": SERVER,
     r"lanesim calibrate production": FILES,
+    r"lanesim diagnose": DATA,
     r"lanesim (replay .*--policy gentle|validate results/replay # how)": "a package that the reader installs",
     r"python -m validation (silicon|drafted|evidence|partition|pearl)": DATA,
     r"python -m validation step_records": "ten minutes of a real vLLM",
