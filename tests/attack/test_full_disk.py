@@ -14,9 +14,9 @@ import pytest
 
 from calibrate.fit import points_file
 from tests.attack.dying import KINDS
+from tests.attack.test_dying import DRAWN
 
 SIZE = 4 << 20
-DRAWN = ("pictures", "page")
 
 
 @pytest.fixture

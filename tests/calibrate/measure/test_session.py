@@ -21,7 +21,7 @@ from calibrate.fit.grid import mixed
 from calibrate.fit.point_works import VISITS, Corun, timed_pass_of
 from calibrate.measure.fits.serving_costs import ServingCosts, Waits
 from calibrate.measure.overlap_cells import coruns, coruns_within
-from calibrate.measure.pair import build, limits, pair_spec
+from calibrate.measure.pair import PairSpec, build, limits, pair_spec
 from calibrate.measure.session import Session
 from sim.costs.forms.build import build_costs
 from sim.costs.profile_files import load
@@ -39,6 +39,11 @@ def flags(folder: Path, *more: object) -> list[str]:
     draft = write_config(folder / "d" / "config.json", **{**SMALL, "num_hidden_layers": 1})
     given = ("--device", "cpu", "--target", target, "--draft", draft, "--rows", 4, "--context", 256, "--budget", 15)
     return [str(flag) for flag in ("measure", *given, *more)]
+
+
+def spec_of(folder: Path) -> PairSpec:
+    target, draft = (str(folder / model / "config.json") for model in "td")
+    return pair_spec("cpu", target, draft, None, 4, 256, None, 0)
 
 
 def _num_passes(content: str) -> int:
@@ -214,8 +219,7 @@ def test_pairs_and_three_passes_run_on_slots_of_their_own_as_far_as_there_are_so
 @pytest.mark.slow
 def test_rows_with_prompts_are_timed_once_and_no_fit_uses_them(folder: Path) -> None:
     held = points_file.read(folder / "p.points.jsonl")
-    target, draft = (str(folder / model / "config.json") for model in "td")
-    planned = mixed(limits(pair_spec("cpu", target, draft, None, 4, 256, None, 0)))
+    planned = mixed(limits(spec_of(folder)))
     assert [point.mixed for point in held.mixed] == planned
     assert len(planned) == 3
     assert all(min(point.span_s, point.device_s, point.host_s) > 0.0 for point in held.mixed)
@@ -224,8 +228,7 @@ def test_rows_with_prompts_are_timed_once_and_no_fit_uses_them(folder: Path) -> 
 
 @pytest.mark.slow
 def test_what_was_rated_before_is_not_rated_again(folder: Path, tmp_path: Path) -> None:
-    target, draft = (str(folder / model / "config.json") for model in "td")
-    spec = pair_spec("cpu", target, draft, None, 4, 256, None, 0)
+    spec = spec_of(folder)
     lines = (folder / "p.points.jsonl").read_text().splitlines(keepends=True)
     (tmp_path / "q.jsonl").write_text("".join(line for line in lines if not line.startswith('{"rates"')))
     planned = coruns_within(limits(spec))
@@ -242,8 +245,7 @@ def test_what_was_rated_before_is_not_rated_again(folder: Path, tmp_path: Path) 
 @pytest.mark.slow
 def test_what_serving_adds_is_kept(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A measurement that was killed behind it does not serve again."""
-    target, draft = (str(folder / model / "config.json") for model in "td")
-    spec = pair_spec("cpu", target, draft, None, 4, 256, None, 0)
+    spec = spec_of(folder)
     (tmp_path / "q.jsonl").write_bytes((folder / "p.points.jsonl").read_bytes())
     costs = ServingCosts(
         works=Waits(1e-5, 2e-5), look_s=0.0, probed_s=(1e-3, 2e-3), served={"verify": 1.5}, how="made up"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -35,6 +35,12 @@ def our_threads() -> list[str]:
     return [
         thread.name for thread in threading.enumerate() if thread.name.split()[0] in ("policy", "issuer", "collector")
     ]
+
+
+@pytest.fixture(autouse=True)
+def no_thread_is_left() -> Iterator[None]:
+    yield
+    assert our_threads() == []
 
 
 @pytest.mark.parametrize(("is_async", "issued_s"), [(True, 0.0), (False, 2.0)])
@@ -138,7 +144,6 @@ def test_what_a_stream_raises_reaches_the_caller_and_no_thread_is_left(where: st
         host.spawn(one_work(host))
         with pytest.raises(ArithmeticError, match="broke"):
             host.run_until()
-    assert our_threads() == []
 
 
 def test_what_a_policy_raises_reaches_the_caller_and_no_thread_is_left() -> None:
@@ -148,7 +153,6 @@ def test_what_a_policy_raises_reaches_the_caller_and_no_thread_is_left() -> None
 
     with pytest.raises(LookupError, match="no such request"):
         run_tasks(policy)
-    assert our_threads() == []
 
 
 def test_the_watchdog_names_the_work_that_does_not_end() -> None:
@@ -158,7 +162,6 @@ def test_the_watchdog_names_the_work_that_does_not_end() -> None:
         with pytest.raises(HostStuck, match=r"verify of 0 requests on stream 'verify' first; one_work#0 waits for"):
             host.run_until()
         executor.release.set()
-    assert our_threads() == []
 
 
 def test_the_watchdog_names_the_coroutine_that_keeps_the_baton() -> None:
@@ -167,7 +170,6 @@ def test_the_watchdog_names_the_coroutine_that_keeps_the_baton() -> None:
 
     with pytest.raises(HostStuck, match=r"hog#0 has held the baton for 0\.2 s"):
         run_tasks(hog, clock=WallClock(), watchdog_s=0.2)
-    assert our_threads() == []
 
 
 def test_works_that_wait_for_each_other_are_noticed_on_the_virtual_clock() -> None:
@@ -205,7 +207,6 @@ def test_a_run_can_be_cut_at_a_time() -> None:
         host.run_until(12.0)
         assert host.now_s == 12.0
     assert times == [5.0, 10.0]
-    assert our_threads() == []
 
 
 def test_closing_drops_what_is_queued() -> None:
@@ -216,7 +217,6 @@ def test_closing_drops_what_is_queued() -> None:
     with GpuHost(ConstantExecutor({Kind.VERIFY: 0.02})) as host:
         host.spawn(policy(host))
         host.run_until(0.03)
-    assert our_threads() == []
     assert len(host.works) < 1000
     assert host.now_s < 10.0
 

@@ -44,7 +44,6 @@ from calibrate.measure.campaign.verdict import runs_of
 from realrun.replay.machine_speed import PROBED_TOKENS, probe
 from sim.costs.profile import Profile
 from sim.costs.profile_files import decode, encode, load
-from sim.costs.shapes import model
 
 ROOT = Path(__file__).parents[4]
 SMALL = Campaign(
@@ -71,11 +70,6 @@ def test_a_campaign_fits_the_ten_minutes_of_a_lent_gpu_and_begins_with_what_is_w
     assert (closed.concurrency, closed.policies, closed.replications) == (16, ("continuous", "pd", "pdv"), 3)
     assert (open_loop.concurrency, open_loop.policies) == (None, ("continuous", "pd"))
     assert (many.concurrency, len(many.policies)) == (64, 5)
-
-
-def test_the_pairs_share_their_vocabularies() -> None:
-    for job in (plan.job for plan in CAMPAIGNS.values()):
-        assert model(job.target).vocab == model(job.draft).vocab
 
 
 Begun = list[str]
