@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from sim.costs.forms.build import build_costs
 from sim.costs.profile_files import load
 from sim.drafters.registry import DRAFTERS
+from sim.engine.draft_length import ByBatch
 from sim.interface.request import Request
 from sim.interface.work import Kind
 from sim.policies.options import EngineLimits
@@ -210,3 +211,18 @@ def test_prompts_of_a_rank_begin_every_so_many_steps_or_where_so_many_wait() -> 
     asked = [request(0, output=20), *(request(i, arrival_s=6.0, output=1) for i in (1, 2, 3))]
     chunked = [start_s for start_s, _, _, chunks in steps(autoregressive(asked, limits)) if chunks]
     assert chunked == [0.0, 10.0]
+
+
+def test_a_draft_length_by_batch_is_that_of_the_plan_in_which_a_request_has_ended_since() -> None:
+    """Planned ahead for two, of which one has its three tokens: the other drafts one token once more, then three."""
+    table = ByBatch(((1, 1, 3), (2, 9, 1)), 3)
+    asked = [request(0, prompt=4, output=3), request(1, prompt=4, output=20)]
+    assert drafts(asked, EngineLimits(async_scheduling=True), controller=table)[:5] == [1, 1, 1, 3, 3]
+
+
+def test_a_controller_hears_of_the_steps_that_drafted_alone() -> None:
+    """Half of a prompt drafts nothing. The other half and two rounds take 7 s each."""
+    controller = NotedController(4, 4)
+    limits = EngineLimits(max_num_batched_tokens=5)
+    SimRun("continuous", [request(0, output=7)], draws=AlwaysAccept(), limits=limits, controller=controller)
+    assert controller.drafts == [(7.0, 0)] * 3
