@@ -1,4 +1,4 @@
-"""Ground of the calibration tests: synthetic kernel tables in aiconfigurator's layout."""
+"""Ground of the calibration tests: synthetic kernel tables in aiconfigurator's layout, and where the real ones are."""
 
 from __future__ import annotations
 
@@ -6,7 +6,20 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+DATA = Path(__file__).parents[3] / "shared" / "data"
+"""Published tables beside the checkout; they are not part of the project."""
+
 DATASHEET = "gpu:\n  mem_bw: 2.0e+12\n  mem_capacity: 80000000000\n  bfloat16_tc_flops: 3.0e+14\n"
+
+
+def published(place: str) -> Path:
+    """A folder or file of the published data; skips the test where it is absent."""
+    path = DATA / place
+    if not path.exists():
+        pytest.skip(f"published data is not here ({place})")
+    return path
 
 
 def write_tables(root: Path, **changes: Any) -> Path:

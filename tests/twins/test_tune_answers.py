@@ -247,7 +247,7 @@ def found_in(asked: Drawn) -> list[str]:
     return list(faults(json.loads(json.dumps(found.plain)), " ".join(tuning_sentence(found).split()), asked.grid))
 
 
-HEAD = "--profile h100-sxm/llama-3.1-8b+eagle3 --policy continuous --input-len 500 --output-len 40"
+HEAD = "--profile h100-sxm/llama-3.1-8b+eagle3 --set policy=continuous --input-len 500 --output-len 40"
 ASKED = (
     "--acceptance length:2.83@3 --draws 4 --concurrencies 1,64,512 --lengths 0,1,3",
     "--acceptance length:2.83@3 --draws 2 --concurrencies 8,512 --lengths 0,1,2",

@@ -108,7 +108,8 @@ def words(asked: Asked, command: str = "compare") -> list[str]:
         if value is None or name == "set":
             continue
         if name not in known:
-            keys[FLAT_NAMES[name.replace("-", "_")]] = value
+            key = name.replace("-", "_")
+            keys[FLAT_NAMES.get(key, key)] = value
         elif isinstance(value, list):
             found += [word for each in value for word in (f"--{name}", str(each))]
         else:

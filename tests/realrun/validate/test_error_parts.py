@@ -29,8 +29,7 @@ from sim.run.scenario import Scenario, parse_scenario
 from sim.run.simulate import simulate
 from tests.properties import assert_refused
 from tests.realrun.virtual import ConstantExecutor, VirtualClock
-from tests.sim.run.test_caps import max_in_flight
-from tests.sim.support import ON_ONE_GPU
+from tests.sim.support import ON_ONE_GPU, most_in_flight
 
 UNEVEN = {Kind.PREFILL: 0.0101, Kind.DRAFT: 0.00203, Kind.VERIFY: 0.00507, Kind.STEP: 0.00611}
 """No two works end at the same instant, which rounding could take apart."""
@@ -269,7 +268,7 @@ def test_slots_bound_how_many_are_served_at_once() -> None:
     run = experiment("pd", num_slots=4, workload={"request_rate": "inf"})
     observed = observe(run)
     assert all(request.is_finished for request in observed.requests)
-    assert max_in_flight(observed.requests) == 4
+    assert most_in_flight(observed.requests) == 4
 
 
 def test_a_pair_with_an_eagle_head_is_simulated_as_one_and_refused_as_a_replay() -> None:

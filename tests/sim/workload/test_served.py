@@ -90,7 +90,7 @@ def test_a_sample_goes_on_where_the_first_requests_are_rejected(tmp_path: Path) 
 
 @pytest.mark.parametrize("command", ["compare", "plan", "tune"])
 def test_requests_that_are_all_rejected_are_one_line(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    args = ["--profile", PAIR, "--policy", "continuous", "--input-len", "4096"]
+    args = ["--profile", PAIR, "--set", "policy=continuous", "--input-len", "4096"]
     assert run([command, *args, *(["--goodput", "ttft:5000"] if command == "plan" else [])]) == 2
     (line,) = capsys.readouterr().err.strip().splitlines()
     assert "every request is rejected: the shortest prompt has 4096 tokens, and a prompt and its answer have" in line
