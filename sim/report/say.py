@@ -333,7 +333,7 @@ def _rented(answer: Rental, console: Console) -> Said:
     shown = estimates[: max(0, MAX_ROWS - len(refined))]
     more = len(estimates) - len(shown)
     last = [
-        *answer.notes[MAX_NOTES - 2 : MAX_NOTES],
+        *(note.removesuffix(".") for note in answer.notes[MAX_NOTES - 2 : MAX_NOTES]),
         *["~ is not simulated in draws"] * bool(shown),
         *[f"{more} more {'estimate' if more == 1 else 'estimates'} in the JSON"] * (more > 0),
     ]

@@ -34,6 +34,8 @@ from sim.studies.plan.candidate_ranking import Candidate, Ranked, Refused, label
 from sim.studies.plan.search import Rental, plan, with_world
 
 NO_DRAFT = ("none", "off")
+MOST_GPUS = 8
+"""GPUs of a replica at most, where --gpus is not given."""
 
 
 def planned(flags: PlanFlags, bounds_ms: dict[str, float], on_step: OnDone) -> Rental:
@@ -101,9 +103,9 @@ def _candidates(flags: PlanFlags, on_step: OnDone) -> tuple[list[Candidate], lis
     kernels_of(tables, gpu)
     name, _, version = engine.partition("-")
     kernels = (name, version or None) if name in ENGINES else (ENGINES[0], None)
-    wanted = deployments(target, flags.gpus, kernels, *map(degrees.get, ("tp", "ep", "dp")))
+    wanted = deployments(target, flags.gpus or MOST_GPUS, kernels, *map(degrees.get, ("tp", "ep", "dp")))
     if not wanted:
-        raise ValueError(f"{model}: want no more than --gpus {flags.gpus} GPUs in a replica")
+        raise ValueError(f"{model}: want no more than --gpus {flags.gpus or MOST_GPUS} GPUs in a replica")
     profiles, failed = imported(tables, source, gpu, target, draft, wanted, cache_folder("profiles"), on_step)
     refused = [Refused(deployment=label_of(*each.deployment[:3]), why=each.why) for each in failed]
     if not profiles:

@@ -49,6 +49,7 @@ def test_another_name_of_a_gpu_is_understood_in_capitals() -> None:
         (("--rate", "-3"), "-3.0 is not in the range 0.0<x<=1000000.0"),
         (("--weights", "fp8"), "no option --weights here: write such as Qwen/Qwen3-32B-FP8 for the model"),
         ((), "no SLO given"),
+        (("--policy", "pd", "--gpus", "4"), "one deployment has the GPUs of its name, such as MODEL-tp8"),
         (("--tp", "2"), "no option --tp here: write Qwen/Qwen3-32B-tp2 for the model"),
     ],
 )
