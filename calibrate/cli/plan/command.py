@@ -50,7 +50,9 @@ def _highest(flags: PlanFlags) -> None:
     from sim.studies.attainment import highest_load
 
     if flags.gpus is not None:
-        raise ValueError("--gpus bounds the search for --rate; one deployment has the GPUs of its name, such as MODEL-tp8")
+        raise ValueError(
+            "--gpus bounds the search for --rate; one deployment has the GPUs of its name, such as MODEL-tp8"
+        )
     price = usd_per_gpu_h(flags.price)
     scenario = parse_scenario(with_assumptions(gather(flags)))
     claim(files={"--json": flags.json}, inputs=inputs_of(flags.scenario, scenario))
