@@ -49,19 +49,18 @@ def _highest(flags: PlanFlags) -> None:
     from sim.run.scenario import parse_scenario
     from sim.studies.attainment import highest_load
 
-    if flags.gpus is not None:
-        raise ValueError(
-            "--gpus bounds the search for --rate; one deployment has the GPUs of its name, such as MODEL-tp8"
-        )
     price = usd_per_gpu_h(flags.price)
     scenario = parse_scenario(with_assumptions(gather(flags)))
     claim(files={"--json": flags.json}, inputs=inputs_of(flags.scenario, scenario))
+    profile = load(scenario.profile)
+    if (gpus := profile.tensor_parallel * profile.data_parallel) > (flags.gpus or gpus):
+        raise ValueError(f"{profile.name} takes {gpus} GPUs, more than --gpus {flags.gpus}")
     say_trace(scenario.workload, is_quiet=flags.json == "-")
     say_runs(len(scenario.policy) * (flags.draws or 0))
     with progress() as on_step:
         result = highest_load(
             scenario,
-            load(scenario.profile),
+            profile,
             target_rate=flags.rate,
             price=price,
             draws=flags.draws,

@@ -49,13 +49,17 @@ def test_another_name_of_a_gpu_is_understood_in_capitals() -> None:
         (("--rate", "-3"), "-3.0 is not in the range 0.0<x<=1000000.0"),
         (("--weights", "fp8"), "no option --weights here: write such as Qwen/Qwen3-32B-FP8 for the model"),
         ((), "no SLO given"),
-        (("--policy", "pd", "--gpus", "4"), "one deployment has the GPUs of its name, such as MODEL-tp8"),
         (("--tp", "2"), "no option --tp here: write Qwen/Qwen3-32B-tp2 for the model"),
     ],
 )
 def test_flags_are_checked_before_any_table_is_read(flags: tuple[str, ...], says: str) -> None:
     """A model that is not known would be refused first otherwise."""
     assert says in planned("no/model", "--gpu", "h200-sxm", *LENGTHS, *flags)
+
+
+def test_a_deployment_that_is_given_takes_no_more_gpus_than_asked_for() -> None:
+    line = planned("--profile", "a100-sxm/llama-3.1-70b-tp4", *LENGTHS, "--goodput", "tpot:50", "--gpus", "1")
+    assert line == "a100-sxm/llama-3.1-70b-tp4 takes 4 GPUs, more than --gpus 1"
 
 
 def test_a_profile_by_its_name_is_the_one_candidate() -> None:
