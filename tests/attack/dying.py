@@ -21,6 +21,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 from calibrate.fit import points_file
 from sim.cli.main import run
@@ -35,9 +36,9 @@ WRITES = {"os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.link", "os.symli
 MAX_OPERATIONS = 300
 SEEDED = ["compare", "--profile", PAIR, *TINY_RUN, "--workers", "1", "--seed"]
 PLACES = [["decode", "target", 1, 1, context, "eager"] for context in (16, 32, 48)]
-
-
 OVER = "--overwrite"
+DRAWN = "page"
+"""The kind that is mostly pictures: for the nightly run."""
 
 
 def lanesim(*args: str) -> None:
@@ -51,17 +52,19 @@ def seed_of(path: Path) -> int:
     return seed
 
 
-def write_results(folder: Path, seed: int = 1) -> None:
-    lanesim(*SEEDED, str(seed), "--out", str(folder / "r"), OVER)
+def write_results(folder: Path, seed: str = "1") -> None:
+    lanesim(*SEEDED, seed, "--out", str(folder / "r"), OVER)
 
 
 def results(folder: Path) -> set[object]:
+    if not (folder / "r").exists():
+        return set()
     lanesim("check", str(folder / "r"))
     return {seed_of(folder / "r" / "summary.json")}
 
 
-def write_json(folder: Path, seed: int = 1) -> None:
-    lanesim(*SEEDED, str(seed), "--json", str(folder / "x.json"), OVER)
+def write_json(folder: Path, seed: str = "1") -> None:
+    lanesim(*SEEDED, seed, "--json", str(folder / "x.json"), OVER)
 
 
 def json_files(folder: Path) -> set[object]:
@@ -121,25 +124,26 @@ def page(folder: Path) -> set[object]:
 class Kind:
     """A writer, what it finds, and what a reader finds; what is old stands, or what is new, or some of it is added."""
 
-    prepare: Callable[[Path], None]
-    write: Callable[[Path], None]
+    write: Callable[..., None]
     read: Callable[[Path], set[object]]
+    old: tuple[Any, ...] = ()
+    """What writes the old state, and what it is given behind the folder."""
     is_added: bool = False
+
+    def prepare(self, folder: Path) -> None:
+        if self.old:
+            write_old, *given = self.old
+            write_old(folder, *given)
 
 
 KINDS: dict[str, Kind] = {
-    "results": Kind(lambda folder: write_results(folder, 0), write_results, results),
-    "new results": Kind(
-        lambda folder: None,
-        write_results,
-        lambda folder: results(folder) if (folder / "r").exists() else set(),
-        is_added=True,
-    ),
-    "json": Kind(lambda folder: write_json(folder, 0), write_json, json_files),
-    "profile": Kind(lambda folder: write_profile(folder, "h100-sxm/llama-3.1-8b"), write_profile, profile),
-    "points": Kind(lambda folder: None, write_points, points, is_added=True),
-    "store": Kind(lambda folder: write_store(folder, "[0]"), write_store, store, is_added=True),
-    "page": Kind(write_store, write_page, page, is_added=True),
+    "results": Kind(write_results, results, (write_results, "0")),
+    "new results": Kind(write_results, results, is_added=True),
+    "json": Kind(write_json, json_files, (write_json, "0")),
+    "profile": Kind(write_profile, profile, (write_profile, "h100-sxm/llama-3.1-8b")),
+    "points": Kind(write_points, points, is_added=True),
+    "store": Kind(write_store, store, (write_store, "[0]"), is_added=True),
+    DRAWN: Kind(write_page, page, (write_store,), is_added=True),
 }
 
 
@@ -166,8 +170,8 @@ def files_of_folder(folder: Path) -> set[object]:
 
 
 FILES: dict[str, Kind] = {
-    "file": Kind(lambda folder: write_file(folder, "old"), write_file, lambda folder: {(folder / "x").read_text()}),
-    "folder": Kind(old_folder, write_folder, files_of_folder),
+    "file": Kind(write_file, lambda folder: {(folder / "x").read_text()}, (write_file, "old")),
+    "folder": Kind(write_folder, files_of_folder, (old_folder,)),
 }
 """What all of them are made of."""
 

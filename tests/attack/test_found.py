@@ -35,8 +35,8 @@ def refusal(capsys: pytest.CaptureFixture[str], *args: str) -> str:
     return errors
 
 
-def profile_with(path: str, value: Any) -> str:
-    raw: Any = json.loads(PROFILE)
+def profile_with(path: str, value: Any, content: str | bytes = PROFILE) -> str:
+    raw: Any = json.loads(content)
     *way, last = path.split(".")
     block = raw
     for key in way:
@@ -45,8 +45,6 @@ def profile_with(path: str, value: Any) -> str:
     return json.dumps(raw)
 
 
-HEAD = "arrival_s,prompt_tokens,output_tokens\n"
-SHOW = ["profiles", "show", "{}"]
 KIND = {"mean_error_pct": 1.0, "max_error_pct": 2.0, "points": 3, "held_out": "[/y]"}
 
 
@@ -113,32 +111,28 @@ def replayed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     return replay(tmp_path_factory.mktemp("replayed"))
 
 
-def column(name: str, change: Callable[[list[Any]], list[Any] | None]) -> Callable[[bytes], bytes]:
-    """Changes one column of a Parquet file, or drops it."""
+def with_first(content: bytes, name: str, first: Any) -> bytes:
+    """A Parquet file whose column of this name begins with another value."""
+    table = pq.read_table(io.BytesIO(content))
+    values = [first, *table[name].to_pylist()[1:]]
+    return parquet_of(table.set_column(table.column_names.index(name), name, pa.array(values)))
 
-    def changed(content: bytes) -> bytes:
-        table = pq.read_table(io.BytesIO(content))
-        values = change(table[name].to_pylist())
-        at = table.column_names.index(name)
-        table = table.drop_columns([name]) if values is None else table.set_column(at, name, pa.array(values))
-        return parquet_of(table)
 
-    return changed
+def without(content: bytes, name: str) -> bytes:
+    return parquet_of(pq.read_table(io.BytesIO(content)).drop_columns([name]))
 
 
 def shrunk(content: bytes) -> bytes:
-    raw = json.loads(content)
-    raw["gpu"]["memory_bytes"] = 1000
-    return json.dumps(raw).encode()
+    return profile_with("gpu.memory_bytes", 1000, content).encode()
 
 
 IS_NONE = "column 'start_s': [0]: expected `float`"
-SPOILT: dict[str, tuple[str, Callable[[bytes], bytes], str]] = {
-    "null": ("work.parquet", column("start_s", lambda values: [None, *values[1:]]), IS_NONE),
-    "NaN": ("work.parquet", column("start_s", lambda values: [float("nan"), *values[1:]]), IS_NONE),
-    "a dropped column": ("work.parquet", column("kind", lambda values: None), "no column 'kind'"),
-    "lists of unlike length": ("work.parquet", column("emitted", lambda rows: [[], *rows[1:]]), "'emitted'"),
-    "a profile without room": ("profile.json", shrunk, "the weights leave no room for KV"),
+SPOILT: dict[str, tuple[str, Callable[..., bytes], tuple[Any, ...], str]] = {
+    "null": ("work.parquet", with_first, ("start_s", None), IS_NONE),
+    "NaN": ("work.parquet", with_first, ("start_s", float("nan")), IS_NONE),
+    "a dropped column": ("work.parquet", without, ("kind",), "no column 'kind'"),
+    "lists of unlike length": ("work.parquet", with_first, ("emitted", []), "'emitted'"),
+    "a profile without room": ("profile.json", shrunk, (), "the weights leave no room for KV"),
 }
 
 
@@ -146,8 +140,8 @@ SPOILT: dict[str, tuple[str, Callable[[bytes], bytes], str]] = {
 def test_a_spoilt_replay_is_one_line(
     case: str, tmp_path: Path, replayed: dict[str, bytes], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    name, change, says = SPOILT[case]
-    for other, held in (replayed | {name: change(replayed[name])}).items():
+    name, change, given, says = SPOILT[case]
+    for other, held in (replayed | {name: change(replayed[name], *given)}).items():
         (tmp_path / other).write_bytes(held)
     errors = refusal(capsys, "validate", str(tmp_path), "--overwrite")
     assert str(tmp_path) in errors

@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 from calibrate.fit import points_file
-from tests.attack.dying import KINDS
-from tests.attack.test_dying import DRAWN
+from tests.attack.dying import DRAWN, KINDS
 
 SIZE = 4 << 20
 
@@ -43,7 +42,14 @@ def fill(disk: Path, left_bytes: int) -> Path:
     return filler
 
 
-def assert_stands(kind: str, disk: Path, left_bytes: int) -> None:
+CASES = [
+    *((kind, 0) for kind in KINDS if kind != DRAWN),
+    *(pytest.param(kind, left, marks=pytest.mark.nightly) for kind in KINDS for left in (0, 4096)),
+]
+
+
+@pytest.mark.parametrize(("kind", "left_bytes"), CASES)
+def test_on_a_disk_that_is_full_or_fills_up_what_was_there_stays(kind: str, left_bytes: int, disk: Path) -> None:
     writer = KINDS[kind]
     folder = disk / "work"
     folder.mkdir()
@@ -67,18 +73,6 @@ def assert_stands(kind: str, disk: Path, left_bytes: int) -> None:
     writer.write(folder)
     assert writer.read(folder)
     assert [path for path in folder.rglob("*") if ".part-" in path.name] == []
-
-
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in DRAWN])
-def test_on_a_full_disk_what_was_there_stays(kind: str, disk: Path) -> None:
-    assert_stands(kind, disk, 0)
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("left_bytes", [0, 4096])
-def test_on_a_disk_that_fills_up_what_was_there_stays(kind: str, left_bytes: int, disk: Path) -> None:
-    assert_stands(kind, disk, left_bytes)
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs Linux")

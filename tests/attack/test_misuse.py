@@ -21,6 +21,7 @@ from sim.report.results import to_json
 from tests.attack.samples import PAIR
 
 BASE: dict[str, Any] = {"profile": "cpu/tiny", "num_prompts": 6, "request_rate": 20, "output_len": 8}
+LOAD: dict[str, Any] = BASE | {"policy": "pd"}
 TUNED: dict[str, Any] = BASE | {"policy": "continuous", "draws": 2, "workers": 1}
 HALVES = {"policy_options.partition": {"prefill": 0.5, "decode": 0.5}}
 GRID: dict[str, Any] = {"scenario": {"profile": "cpu/tiny", "policy": "pd", "workload": {"num_prompts": 3}}}
@@ -61,6 +62,10 @@ def broken(*_: Any) -> Any:
     raise KeyError("inside")
 
 
+def nothing(*_: Any) -> None:
+    """A function without an answer."""
+
+
 def accepting(build: Any = None, policy: str = "pd", **answers: Any) -> None:
     lanesim.register_acceptance("mine", build or (lambda values, k: Mine(**answers)), "mine:.5")
     lanesim.simulate(policy=policy, acceptance="mine:.5", **BASE)
@@ -93,83 +98,89 @@ def awaiting(serving: Any, options: Any, limits: Any) -> list[Any]:
     return [worker()]
 
 
-def comparing(**changes: Any) -> None:
-    lanesim.compare(**{"policy": "pd", **BASE, **changes})
+def saving(**changes: Any) -> None:
+    lanesim.save_profile(lanesim.changed(lanesim.load_profile("cpu/tiny"), **changes), "x.json")
 
 
-def tiny() -> lanesim.Profile:
-    return lanesim.load_profile("cpu/tiny")
-
-
-MISUSES: dict[str, tuple[Callable[[], object], str]] = {
-    "lengths with a half": (lambda: accepting(lengths=lambda x: x + 0.5), "'mine': run_lengths gave float64"),
-    "lengths too few": (lambda: accepting(lengths=lambda x: x[:-2]), "'mine': run_lengths gave an array of shape"),
-    "lengths beyond the draft": (lambda: accepting(lengths=lambda x: x + 200), "gave lengths from 200"),
-    "lengths below 0": (lambda: accepting(lengths=lambda x: x.astype(int) - 3), "gave lengths from -3"),
-    "lengths in a list": (lambda: accepting(lengths=lambda x: x.tolist()), "'mine': run_lengths gave list"),
-    "lengths that break": (lambda: accepting(lengths=broken), "'mine': run_lengths: KeyError: 'inside'"),
-    "rates above 1": (lambda: accepting(rates=lambda k: (1.5,) * k), "'mine': unconditional_rates gave"),
-    "rates too few": (lambda: accepting(rates=lambda k: ()), "want 4 numbers from 0 to 1"),
-    "rates that rise": (lambda: accepting(rates=lambda k: tuple(i / k for i in range(k))), "they cannot rise"),
-    "no rates": (lambda: accepting(rates=lambda k: None), "unconditional_rates gave None"),
-    "rates that break": (lambda: accepting(rates=broken), "unconditional_rates: KeyError: 'inside'"),
-    "no model": (lambda: accepting(lambda values, k: None), "acceptance 'mine' gave None"),
-    "a build that breaks": (lambda: accepting(broken), "acceptance 'mine': KeyError: 'inside'"),
-    "a build that is a number": (lambda: lanesim.register_acceptance("mine", 5, "f"), "build=5 must be a function"),  # type: ignore[arg-type]
-    "an escape in a name": (lambda: lanesim.register_acceptance("a\x1b[2J", broken, "f"), r"acceptance 'a\x1b[2J'"),
-    "a name that is never found": (lambda: lanesim.register_acceptance("Mine", broken, "f"), "in lower case"),
-    "no form": (lambda: lanesim.register_acceptance("mine", broken, None), "form=None"),  # type: ignore[arg-type]
-    "no GPUs": (lambda: scheduling(num_gpus=lambda o: 0), "policy 'mine': GPUs of a replica=0"),
-    "a billion GPUs": (lambda: scheduling(num_gpus=lambda o: 10**9), "GPUs of a replica=1000000000"),
-    "GPUs that are an index": (lambda: scheduling(num_gpus=lambda o: Counted()), "GPUs of a replica=<"),
-    "GPUs that are a number": (lambda: scheduling(num_gpus=1), "num_gpus=1 must be a function"),
-    "GPUs that break": (lambda: scheduling(num_gpus=broken), "policy 'mine': KeyError: 'inside'"),
-    "nowhere to seat": (lambda: scheduling(num_engines=lambda o: 0), "GPUs that seat requests=0"),
-    "keys in a text": (lambda: scheduling(takes="decode_batch"), "takes='decode_batch': want a list"),
-    "lanes in a flat list": (lambda: scheduling(lanes=("prefill", "decode")), "lanes='prefill': want a list"),
-    "a lane twice": (lambda: scheduling(lanes=(("a",), ("a",))), "name one twice"),
+FORM: dict[str, Any] = {"name": "mine", "build": broken, "form": "f"}
+MISUSES: dict[str, tuple[Callable[..., object], dict[str, Any], str]] = {
+    "lengths with a half": (accepting, {"lengths": lambda x: x + 0.5}, "'mine': run_lengths gave float64"),
+    "lengths too few": (accepting, {"lengths": lambda x: x[:-2]}, "'mine': run_lengths gave an array of shape"),
+    "lengths beyond the draft": (accepting, {"lengths": lambda x: x + 200}, "gave lengths from 200"),
+    "lengths below 0": (accepting, {"lengths": lambda x: x.astype(int) - 3}, "gave lengths from -3"),
+    "lengths in a list": (accepting, {"lengths": np.ndarray.tolist}, "'mine': run_lengths gave list"),
+    "lengths that break": (accepting, {"lengths": broken}, "'mine': run_lengths: KeyError: 'inside'"),
+    "rates above 1": (accepting, {"rates": lambda k: (1.5,) * k}, "'mine': unconditional_rates gave"),
+    "rates too few": (accepting, {"rates": lambda k: ()}, "want 4 numbers from 0 to 1"),
+    "rates that rise": (accepting, {"rates": lambda k: tuple(np.arange(k) / k)}, "they cannot rise"),
+    "no rates": (accepting, {"rates": nothing}, "unconditional_rates gave None"),
+    "rates that break": (accepting, {"rates": broken}, "unconditional_rates: KeyError: 'inside'"),
+    "no model": (accepting, {"build": nothing}, "acceptance 'mine' gave None"),
+    "a build that breaks": (accepting, {"build": broken}, "acceptance 'mine': KeyError: 'inside'"),
+    "a build that is a number": (lanesim.register_acceptance, FORM | {"build": 5}, "build=5 must be a function"),
+    "an escape in a name": (lanesim.register_acceptance, FORM | {"name": "a\x1b[2J"}, r"acceptance 'a\x1b[2J'"),
+    "a name that is never found": (lanesim.register_acceptance, FORM | {"name": "Mine"}, "in lower case"),
+    "no form": (lanesim.register_acceptance, FORM | {"form": None}, "form=None"),
+    "no GPUs": (scheduling, {"num_gpus": lambda o: 0}, "policy 'mine': GPUs of a replica=0"),
+    "a billion GPUs": (scheduling, {"num_gpus": lambda o: 10**9}, "GPUs of a replica=1000000000"),
+    "GPUs that are an index": (scheduling, {"num_gpus": lambda o: Counted()}, "GPUs of a replica=<"),
+    "GPUs that are a number": (scheduling, {"num_gpus": 1}, "num_gpus=1 must be a function"),
+    "GPUs that break": (scheduling, {"num_gpus": broken}, "policy 'mine': KeyError: 'inside'"),
+    "nowhere to seat": (scheduling, {"num_engines": lambda o: 0}, "GPUs that seat requests=0"),
+    "keys in a text": (scheduling, {"takes": "decode_batch"}, "takes='decode_batch': want a list"),
+    "lanes in a flat list": (scheduling, {"lanes": ("prefill", "decode")}, "lanes='prefill': want a list"),
+    "a lane twice": (scheduling, {"lanes": (("a",), ("a",))}, "name one twice"),
     "a lane without a stream": (
-        lambda: scheduling(lanes=(("prefill",), ("decode",), ("verify",))),
+        scheduling,
+        {"lanes": (("prefill",), ("decode",), ("verify",))},
         "policy 'mine': build made no stream for its lane 'verify', but decode, prefill",
     ),
     "a lane without its share": (
-        lambda: scheduling(build=unshared, lanes=(("prefill",), ("decode",)), settings=HALVES, profile=PAIR),
+        scheduling,
+        {"build": unshared, "lanes": (("prefill",), ("decode",)), "settings": HALVES, "profile": PAIR},
         "policy 'mine': build made stream 'prefill' with sm_share=None; want options.share('prefill'), which is 0.5",
     ),
-    "an escape in a policy": (lambda: scheduling(name="a\x1b[2J"), r"policy 'a\x1b[2J'"),
-    "an escape in a summary": (lambda: scheduling(summary="a\x1b[2J"), r"summary='a\x1b[2J'"),
-    "a flag in words": (lambda: scheduling(has_workers="yes"), "has_workers='yes' must be true or false"),
-    "no build": (lambda: scheduling(build=None), "build=None must be a function"),
-    "a build of nothing": (lambda: scheduling(build=lambda *_: None), "what build gives=None"),
-    "a build of no coroutines": (lambda: scheduling(build=lambda *_: [broken]), "want coroutines"),
-    "a coroutine that breaks": (lambda: scheduling(build=breaking), "policy 'mine': KeyError: 'inside'"),
-    "a coroutine that awaits nothing": (lambda: scheduling(build=awaiting), "policy 'mine': TypeError"),
-    "a policy by its name": (lambda: lanesim.register("pd"), "'pd' is not a lanesim.Policy"),  # type: ignore[arg-type]
-    "a seed that is an index": (lambda: comparing(seed=Counted()), "seed: expected `int`"),
+    "an escape in a policy": (scheduling, {"name": "a\x1b[2J"}, r"policy 'a\x1b[2J'"),
+    "an escape in a summary": (scheduling, {"summary": "a\x1b[2J"}, r"summary='a\x1b[2J'"),
+    "a flag in words": (scheduling, {"has_workers": "yes"}, "has_workers='yes' must be true or false"),
+    "no build": (scheduling, {"build": None}, "build=None must be a function"),
+    "a build of nothing": (scheduling, {"build": nothing}, "what build gives=None"),
+    "a build of no coroutines": (scheduling, {"build": lambda *_: [broken]}, "want coroutines"),
+    "a coroutine that breaks": (scheduling, {"build": breaking}, "policy 'mine': KeyError: 'inside'"),
+    "a coroutine that awaits nothing": (scheduling, {"build": awaiting}, "policy 'mine': TypeError"),
+    "a policy by its name": (lanesim.register, {"policy": "pd"}, "'pd' is not a lanesim.Policy"),
+    "a seed that is an index": (lanesim.compare, LOAD | {"seed": Counted()}, "seed: expected `int`"),
     "concurrencies that are no numbers": (
-        lambda: lanesim.tune(concurrencies=np.array([1.5]), **TUNED),
+        lanesim.tune,
+        TUNED | {"concurrencies": np.array([1.5])},
         "concurrencies=np.float64(1.5)",
     ),
-    "a number of lengths": (lambda: lanesim.tune(lengths=4, **TUNED), "lengths=4: want a list"),  # type: ignore[arg-type]
-    "half a draw": (lambda: lanesim.tune(**TUNED | {"draws": 1.5}), "draws=1.5"),
-    "a sweep by no workers": (lambda: lanesim.sweep(GRID | {"grid": {"seed": [0]}}, workers=0), "workers=0"),
-    "a sweep of nothing": (lambda: lanesim.sweep(None), "grid None: want a mapping"),  # type: ignore[arg-type]
-    "a profile by its name": (lambda: lanesim.save_profile("cpu/tiny", "x.json"), "want a Profile"),  # type: ignore[arg-type]
-    "a profile with an escape": (
-        lambda: lanesim.save_profile(lanesim.changed(tiny(), name="a\x1b[2J"), "x.json"),
-        "'name' holds the control character",
+    "a number of lengths": (lanesim.tune, TUNED | {"lengths": 4}, "lengths=4: want a list"),
+    "half a draw": (lanesim.tune, TUNED | {"draws": 1.5}, "draws=1.5"),
+    "a sweep by no workers": (lanesim.sweep, {"grid": GRID | {"grid": {"seed": [0]}}, "workers": 0}, "workers=0"),
+    "a sweep of nothing": (lanesim.sweep, {"grid": None}, "grid None: want a mapping"),
+    "a profile by its name": (lanesim.save_profile, {"profile": "cpu/tiny", "path": "x.json"}, "want a Profile"),
+    "a profile with an escape": (saving, {"name": "a\x1b[2J"}, "'name' holds the control character"),
+    "a change of no profile": (lanesim.changed, {"profile": {}, "source": "x"}, "{} is not a Profile"),
+    "an unknown field": (saving, {"sauce": "x"}, "did you mean 'source'"),
+    "a result that is a number": (lanesim.load, {"path": 5}, "load: 5"),
+    "a scenario that is a number": (lambda: lanesim.compare(5), {}, "scenario 5: want"),
+    "a quote that is a number": (lanesim.parse_quoted, {"text": 0.7}, "acceptance 0.7"),
+    "half a drafted token": (
+        lanesim.parse_quoted("iid:.7").model,
+        {"k": 1.5},
+        "num_speculative_tokens=1.5",
     ),
-    "a change of no profile": (lambda: lanesim.changed({}, source="x"), "{} is not a Profile"),  # type: ignore[arg-type]
-    "an unknown field": (lambda: lanesim.changed(tiny(), sauce="x"), "did you mean 'source'"),
-    "a result that is a number": (lambda: lanesim.load(5), "load: 5"),  # type: ignore[arg-type]
-    "a scenario that is a number": (lambda: lanesim.compare(5), "scenario 5: want"),  # type: ignore[arg-type]
-    "a quote that is a number": (lambda: lanesim.parse_quoted(0.7), "acceptance 0.7"),  # type: ignore[arg-type]
-    "half a drafted token": (lambda: lanesim.parse_quoted("iid:.7").model(1.5), "num_speculative_tokens=1.5"),  # type: ignore[arg-type]
-    "a chance above 1": (lambda: lanesim.thresholds(2.0), "must be numbers from 0 to 1"),
-    "draws that are no booleans": (lambda: lanesim.run_lengths(np.array([0.5]), 2), "want an array of booleans"),  # type: ignore[arg-type]
-    "a curve of words": (lambda: lanesim.Curve(tokens=("a",), seconds=(1.0,)), "tokens=('a',)"),  # type: ignore[arg-type]
+    "a chance above 1": (lanesim.thresholds, {"chances": 2.0}, "must be numbers from 0 to 1"),
+    "draws that are no booleans": (
+        lanesim.run_lengths,
+        {"accepts": np.array([0.5]), "depth": 2},
+        "want an array of booleans",
+    ),
+    "a curve of words": (lanesim.Curve, {"tokens": ("a",), "seconds": (1.0,)}, "tokens=('a',)"),
     "a policy with a billion GPUs to prefill": (
-        lambda: comparing(policy="disaggregated", **{"policy_options.pools.prefill": 10**9}),
+        lanesim.compare,
+        LOAD | {"policy": "disaggregated", "policy_options.pools.prefill": 10**9},
         "policy_options.pools.prefill=1000000000 must be at most",
     ),
 }
@@ -180,9 +191,9 @@ def test_a_misuse_is_one_line_that_names_what_broke_a_rule(
     case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    misuse, says = MISUSES[case]
+    misuse, given, says = MISUSES[case]
     with pytest.raises(ValueError) as refused:
-        misuse()
+        misuse(**given)
     assert says in str(refused.value)
     assert "\n" not in str(refused.value)
     assert list(tmp_path.iterdir()) == []

@@ -56,6 +56,14 @@ def edited(store: Path, change: Callable[[Row], object], *, times: int = 1) -> N
     base.close()
 
 
+def put(store: Path, values: Row) -> None:
+    edited(store, lambda row: row | values)
+
+
+def padded(store: Path, times: int) -> None:
+    edited(store, lambda row: row, times=times)
+
+
 def with_schema(store: Path, script: str) -> None:
     with sqlite3.connect(store / MARK) as base:
         base.executescript(script)
@@ -67,43 +75,39 @@ def foreign(store: Path, version: int) -> None:
     with_schema(store, f"CREATE TABLE customers (name TEXT); PRAGMA user_version = {version}")
 
 
-KINDS: dict[str, tuple[Callable[[Path], None], str]] = {
+KINDS: dict[str, tuple[Callable[[Path, Any], None], object, str]] = {
     "a view without end": (
-        lambda store: with_schema(store, f"DROP TABLE rows; CREATE VIEW rows AS SELECT i AS key, i AS row {FROM}"),
+        with_schema,
+        f"DROP TABLE rows; CREATE VIEW rows AS SELECT i AS key, i AS row {FROM}",
         "has other tables",
     ),
-    "a trigger": (
-        lambda store: with_schema(store, "CREATE TRIGGER t INSERT ON rows BEGIN DELETE FROM grids; END"),
-        "has other tables",
-    ),
-    "somebody's database": (lambda store: foreign(store, 0), "has other tables"),
-    "somebody's of our version": (lambda store: foreign(store, STORE_SCHEMA), "has other tables"),
-    "rows that unpack without end": (lambda store: edited(store, lambda row: row, times=64), "is damaged"),
-    "rows that unpack to too much together": (lambda store: edited(store, lambda row: row, times=8), "is damaged"),
-    "another version": (lambda store: with_schema(store, "PRAGMA user_version = 99"), "schema=99 must be"),
-    "rows that are lists": (lambda store: edited(store, lambda row: [1]), "want an object"),
-    "a latency below zero": (lambda store: edited(store, lambda row: row | {"mean_e2el_ms": -5.0}), "numbers from 0"),
-    "a latency in words": (lambda store: edited(store, lambda row: row | {"mean_e2el_ms": "x"}), "must be a number"),
-    "a latency of blocks": (lambda store: edited(store, lambda row: row | {"mean_e2el_ms": {}}), "want an object"),
+    "a trigger": (with_schema, "CREATE TRIGGER t INSERT ON rows BEGIN DELETE FROM grids; END", "has other tables"),
+    "somebody's database": (foreign, 0, "has other tables"),
+    "somebody's of our version": (foreign, STORE_SCHEMA, "has other tables"),
+    "rows that unpack without end": (padded, 64, "is damaged"),
+    "rows that unpack to too much together": (padded, 8, "is damaged"),
+    "another version": (with_schema, "PRAGMA user_version = 99", "schema=99 must be"),
+    "rows that are lists": (edited, lambda row: [1], "want an object"),
+    "a latency below zero": (put, {"mean_e2el_ms": -5.0}, "numbers from 0"),
+    "a latency in words": (put, {"mean_e2el_ms": "x"}, "must be a number"),
+    "a latency of blocks": (put, {"mean_e2el_ms": {}}, "want an object"),
     "a run without its load": (
-        lambda store: edited(store, lambda row: {name: row[name] for name in row if name != "is_steady"}),
+        edited,
+        lambda row: {name: row[name] for name in row if name != "is_steady"},
         "`is_steady`",
     ),
-    "the row of another key": (lambda store: edited(store, lambda row: row | {"key": "0" * 32}), "of another key"),
-    "a terminal's escape": (lambda store: edited(store, lambda row: row | {"engine": "\x1b[31m"}), "without control"),
-    "a scenario of no JSON": (
-        lambda store: edited(store, lambda row: row | {"scenario.workload.request_rate": "[" * 9999}),
-        "nested deeper",
-    ),
-}  # fmt: skip
+    "the row of another key": (put, {"key": "0" * 32}, "of another key"),
+    "a terminal's escape": (put, {"engine": "\x1b[31m"}, "without control"),
+    "a scenario of no JSON": (put, {"scenario.workload.request_rate": "[" * 9999}, "nested deeper"),
+}
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_strangers_store_is_refused_in_one_line_and_nothing_is_written_into_it(
     kind: str, store: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    change, why = KINDS[kind]
-    change(store)
+    change, given, why = KINDS[kind]
+    change(store, given)
     before = (store / MARK).read_bytes()
     assert why in refusal(capsys, "report", str(store), "--out", str(store / "r.html"))
     if kind != "a scenario of no JSON":  # What a frame shows; rows alone are sound.

@@ -26,7 +26,7 @@ from sim.costs.layer_kinds import Experts, Linear
 from sim.costs.memory import kv_capacity_tokens
 from sim.costs.profile import Phi
 from sim.costs.profile_files import UnknownProfile, decode, encode, load
-from sim.costs.shapes import MODELS, Formats
+from sim.costs.shapes import MODELS, Formats, ModelShape
 from sim.devices.link import link_of
 from sim.engine.adaptive_length import Band, SglangAdaptive
 from sim.engine.controllers import build_controller
@@ -190,32 +190,6 @@ def test_a_name_is_not_a_way_into_the_file_system_and_the_nearest_one_is_propose
 
 
 TINY, LINEAR = MODELS["tinyllama-1.1b"], Linear(layers=99, key_heads=2, key_dim=2, value_heads=4, value_dim=2)
-CONSTANTS: list[tuple[Callable[[], object], str]] = [
-    (lambda: msgspec.convert(msgspec.to_builtins(TINY) | {"layers": 0}, type(TINY)), "layers"),
-    (lambda: msgspec.convert(msgspec.to_builtins(TINY) | {"vocab": -1}, type(TINY)), "vocab"),
-    (lambda: msgspec.convert(msgspec.to_builtins(TINY) | {"kv_heads": 3}, type(TINY)), "kv_heads"),
-    (lambda: msgspec.convert(msgspec.to_builtins(TINY) | {"bias": True}, type(TINY)), "bias"),
-    (lambda: replaced(TINY, linear=LINEAR), "linear.layers=99"),
-    (lambda: replaced(TINY, window_layers=2), "window=0 goes with window_layers=2"),
-    (lambda: Formats(mlp="fp7"), "mlp='fp7' must be one of bf16, fp8"),
-    (lambda: Experts(num=6, per_token=7, intermediate=4), "per_token=7 must be in 1..num=6"),
-    *((lambda rows=rows: LinearPass(pass_s=1.0, by_rows=rows), "by_rows")
-      for rows in (((2, 1.0), (1, 2.0)), ((0, 1.0),), ((1, -1.0),))),
-    *((lambda ratios=ratios: replaced(load(PAIR).compact, body_ratios=ratios),
-       "rising tokens from 1 on and positive ratios") for ratios in (((8, 1.0), (8, 1.1)), ((0, 1.0),), ((1, 0.0),))),
-    *((lambda phi=phi: Phi(**{"value": 0.1, "low": 0.0, "high": 0.2, **phi}, source="x"), "must be in order within")
-      for phi in ({"low": 0.2}, {"high": 0.05}, {"low": -0.1}, {"high": 1.5}, {"value": nan})),
-    *((lambda share=share: kv_capacity_tokens(load("cpu/tiny"), share), "gpu_memory_utilization")
-      for share in (0.0, 1.01, -1.0, nan)),
-    *((lambda name=name: link_of(name), "link") for name in ("tpc", "1:", "-1:5", "1:0", "a:b", "nan:1")),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("make", "named"), CONSTANTS)
-def test_constants_that_mean_nothing_are_refused_by_their_name(make: Callable[[], object], named: str) -> None:
-    assert_refused(make, named)
-
-
 VLLM_12: dict[str, Any] = json.loads((ENGINES / "vllm-0.12.json").read_text())
 ENGINE_FILES: list[tuple[dict[str, Any], str]] = [
     ({"schema": 2}, "schema=2 must be 1"),
@@ -400,34 +374,67 @@ def test_a_replay_refuses_what_is_simulated_only(changes: dict[str, Any], named:
     assert_refused(lambda: resolve(scenario, load(HEAD), "continuous", num_slots=8), named)
 
 
-CHOICES: list[tuple[Callable[[], object], str]] = [
-    (lambda: PolicyOptions(poll_s=1e-12), "poll_s=1e-12 must be 0 or at least"),
-    (lambda: PolicyOptions(stream_priorities="high"), "stream_priorities='high' must be true, false or preemptive"),  # type: ignore[arg-type]
-    (lambda: PolicyOptions(adaptive_table=((2, "pd"),)), "rows begin at [2]; want 1 first, then rising"),
-    (lambda: PolicyOptions(adaptive_table=((1, "pd"), (1, "pdv"))), "then rising"),
-    (lambda: PolicyOptions(adaptive_table=()), "want 1 first"),
-    (lambda: PolicyOptions(adaptive_table=((1, "continuous"),)), "'continuous' is none of baseline, pd, pdv, unified"),
-    (lambda: ByBatch((), 4), "at least one"),
-    (lambda: ByBatch(((2, 16, 3),), 4), "start at batch size 1"),
-    (lambda: ByBatch(((1, 16, 3), (16, 20, 1)), 4), "above 16"),
-    (lambda: ByBatch(((1, 16, 3), (21, 20, 1)), 4), "above 16"),
-    (lambda: ByBatch(((1, 16, 5),), 4), "in 0..4, num_speculative_tokens"),
-    (lambda: ByBatch(((1, 16, -1),), 4), "in 0..4"),
-    (lambda: ByBatch(((1, 16),), 4), "draft length"),  # type: ignore[arg-type]
-    *((lambda keys=keys: SglangAdaptive(1, {key: Band(candidate_steps=(1,)) for key in keys}), "batch size")
-      for keys in ("0", "x", "")),
-    (lambda: build_controller("goodput", 4), "needs what a round costs"),
-    *((lambda text=text: usd_per_gpu_h(text), f"--price {text!r}: want dollars per hour of one GPU, such as 3.5/gpu-h")
+def tiny(**changes: object) -> ModelShape:
+    return msgspec.convert(msgspec.to_builtins(MODELS["tinyllama-1.1b"]) | msgspec.to_builtins(changes), ModelShape)
+
+
+def compact(**changes: Any) -> object:
+    return replaced(load(PAIR).compact, **changes)
+
+
+LINEAR = Linear(layers=99, key_heads=2, key_dim=2, value_heads=4, value_dim=2)
+VALUES: list[tuple[Callable[..., object], dict[str, Any], str]] = [
+    (tiny, {"layers": 0}, "layers"),
+    (tiny, {"vocab": -1}, "vocab"),
+    (tiny, {"kv_heads": 3}, "kv_heads"),
+    (tiny, {"bias": True}, "bias"),
+    (tiny, {"linear": LINEAR}, "linear.layers=99"),
+    (tiny, {"window_layers": 2}, "window=0 goes with window_layers=2"),
+    (Formats, {"mlp": "fp7"}, "mlp='fp7' must be one of bf16, fp8"),
+    (Experts, {"num": 6, "per_token": 7, "intermediate": 4}, "per_token=7 must be in 1..num=6"),
+    *((LinearPass, {"pass_s": 1.0, "by_rows": rows}, "by_rows")
+      for rows in (((2, 1.0), (1, 2.0)), ((0, 1.0),), ((1, -1.0),))),
+    *((compact, {"body_ratios": ratios}, "rising tokens from 1 on and positive ratios")
+      for ratios in (((8, 1.0), (8, 1.1)), ((0, 1.0),), ((1, 0.0),))),
+    *((Phi, {"value": 0.1, "low": 0.0, "high": 0.2, "source": "x"} | phi, "must be in order within")
+      for phi in ({"low": 0.2}, {"high": 0.05}, {"low": -0.1}, {"high": 1.5}, {"value": nan})),
+    *((kv_capacity_tokens, {"profile": load("cpu/tiny"), "gpu_memory_utilization": share}, "gpu_memory_utilization")
+      for share in (0.0, 1.01, -1.0, nan)),
+    *((link_of, {"name": name}, "link") for name in ("tpc", "1:", "-1:5", "1:0", "a:b", "nan:1")),
+    (PolicyOptions, {"poll_s": 1e-12}, "poll_s=1e-12 must be 0 or at least"),
+    (PolicyOptions, {"stream_priorities": "high"}, "stream_priorities='high' must be true, false or preemptive"),
+    *((PolicyOptions, {"adaptive_table": rows}, named) for rows, named in (
+        (((2, "pd"),), "rows begin at [2]; want 1 first, then rising"),
+        (((1, "pd"), (1, "pdv")), "then rising"),
+        ((), "want 1 first"),
+        (((1, "continuous"),), "'continuous' is none of baseline, pd, pdv, unified"),
+    )),
+    *((ByBatch, {"table": rows, "draft_tokens_max": 4}, named) for rows, named in (
+        ((), "at least one"),
+        (((2, 16, 3),), "start at batch size 1"),
+        (((1, 16, 3), (16, 20, 1)), "above 16"),
+        (((1, 16, 3), (21, 20, 1)), "above 16"),
+        (((1, 16, 5),), "in 0..4, num_speculative_tokens"),
+        (((1, 16, -1),), "in 0..4"),
+        (((1, 16),), "draft length"),
+    )),
+    *((SglangAdaptive, {"start": 1, "bands": {key: Band(candidate_steps=(1,))}}, "batch size")
+      for key in ("0", "x", "")),
+    (build_controller, {"name": "goodput", "draft_tokens": 4}, "needs what a round costs"),
+    *((usd_per_gpu_h, {"text": text}, f"--price {text!r}: want dollars per hour of one GPU, such as 3.5/gpu-h")
       for text in ("", "cheap", "-1/gpu-h", "inf/gpu-h", "nan/gpu-h", "3.5", "3.5/h", "7/replica-h", "3.5/GPU-h")),
-    (lambda: build_requests(Workload(), -1), "seed=-1 must be at least 0"),
-    (lambda: Sharing(num_prefixes=2), "num_prefixes=2: prompts without prefix_len have none"),
-    (lambda: reblocked([(0,)], 16, 24, "t"), "blocks of 16 tokens, which engine.block_size=24 neither"),
+    (build_requests, {"workload": Workload(), "seed": -1}, "seed=-1 must be at least 0"),
+    (Sharing, {"num_prefixes": 2}, "num_prefixes=2: prompts without prefix_len have none"),
+    (reblocked, {"contents": [(0,)], "content_tokens": 16, "block_tokens": 24, "source": "t"},
+     "blocks of 16 tokens, which engine.block_size=24 neither"),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("make", "named"), CHOICES)
-def test_choices_that_cannot_be_are_refused_by_their_name(make: Callable[[], object], named: str) -> None:
-    assert_refused(make, named)
+@pytest.mark.parametrize(("make", "given", "named"), VALUES)
+def test_values_that_cannot_be_are_refused_by_their_name(
+    make: Callable[..., object], given: dict[str, Any], named: str
+) -> None:
+    assert_refused(lambda: make(**given), named)
 
 
 def test_a_trace_has_as_many_requests_as_are_asked_for_and_times_where_they_are_replayed(tmp_path: Path) -> None:

@@ -27,6 +27,8 @@ PAIRS = (TINY, PAIR, LINEAR)
 """Profiles with a draft model that every policy takes, one of each form but tables."""
 ENGINES = ("vllm-0.24", "vllm-0.12", "trtllm-1.0", "ideal")
 
+CONTINUOUS = st.just("continuous")
+FEW = st.sampled_from(("autoregressive", "continuous"))
 policies = st.sampled_from(("autoregressive", "continuous", *LANES))
 several = st.permutations(("autoregressive", "continuous", "pd", "pdv", "unified")).map(lambda names: names[:3])
 """Three policies in some order."""

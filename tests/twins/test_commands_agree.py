@@ -14,11 +14,9 @@ from sim.costs.profile import KindError, Profile
 from sim.report.store_points import read_points
 from sim.studies.plan.candidate_ranking import Candidate
 from sim.studies.plan.search import plan
-from tests.twins.drawn import PAIR, PAIRS, TABLE, TINY, constants, questions, several
+from tests.twins.drawn import CONTINUOUS, FEW, PAIR, PAIRS, TABLE, TINY, constants, questions, several
 from tests.twins.twin import Asked, Pair, answer, flat, folder, nested, runs, said, twin, words
 
-FEW = st.sampled_from(("autoregressive", "continuous"))
-CONTINUOUS = st.just("continuous")
 KNOWN = KindError(
     mean_error_pct=0.0, max_error_pct=0.0, points=1, held_out="constant, so that draws differ in requests"
 )

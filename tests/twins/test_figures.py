@@ -11,11 +11,10 @@ from typing import Any
 from hypothesis import strategies as st
 
 import lanesim
-from tests.twins.drawn import PAIR, TABLE, TINY, questions
+from tests.twins.drawn import CONTINUOUS, FEW, PAIR, TABLE, TINY, questions
 from tests.twins.twin import Asked, Pair, flat, twin, with_set
 
 SMALL = {"num-prompts": 24, "output-len": 9}
-CONTINUOUS = st.sampled_from(("autoregressive", "continuous"))
 LANE = st.sampled_from(("pd", "pdv", "unified"))
 
 
@@ -23,13 +22,13 @@ def simulated(asked: Asked, **changes: Any) -> Any:
     return lanesim.simulate(lanesim.Scenario.of(None, **flat(with_set(asked, **changes))))
 
 
-@twin(questions(profiles=(TINY, PAIR, TABLE), policy=st.just("continuous"), **SMALL))
+@twin(questions(profiles=(TINY, PAIR, TABLE), policy=CONTINUOUS, **SMALL))
 def test_drafts_that_are_all_accepted_take_the_fewest_rounds(asked: Asked) -> Pair:
     k, requests = asked["num-speculative-tokens"], simulated({**asked, "acceptance": "iid:1.0"}).record.requests
     return Pair([each.num_rounds for each in requests], [ceil((each.output_tokens - 1) / (k + 1)) for each in requests])
 
 
-@twin(questions(profiles=(TINY, PAIR, TABLE), policy=st.just("continuous"), **SMALL))
+@twin(questions(profiles=(TINY, PAIR, TABLE), policy=CONTINUOUS, **SMALL))
 def test_more_acceptance_is_no_slower(asked: Asked) -> Pair:
     low, high = (simulated({**asked, "acceptance": f"iid:{alpha}"}).metrics["mean_e2el_ms"] for alpha in (0.05, 0.95))
     return Pair(high <= 1.001 * low, True)
@@ -47,7 +46,7 @@ def test_more_overlap_is_no_slower(asked: Asked) -> Pair:
     return Pair([found[1] <= 1.03 * found[0], found[2] <= 1.03 * found[1]], [True, True])
 
 
-@twin(questions(profiles=(TINY, PAIR, TABLE), policy=CONTINUOUS, **SMALL), st.integers(1, 4))
+@twin(questions(profiles=(TINY, PAIR, TABLE), policy=FEW, **SMALL), st.integers(1, 4))
 def test_a_shared_prefix_is_found_by_all_who_follow_one_by_one(asked: Asked, blocks: int) -> Pair:
     """A head that reads the target's features has its last block again."""
     prefix = 16 * blocks

@@ -11,10 +11,8 @@ from hypothesis import strategies as st
 
 import lanesim
 from sim.costs.profile import Profile
-from tests.twins.drawn import PAIR, PAIRS, SPLIT, TINY, constants, questions, scaled, several
+from tests.twins.drawn import FEW, PAIR, PAIRS, SPLIT, TINY, constants, questions, scaled, several
 from tests.twins.twin import Asked, Pair, answer, flat, folder, runs, said, twin, words
-
-LANE = st.sampled_from(("autoregressive", "continuous", "pd", "pdv", "unified", "baseline"))
 
 
 def simulated(profile: Profile, asked: Asked) -> dict[str, Any]:
@@ -48,7 +46,6 @@ def test_costs_and_gaps_so_many_times_as_long_make_latencies_so_many_times_as_lo
 
 
 CAPACITY = {"goodput": ["ttft:3000", "tpot:900"], "max-num-seqs": 4, "draws": 0, "request-rate": None}
-FEW = st.sampled_from(("autoregressive", "continuous"))
 
 
 @twin(questions(profiles=(SPLIT,), policy=st.just("autoregressive"), **CAPACITY), rel=1e-9, share=0.05)

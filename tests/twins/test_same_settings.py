@@ -13,11 +13,10 @@ from hypothesis import strategies as st
 import lanesim
 from sim.devices.contention import BRACKET, phi_at
 from sim.run.resolve import resolve
-from tests.twins.drawn import ENGINE, ENGINES, LANES, PAIR, PAIRS, TABLE, TINY, questions
+from tests.twins.drawn import CONTINUOUS, ENGINE, ENGINES, LANES, PAIR, PAIRS, TABLE, TINY, questions
 from tests.twins.twin import Asked, Pair, answer, flat, folder, only, runs, twin, with_set, without, write_lines
 
 LATENCIES = ("mean_ttft_ms", "mean_tpot_ms", "mean_e2el_ms", "p99_e2el_ms", "output_throughput", "duration")
-CONTINUOUS = st.just("continuous")
 CONTINUOUSLY = ("autoregressive", "continuous", "unified", "baseline")
 lane = st.sampled_from(LANES)
 

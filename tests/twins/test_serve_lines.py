@@ -12,10 +12,9 @@ from typing import Any
 from hypothesis import strategies as st
 
 from tests.sim.studies.server_flags import checking
-from tests.twins.drawn import PAIR, TABLE, TINY, questions
+from tests.twins.drawn import CONTINUOUS, PAIR, TABLE, TINY, questions
 from tests.twins.twin import Asked, Pair, answer, or_refused, runs, twin, words
 
-CONTINUOUS = st.just("continuous")
 SAME = (
     "max-num-seqs",
     "max-num-batched-tokens",

@@ -14,7 +14,7 @@ import lanesim
 from sim.costs.engine_costs import engine_names
 from sim.studies.plan.candidate_ranking import Candidate
 from sim.studies.plan.search import plan
-from tests.twins.drawn import ENGINE, PAIR, TABLE, TINY, questions
+from tests.twins.drawn import CONTINUOUS, ENGINE, FEW, PAIR, TABLE, TINY, questions
 from tests.twins.twin import (
     Asked,
     Pair,
@@ -85,7 +85,6 @@ CAPACITY = {
     "price": "2/gpu-h",
     "request-rate": None,
 }
-FEW = st.sampled_from(("autoregressive", "continuous"))
 
 
 @twin(questions(profiles=(TINY, PAIR), policy=FEW, **CAPACITY), BEYOND, share=0.05)
@@ -97,7 +96,7 @@ def test_the_capacity_of_answers_that_are_cut_is_that_of_short_ones(asked: Asked
 TUNED = {"lengths": "0,2", "concurrencies": "1,3", "draws": 2, "request-rate": None, "num-speculative-tokens": None}
 
 
-@twin(questions(profiles=(TINY, TABLE), policy=st.just("continuous"), **TUNED), BEYOND, share=0.05)
+@twin(questions(profiles=(TINY, TABLE), policy=CONTINUOUS, **TUNED), BEYOND, share=0.05)
 def test_the_draft_length_for_answers_that_are_cut_is_that_for_short_ones(asked: Asked, beyond: int) -> Pair:
     """A1."""
     return Pair(*(figures(answer("tune", each)) for each in cut(asked, beyond)))

@@ -22,7 +22,7 @@ from sim.costs.engine_costs import ENGINES as ENGINE_FILES
 from sim.costs.profile_files import SHIPPED
 from sim.report.results import read_summary
 from sim.run.resolve import resolve_all
-from tests.twins.drawn import ENGINE, ENGINES, PAIR, PAIRS, TABLE, TINY, questions, several
+from tests.twins.drawn import CONTINUOUS, ENGINE, ENGINES, PAIR, PAIRS, TABLE, TINY, questions, several
 from tests.twins.twin import (
     Asked,
     Pair,
@@ -130,7 +130,7 @@ def test_an_engine_by_name_is_the_one_at_its_path(asked: Asked, name: str) -> Pa
     return Pair(runs({**asked, "engine": name}), runs({**asked, "engine": ENGINE_FILES / f"{name}.json"}))
 
 
-@twin(questions(policy=st.just("continuous")), st.integers(1, 5))
+@twin(questions(policy=CONTINUOUS), st.integers(1, 5))
 def test_vllms_speculative_config_is_our_flags(asked: Asked, k: int) -> Pair:
     method = "eagle3" if asked["profile"] == TABLE else "draft_model"
     config = json.dumps({"method": method, "model": "some/draft", "num_speculative_tokens": k})

@@ -1,6 +1,6 @@
-"""Twins of what is read: cost tables and their ends, checkpoints, results of benchmarks, engines that run.
+"""Twins of what is read: cost tables and their ends, results of benchmarks, engines that run.
 
-Issue 41: A2, A3, A5, A6, A9.
+Issue 41: A2, A3, A6, A9. Not here: checkpoints (tests.calibrate.catalogue).
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from hypothesis import assume
 from hypothesis import strategies as st
 
 import lanesim
-from calibrate.catalogue.model_configs import source_of
 from sim.costs.engine_costs import engine_of
 from sim.costs.extrapolation import collecting
 from sim.costs.forms.build import build_costs
@@ -22,7 +21,7 @@ from sim.costs.profile import Profile
 from sim.costs.table_kernels import TableKernels
 from sim.interface.work import Chunk, Kind, Model, Work
 from sim.workload.bench import bench_rows
-from tests.twins.drawn import LINEAR, PAIR, TABLE, TINY, constants, questions
+from tests.twins.drawn import CONTINUOUS, LINEAR, PAIR, TABLE, TINY, constants, questions
 from tests.twins.twin import Asked, Pair, flat, folder, or_refused, runs, said, twin
 
 TABLES = [name for name in lanesim.profile_names() if isinstance(lanesim.load_profile(name).kernels, TableKernels)]
@@ -78,7 +77,7 @@ def test_half_of_a_table_says_what_the_other_half_holds(name: str) -> Pair:
 # -- n-grams
 
 
-@twin(questions(profiles=(TINY, PAIR, TABLE, LINEAR), policy=st.just("continuous"), acceptance="iid:0"), rel=0.02)
+@twin(questions(profiles=(TINY, PAIR, TABLE, LINEAR), policy=CONTINUOUS, acceptance="iid:0"), rel=0.02)
 def test_each_lookup_of_an_ngram_takes_its_time_in_every_form(asked: Asked) -> Pair:
     """A3: the engine proposes after it has sampled, so that nothing hides it."""
     profile, lookup_s = lanesim.load_profile(asked["profile"]), 0.01
@@ -93,99 +92,13 @@ def test_each_lookup_of_an_ngram_takes_its_time_in_every_form(asked: Asked) -> P
     return Pair(found[1]["mean_e2el_ms"] - found[0]["mean_e2el_ms"], 1e3 * lookup_s * lookups)
 
 
-@twin(questions(profiles=(TINY, PAIR, TABLE, LINEAR), policy=st.just("continuous"), acceptance="iid:0"))
+@twin(questions(profiles=(TINY, PAIR, TABLE, LINEAR), policy=CONTINUOUS, acceptance="iid:0"))
 def test_a_lookup_takes_none_of_the_device(asked: Asked) -> Pair:
     """A3."""
     profile = lanesim.load_profile(asked["profile"])
     run = lanesim.compare(**flat(asked) | {"profile": profile, "speculation.method": "ngram"}).runs[0]
     busy = run["kind_utilization"]
     return Pair({kind: share for kind, share in busy.items() if kind in ("host", "draft") and share}, {})
-
-
-# -- checkpoints
-
-CONFIG = {
-    "model_type": "llama", "num_hidden_layers": 4, "hidden_size": 512, "intermediate_size": 1408,
-    "num_attention_heads": 8, "num_key_value_heads": 4, "vocab_size": 32000, "max_position_embeddings": 4096,
-    "torch_dtype": "bfloat16", "tie_word_embeddings": False,
-}  # fmt: skip
-sizes = st.fixed_dictionaries(
-    {
-        "num_hidden_layers": st.integers(1, 40),
-        "num_key_value_heads": st.sampled_from((1, 2, 4, 8)),
-        "intermediate_size": st.sampled_from((1024, 1408, 2816)),
-    }
-)
-
-
-def shape_of(config: dict[str, Any]) -> Any:
-    """The shape that a config.json has, or that it is refused."""
-    with folder() as place:
-        path = place / "model.json"
-        path.write_text(json.dumps(CONFIG | config))
-        return or_refused(lambda: msgspec.to_builtins(source_of(str(path)).shape))
-
-
-@twin(sizes)
-def test_the_two_names_of_a_dtype_are_one(config: dict[str, Any]) -> Pair:
-    return Pair(shape_of(config), shape_of({**config, "torch_dtype": None, "dtype": "bfloat16"}))
-
-
-@twin(sizes)
-def test_heads_that_are_not_said_to_share_keys_have_their_own(config: dict[str, Any]) -> Pair:
-    own = {**config, "num_key_value_heads": CONFIG["num_attention_heads"]}
-    return Pair(shape_of(own), shape_of({**config, "num_key_value_heads": None}))
-
-
-NO_CHECKPOINTS = (
-    {"num_key_value_heads": 0},
-    *({"torch_dtype": dtype} for dtype in ("int7", "float99", "bf32")),
-    *({"quantization_config": given} for given in ({"quant_method": "none"}, "fp8", [])),
-)
-
-
-@twin(sizes, st.sampled_from(NO_CHECKPOINTS))
-def test_what_no_engine_loads_is_refused(config: dict[str, Any], given: dict[str, Any]) -> Pair:
-    """A5: no heads of keys, a dtype that nobody knows, a quantisation that is no object; null is none."""
-    return Pair(
-        ["refused", shape_of(config)], [shape_of(config | given), shape_of({**config, "quantization_config": None})]
-    )
-
-
-@twin(sizes, st.sampled_from(({"quant_method": "fp8"}, {"quant_method": "awq", "bits": 4})))
-def test_a_model_inside_another_config_is_the_model(config: dict[str, Any], quantised: dict[str, Any]) -> Pair:
-    inner = CONFIG | config
-    outer = {"model_type": "some_vl", "text_config": inner, "quantization_config": quantised}
-    return Pair(shape_of({**config, "quantization_config": quantised}), shape_of(outer))
-
-
-@twin(sizes, st.sampled_from(("gptq", "awq")), st.sampled_from((2, 3, 8)))
-def test_weights_of_other_bits_are_not_those_of_four(config: dict[str, Any], method: str, bits: int) -> Pair:
-    """A5: eight bits take twice the bytes, and what is not understood is refused."""
-    given = {"quant_method": method, "group_size": 128}
-    four, other = (shape_of({**config, "quantization_config": {**given, "bits": each}}) for each in (4, bits))
-    return Pair(True, other == "refused" or other != four)
-
-
-GROUPS = st.permutations(({"type": "int", "num_bits": 4}, {"type": "float", "num_bits": 8}))
-
-
-@twin(sizes, GROUPS)
-def test_groups_of_a_checkpoint_are_all_read(config: dict[str, Any], groups: list[dict[str, Any]]) -> Pair:
-    """A5: which of them stands first says nothing."""
-    found = []
-    for order in (groups, groups[::-1]):
-        held = {f"group_{place}": {"weights": each, "targets": ["Linear"]} for place, each in enumerate(order)}
-        quantised = {"quant_method": "compressed-tensors", "config_groups": held}
-        found.append(shape_of({**config, "quantization_config": quantised}))
-    return Pair(*found)
-
-
-@twin(sizes)
-def test_float32_is_served_in_16_bits_or_refused(config: dict[str, Any]) -> Pair:
-    """A5: engines bring such a checkpoint to 16 bits as they load it."""
-    wide = shape_of({**config, "torch_dtype": "float32"})
-    return Pair(True, wide == "refused" or wide == shape_of(config))
 
 
 # -- results of benchmarks

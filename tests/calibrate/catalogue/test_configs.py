@@ -220,10 +220,12 @@ def test_a_config_may_end_in_the_formats_of_weights_and_kv(tmp_path: Path) -> No
         (SMOLLM3_3B, {"head_dim": 0}, "head_dim=0 must be a whole number of at least 1"),
         (SMOLLM3_3B, {"torch_dtype": "float8_e4m3fn"}, "dtype=float8_e4m3fn is not understood; want one of float32"),
         (SMOLLM3_3B, {"torch_dtype": ["bfloat16"]}, "is not understood; want one of float32"),
+        (SMOLLM3_3B, {"dtype": "int7"}, "dtype=int7 is not understood; want one of float32"),
         (SMOLLM3_3B, {"tie_word_embeddings": "false"}, "tie_word_embeddings=false must be true or false"),
         (SMOLLM3_3B, {"layer_types": "full_attention"}, "layer_types=full_attention must be a list"),
         (SMOLLM3_3B, {"text_config": "qwen3"}, "text_config=qwen3 must be an object"),
         (SMOLLM3_3B, {"quantization_config": "gptq"}, "'gptq' must be an object with quant_method"),
+        (SMOLLM3_3B, {"text_config": SMOLLM3_3B, "quantization_config": "awq"}, "'awq' must be an object"),
     ],
 )
 def test_what_is_not_understood_is_refused_by_name(

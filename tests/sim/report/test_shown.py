@@ -18,33 +18,39 @@ from tests.properties import assert_refused
 TINY: dict[str, Any] = {"profile": "cpu/tiny", "num_prompts": 20}
 ASKS: dict[str, Any] = {"rate": 1, "input_len": 64, "output_len": 8}
 SHORT: dict[str, Any] = {"concurrencies": (1, 4), "draws": 2, "workers": 1}
-ASKED: dict[str, tuple[Callable[[], Any], list[str]]] = {
+
+
+def tiny_plan(**asked: Any) -> Any:
+    return lanesim.plan("cpu/tiny", **asked)
+
+
+ASKED: dict[str, tuple[Callable[..., Any], dict[str, Any], list[str]]] = {
     "compare": (
-        lambda: lanesim.compare(**TINY, policy=("pd", "continuous"), request_rate=5, draws=0),
+        lanesim.compare,
+        TINY | {"policy": ("pd", "continuous"), "request_rate": 5, "draws": 0},
         ["policy", "mean_e2el_ms"],
     ),
     "vary": (
-        lambda: lanesim.compare(**TINY, vary={"request_rate": np.array([2, 4]), "max_num_seqs": [1, 8]}, draws=0),
+        lanesim.compare,
+        TINY | {"vary": {"request_rate": np.array([2, 4]), "max_num_seqs": [1, 8]}, "draws": 0},
         ["request_rate", "policy", "mean_e2el_ms"],
     ),
-    "tune": (lambda: lanesim.tune(**TINY, lengths=np.array([0, 2]), **SHORT), ["concurrency", "answer", "speedup"]),
+    "tune": (lanesim.tune, TINY | SHORT | {"lengths": np.array([0, 2])}, ["concurrency", "answer", "speedup"]),
     "contexts": (
-        lambda: lanesim.tune(profile="cpu/tiny", output_len=8, contexts=["64", np.int64(128)], lengths=(0, 2), **SHORT),
+        lanesim.tune,
+        SHORT | {"profile": "cpu/tiny", "output_len": 8, "contexts": ["64", np.int64(128)], "lengths": (0, 2)},
         ["prompt_tokens", "regret"],
     ),
     "capacity": (
-        lambda: lanesim.capacity(
-            **TINY,
-            policy="continuous",
-            num_speculative_tokens=np.int64(0),
-            goodput={"ttft_ms": np.float64(100)},
-            draws=0,
-            workers=1,
-        ),
+        lanesim.capacity,
+        TINY
+        | {"policy": "continuous", "num_speculative_tokens": np.int64(0), "goodput": {"ttft_ms": np.float64(100)}}
+        | {"draws": 0, "workers": 1},
         ["policy", "load", "draws_low"],
     ),
     "plan": (
-        lambda: lanesim.plan("cpu/tiny", rate=1, input_len=np.int64(64), output_len=8, goodput={"ttft": 1000}, draws=2),
+        tiny_plan,
+        ASKS | {"input_len": np.int64(64), "goodput": {"ttft": 1000}, "draws": 2},
         ["deployment", "rate_per_replica"],
     ),
 }
@@ -52,8 +58,8 @@ ASKED: dict[str, tuple[Callable[[], Any], list[str]]] = {
 
 @pytest.mark.parametrize("name", ASKED)
 def test_every_answer_has_a_sentence_shows_itself_and_is_a_frame(name: str) -> None:
-    ask, columns = ASKED[name]
-    answer = ask()
+    ask, given, columns = ASKED[name]
+    answer = ask(**given)
     assert answer.sentence
     assert " ".join(str(answer).split()).startswith(" ".join(answer.sentence.split()))
     assert "<pre" in answer._repr_html_()
@@ -66,17 +72,17 @@ def test_every_answer_has_a_sentence_shows_itself_and_is_a_frame(name: str) -> N
 
 
 @pytest.mark.parametrize(
-    ("ask", "named"),
+    ("ask", "given", "named"),
     [
-        (lambda: lanesim.plan("cpu/tiny", **ASKS, goodput={"ttft": 1000}, gpu_name="h200"), "keyword 'gpu_name'"),
-        (lambda: lanesim.plan("cpu/tiny", **ASKS, goodput={}), "no SLO given"),
-        (lambda: lanesim.validate_url("http://localhost:1", rate=4), "'rate'; did you mean 'request_rate'"),
-        (lambda: lanesim.capacity(**TINY, goodput={"ttft_ms": 100}, attainment=2.0), "attainment"),
-        (lambda: lanesim.compare(**TINY, vary="gpu"), "vary='gpu': want a mapping"),  # type: ignore[call-overload]
+        (tiny_plan, ASKS | {"goodput": {"ttft": 1000}, "gpu_name": "h200"}, "keyword 'gpu_name'"),
+        (tiny_plan, ASKS | {"goodput": {}}, "no SLO given"),
+        (lambda: lanesim.validate_url("http://localhost:1", rate=4), {}, "'rate'; did you mean 'request_rate'"),
+        (lanesim.capacity, TINY | {"goodput": {"ttft_ms": 100}, "attainment": 2.0}, "attainment"),
+        (lanesim.compare, TINY | {"vary": "gpu"}, "vary='gpu': want a mapping"),
     ],
 )
-def test_doors_refuse_what_the_commands_refuse(ask: Callable[[], object], named: str) -> None:
-    assert_refused(ask, named)
+def test_doors_refuse_what_the_commands_refuse(ask: Callable[..., object], given: dict[str, Any], named: str) -> None:
+    assert_refused(lambda: ask(**given), named)
 
 
 def test_in_a_notebook_a_comparison_shows_its_tables_once(monkeypatch: pytest.MonkeyPatch) -> None:
