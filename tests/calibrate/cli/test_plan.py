@@ -58,8 +58,8 @@ def test_flags_are_checked_before_any_table_is_read(flags: tuple[str, ...], says
 
 
 def test_a_deployment_that_is_given_takes_no_more_gpus_than_asked_for() -> None:
-    line = planned("--profile", "a100-sxm/llama-3.1-70b-tp4", *LENGTHS, "--goodput", "tpot:50", "--gpus", "1")
-    assert line == "a100-sxm/llama-3.1-70b-tp4 takes 4 GPUs, more than --gpus 1"
+    asked = "--profile", "a100-sxm/llama-3.1-70b-tp4", *LENGTHS, "--goodput", "tpot:50", "--gpus", "1"
+    assert planned(*asked) == "a100-sxm/llama-3.1-70b-tp4 takes 4 GPUs, more than --gpus 1"
 
 
 def test_a_profile_by_its_name_is_the_one_candidate() -> None:
