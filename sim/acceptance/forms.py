@@ -116,6 +116,8 @@ def _form_of(name: str) -> AcceptanceForm:
     if name in _registered:
         return _registered[name]
     entries = installed(GROUP)
+    if name in PROMPTS and name not in entries:
+        raise ValueError(f"acceptance {name!r} has no numbers: leave out what follows it")
     if name not in entries:
         raise ValueError(unknown("acceptance model", name, [*PROMPTS, *FORMS, *_registered, *entries]))
     return loaded(f"acceptance {name!r}", entries[name], AcceptanceForm)

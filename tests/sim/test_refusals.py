@@ -49,6 +49,7 @@ replaced = msgspec.structs.replace
 
 FORMS = [
     ("idd:0.7", "unknown acceptance model 'idd'; did you mean 'iid'?"),
+    ("code:0.9", "acceptance 'code' has no numbers"),
     ("iid", "nothing after 'iid'; write iid:0.7"),
     ("iid:high", "'high' is not a number; write iid:0.7"),
     ("iid:1.01", "iid rate=1.01 must be a number from 0 to 1"),

@@ -56,8 +56,7 @@ def test_an_outlier_does_not_move_the_median() -> None:
 
 
 def test_a_share_that_is_used_up_ends_it_with_the_fewest_repetitions() -> None:
-    timing = Script(cycle([1.0, 2.0])).time(0.0)
-    assert timing.repetitions == MIN_REPETITIONS
+    assert Script(cycle([1.0, 2.0])).time(0.0).repetitions == MIN_REPETITIONS
 
 
 @pytest.mark.parametrize("num", [7, 20, 60])

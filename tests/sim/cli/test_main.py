@@ -159,8 +159,7 @@ def test_bad_input_is_one_clear_line_and_exit_code_2(
 
 def test_several_values_of_a_flag_begin_with_a_sentence_of_all(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(compare("--policy", "continuous", "--num-speculative-tokens", "0,2")) == 0
-    first = capsys.readouterr().out.splitlines()[0]
-    assert first.startswith("num_speculative_tokens=2")
+    assert capsys.readouterr().out.splitlines()[0].startswith("num_speculative_tokens=2")
 
 
 @pytest.mark.parametrize("place", ["sim.names:absent", "absent_package:command", "sim.names:unknown"])

@@ -46,8 +46,7 @@ def test_a_prompt_is_computed_here_sent_and_decoded_there_while_the_next_one_is_
 def test_several_gpus_of_a_kind_work_side_by_side_and_a_request_stays_where_its_room_is() -> None:
     """Two prompts at once; the one link takes their KV one after the other."""
     found = run(pools=DevicePools(prefill=2, decode=2))
-    copies = [work[:2] for work in found.works if work[3] == "copy"]
-    assert copies == [(20.0, 21.0), (21.0, 22.0)]
+    assert [work[:2] for work in found.works if work[3] == "copy"] == [(20.0, 21.0), (21.0, 22.0)]
     verified = {work[2]: work[4] for work in found.works if work[3] == "verify"}
     assert verified == {"decode0": (0,), "decode1": (1,)}
     assert [r.last_token_s for r in found.serving.requests] == [28.0, 29.0]
@@ -68,8 +67,7 @@ def test_a_draft_model_on_its_own_gpu_prefills_there_and_only_the_targets_kv_is_
 
 def test_drafts_of_one_batch_run_side_by_side_where_their_kv_is() -> None:
     found = run(2, output=11, pools=DevicePools(prefill=2, draft=2))
-    drafts = {work[2] for work in found.works if work[3] == "draft"}
-    assert drafts == {"draft0", "draft1"}
+    assert {work[2] for work in found.works if work[3] == "draft"} == {"draft0", "draft1"}
     verified = [work[4] for work in found.works if work[3] == "verify"]
     assert (0, 1) in verified or (1, 0) in verified
 

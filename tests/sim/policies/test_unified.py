@@ -32,8 +32,7 @@ def test_a_loop_is_one_prefill_and_then_one_round_of_each_in_turn() -> None:
     """A loop of n requests lasts 20 + 7n s one by one: the third prompt begins at 27 + 34 s."""
     requests = [request(i, output=9) for i in range(3)]
     run = SimRun("unified", requests, draws=NeverAccept(), options=sequential(batching=Batching.PER_REQUEST))
-    prefills = [work[0] for work in run.works if work[3] == "prefill"]
-    assert prefills[::2] == [0.0, 27.0, 61.0]
+    assert [work[0] for work in run.works if work[3] == "prefill"][::2] == [0.0, 27.0, 61.0]
     verified = [work[4] for work in run.works if work[3] == "verify"]
     assert verified[:6] == [(0,), (0,), (1,), (0,), (1,), (2,)]
 
