@@ -74,9 +74,8 @@ def passes(num_speculative_tokens: int | None) -> dict[int, list[TimedPass]]:
     """Passes to be timed by draft length: 0 of the target alone, 1 and `num_speculative_tokens` of the drafter. Without
     a drafter there are no verify passes, since vLLM times none then."""
     has_draft = num_speculative_tokens is not None
-    wanted = grid(LIMITS._replace(has_draft=has_draft), LEVEL)
     found: dict[int, list[TimedPass]] = {0: []}
-    for timed in wanted:
+    for timed in grid(LIMITS._replace(has_draft=has_draft), LEVEL):
         if timed.model == "target":
             if timed.kind == "prefill" or timed.launch == ("graphed" if has_draft or timed.kind == "decode" else None):
                 found[0].append(timed)
@@ -158,9 +157,10 @@ def points_of(paths: Sequence[Path]) -> tuple[list[MeasuredPoint], list[tuple[Mi
             raise ValueError(f"{where}: case {case.case!r} is faster with the drafter than without; measure it again")
         draft_s = seconds - alone[0]
         width_pct = (spread_pct * seconds + alone[1] * alone[0]) / draft_s
-        is_prompt = timed.kind == "prefill"
-        drafted = timed._replace(model="draft", kind="prefill" if is_prompt else "draft", tokens=timed.tokens * length)
-        measured[timed._replace(model="draft") if is_prompt else drafted] = draft_s, width_pct, count
+        drafted = timed._replace(model="draft")
+        if timed.kind != "prefill":
+            drafted = drafted._replace(kind="draft", tokens=timed.tokens * length)
+        measured[drafted] = draft_s, width_pct, count
     if not measured:
         raise ValueError("no case was timed: want results of the commands that `lanesim calibrate cases` prints")
     points = [
