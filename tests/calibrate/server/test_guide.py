@@ -17,7 +17,6 @@ import pytest
 from calibrate.served.judge import CellSetup, simulate_cell
 from calibrate.served.load import mean_load
 from calibrate.served.reports import NEEDED
-from calibrate.server import endpoint
 from sim.cli.main import run
 from sim.costs.engine_costs import engine_of, with_engine
 from sim.costs.profile_files import load
@@ -77,9 +76,8 @@ def test_the_guides_command_runs_and_says_what_it_left_out(
     assert load(words[words.index("--out") + 1]).host.gap_s > 0.0
 
 
-def test_the_guides_probe_runs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_guides_probe_runs(folder: Path) -> None:
     """On fewer and shorter requests. Which form of a step fits best is left open: a busy machine decides it."""
-    monkeypatch.setattr(endpoint, "MAX_AT_ONCE", 1.0)  # A busy machine reads several pieces at once.
     few = ["--rounds", "1", "--output-len", "4", "--json", "r.json"]
     with serving() as server:
         assert run([*shlex.split(PROBE.replace("http://localhost:8000", server.url)), *few]) == 0

@@ -24,19 +24,12 @@ from calibrate.served.as_sent import closed_loop
 from calibrate.served.line import LONE_REQUESTS
 from calibrate.served.load import ServedRequest
 from calibrate.served.reports import read_looks
-from calibrate.server import endpoint
 from calibrate.server.endpoint import find, slots, stream
 from calibrate.server.network import Client, RequestFailed
 from calibrate.server.open_loop import send
 from sim.cli.main import run
 from sim.interface.request import Request
 from tests.calibrate.served.test_reports import look
-
-
-@pytest.fixture(autouse=True)
-def patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A busy machine reads several pieces at once."""
-    monkeypatch.setattr(endpoint, "MAX_AT_ONCE", 1.0)
 
 
 class Server(ThreadingHTTPServer):

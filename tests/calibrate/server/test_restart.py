@@ -17,7 +17,6 @@ from pathlib import Path
 import pytest
 
 from calibrate.measure.campaign import evidence_command
-from calibrate.server import endpoint as probe
 from calibrate.server import served_page, server_process
 from calibrate.server.served_run import as_predicted, read_run
 from calibrate.server.server_process import commands_of, started
@@ -123,12 +122,9 @@ def test_evidence_of_a_server_is_a_page_to_send(
     assert run(asked) == 2
 
 
-def test_an_interrupt_leaves_no_process_and_keeps_what_was_measured(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupt_leaves_no_process_and_keeps_what_was_measured(tmp_path: Path) -> None:
     """Amid the load of the second life: two requests tell how it answers, then come 12 alone, 24 at levels, 10 light
     ones. With the same command the looks of both are not sent again."""
-    monkeypatch.setattr(probe, "MAX_AT_ONCE", 1.0)  # A busy machine reads several pieces at once.
     out, port = tmp_path / "run.json", free_port()
     assert restarted(out, port, command(port, stop_at=2 + 12 + 24 + 10 + 3)) == 130
     assert_none_runs(tmp_path / "run.log", tmp_path / "run.pair.log")

@@ -15,7 +15,6 @@ from calibrate.fit.constants import with_constants
 from calibrate.served.as_sent import closed_loop
 from calibrate.served.load import Accepted, ServedRequest
 from calibrate.served.reports import ServerLooks, write_looks
-from calibrate.server import endpoint as probe
 from calibrate.server import looks
 from calibrate.server.looks import as_now, intake_error_s
 from calibrate.server.served_run import Doubt, ServedRun, judge, means, predict, read_run, shown
@@ -74,11 +73,8 @@ def test_slots_that_the_server_names_bind_unless_the_scenario_says_more(
 
 
 @pytest.mark.parametrize("given", [["--levels", "1,2", "--rounds", "1"], ["--fit-only", "--levels", "1,2"]])
-def test_no_command_sends_the_prompts_of_one_before(
-    given: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_command_sends_the_prompts_of_one_before(given: list[str], tmp_path: Path) -> None:
     """A server may have those in its cache. The first two requests tell how it answers."""
-    monkeypatch.setattr(probe, "MAX_AT_ONCE", 1.0)  # A busy machine reads several pieces at once.
     sent = []
     with serving(words_are_tokens=True) as server:
         for name in ("a", "b"):
