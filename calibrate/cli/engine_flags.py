@@ -27,7 +27,7 @@ class ServedFlags(Struct, frozen=True, kw_only=True):
 
     profile: Annotated[str, "Cost profile of the GPU and models: gpu/target[+draft], or a path."]
     engine: Annotated[
-        str | None, "Engine and version that served, such as vllm-0.12 [the profile's own, else vllm-0.32]."
+        str | None, "Engine and version that served, such as vllm-0.12 [the profile's own, else vllm-0.33]."
     ] = None
     set: Overrides = ()
     json: JsonFile = None

@@ -63,7 +63,7 @@ class ServedFlags(WorkloadFlags, frozen=True, kw_only=True):
         "length 3), vllm:.74,.49,.37 (as vLLM logs), tape:FILE and more (docs/acceptance.md). [default: any-prompts]",
     ] = None
     engine: Annotated[
-        str | None, "Engine, such as vllm-0.32 or sglang-0.5; default: the profile's own, else vllm-0.32."
+        str | None, "Engine, such as vllm-0.33 or sglang-0.5; default: the profile's own, else vllm-0.33."
     ] = None
     goodput: Goodput = ()
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
 ENGINES = Path(__file__).parent.parent / "engines"
-DEFAULT_ENGINE = "vllm-0.32"
+DEFAULT_ENGINE = "vllm-0.33"
 """Engine of profiles that were measured without one."""
 MEASURED_HERE = "measured here"
 """Value of a profile's `host.engine` where the loop of its machine was timed, and no public engine."""

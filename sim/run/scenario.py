@@ -77,7 +77,7 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
     """The engine that serves, its limits and its memory, under vLLM's names."""
 
     name: str | None = None
-    """An engine of sim/engines, or a JSON file; null = the one the profile was measured with, else vllm-0.32."""
+    """An engine of sim/engines, or a JSON file; null = the one the profile was measured with, else vllm-0.33."""
     max_num_seqs: Annotated[int | None, Bounds(1, COUNT)] = None
     """Requests admitted and unfinished, under every policy; null = the engine's own limit on that GPU."""
     max_num_batched_tokens: Annotated[int | None, Bounds(16, 1000 * COUNT)] = None
