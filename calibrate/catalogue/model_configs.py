@@ -61,6 +61,8 @@ class ConfigKeys(msgspec.Struct, frozen=True):
     experts_are_the_mlp: tuple[str, ...]
     """`intermediate_size` there is an expert's."""
     tied_by_default: tuple[str, ...]
+    without_mtp: tuple[str, ...]
+    """Architectures without a layer for MTP. Source: vLLM 0.33, config/speculative.py:38 and 733-1159."""
     not_understood: dict[str, str]
     """Keys that change what a layer is, where they are set, and how."""
     unpriced: dict[str, str]
@@ -257,7 +259,7 @@ def _of_config(path: Path, config: Config) -> ModelSource:
             or _part(path, config, Linear, layers=_linear_layers(path, config, layers)),
             compressed=_compressed(path, config, layers),
             hyper_streams=_count(path, config, "hc_mult"),
-            mtp_layers=0 if config.get(MTP_LAYERS) == 0 else _count(path, config, MTP_LAYERS) or None,
+            mtp_layers=_mtp_layers(path, config, kind),
             has_query_gate=_flag(path, config, "attn_output_gate", kind in GATED_QUERIES),
             has_wide_qk_norm=config.get("qk_norm_type") == "per_layer",
             window=window,
@@ -302,6 +304,12 @@ def _llama4(path: Path, config: Config) -> Config:
 
 
 MTP_LAYERS = "num_nextn_predict_layers"
+
+
+def _mtp_layers(path: Path, config: Config, kind: str) -> int | None:
+    """Layers to draft with; None where neither the config nor its architecture says."""
+    has_none = config.get(MTP_LAYERS, 0 if kind in KEYS.without_mtp else None) == 0
+    return 0 if has_none else _count(path, config, MTP_LAYERS) or None
 
 
 def _experts(path: Path, config: Config, kind: str, intermediate: int) -> Experts | None:

@@ -132,8 +132,9 @@ def test_kimi_k3_is_a_state_in_three_layers_of_four_and_experts_of_narrow_vector
     assert shape.sequence_bytes == 69 * (4 * 96 * 128 * 128 + 2 * 3 * 3 * 96 * 128)
     ungated = shape_of(tmp_path, KIMI_K3, mla_use_output_gate=False)
     assert shape.params - ungated.params == 24 * 96 * 128 * 7168
-    with pytest.raises(ValueError, match="has no MTP layer"):
-        mtp_layer(shape)
+    for without in (shape, shape_of(tmp_path, QWEN3_30B_A3B)):
+        with pytest.raises(ValueError, match="has no MTP layer"):
+            mtp_layer(without)
 
 
 def test_blocks_are_chosen_in_all_but_the_first_layers(tmp_path: Path) -> None:
