@@ -1,6 +1,6 @@
 """`lanesim validate URL --fit-only`: closed loops of streamed requests, and the profile fitted to them.
 
-What was sent is in a file after every loop and before the fit; `lanesim calibrate production FILE` fits that
+What was sent is in a file after every loop and before the fit; `lanesim calibrate fit FILE` fits that
 file again. Not here: the looks themselves (calibrate.server.side), the fit (calibrate.served.fit).
 """
 
@@ -19,7 +19,7 @@ import click
 from msgspec import Meta
 
 from calibrate.cli.engine_flags import cells_of, set_up
-from calibrate.cli.production import FitFlags, finish, priced
+from calibrate.cli.fit import FitFlags, finish, priced
 from calibrate.cli.profile_output import check_out
 from sim.cli.flags import ARGUMENT, COUNT, Tokens, command
 from sim.cli.options import listed
@@ -129,7 +129,7 @@ def _keeping(measured: Path, flags: ProbeFlags, num_levels: int) -> Iterator[Non
         yield
     except BaseException as error:
         done = len(read_looks(measured).rounds) // num_levels if measured.exists() else 0
-        again = shlex.join(["lanesim", "calibrate", "production", *words])
+        again = shlex.join(["lanesim", "calibrate", "fit", *words])
         kept = f"{done} of {flags.rounds} rounds are in {str(measured)!r}; to fit them: {again}"
         if done and isinstance(error, ValueError):
             error.add_note(f"({kept})")

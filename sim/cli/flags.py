@@ -202,7 +202,7 @@ class FlagsCommand(click.Command):
             raise
 
 
-BY_NAME = "lanesim calibrate production FILE --profile h100-sxm/llama-3.1-8b"
+BY_NAME = "lanesim calibrate fit FILE --profile h100-sxm/llama-3.1-8b"
 WENT = {degree: f"write Qwen/Qwen3-32B-{degree}2 for the model" for degree in ("tp", "ep", "dp")} | {
     "bench_json": f"name the file, as in `{BY_NAME}`",
     "log": f"name the file, as in `{BY_NAME}`",
@@ -218,12 +218,12 @@ WENT = {degree: f"write Qwen/Qwen3-32B-{degree}2 for the model" for degree in ("
     "dtype": "a device has its usual one, which calibrate.measure.pair.pair_spec in Python overrides",
     "attention": "a device has its usual one, which calibrate.measure.pair.pair_spec in Python overrides",
     "no_serving": "--budget below 30 leaves out what serving adds",
-    "metrics_before": "lanesim calibrate production metrics BEFORE AFTER",
-    "metrics_after": "lanesim calibrate production metrics BEFORE AFTER",
-    "duration_s": "lanesim calibrate production metrics BEFORE AFTER SECONDS",
-    "steps": "lanesim calibrate production steps FILE",
+    "metrics_before": "lanesim calibrate fit metrics BEFORE AFTER",
+    "metrics_after": "lanesim calibrate fit metrics BEFORE AFTER",
+    "duration_s": "lanesim calibrate fit metrics BEFORE AFTER SECONDS",
+    "steps": "lanesim calibrate fit steps FILE",
     "columns": "the header of the table names the columns as ours",
-    "requests": "name the file behind the table, or behind the word `requests` of calibrate production",
+    "requests": "name the file behind the table, or behind the word `requests` of calibrate fit",
     "prompts": "validate takes the file behind the requests of a run, replay in the folder of --weights",
     "max_requests": "at most 10,000 are sent",
     "api_key_env": "the variable LANESIM_API_KEY holds the key",

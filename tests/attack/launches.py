@@ -55,7 +55,7 @@ NEEDED = {
         f"--profile {PAIR} --policy pd --goodput ttft:500 --draws 0 --set workload.num_prompts=20",
     ],
     "calibrate derive": [f"--from {PAIR} --gpu h200-sxm --out new.json"],
-    "calibrate production": [f"FILE --profile {PAIR}"],
+    "calibrate fit": [f"FILE --profile {PAIR}"],
     "report": ["FILE --out new.html"],
     "calibrate import": ["FILE --gpu h200-sxm --target llama-3.1-8b --out new.json"],
     "calibrate measure": ["--device cuda --target tiny-target --out new.json"],

@@ -372,7 +372,7 @@ def of_trace(name: str, content: bytes | str, dataset: str, options: str = "", *
 def of_production(name: str, content: bytes | str, *flags: str, **beside: bytes | str) -> Sample:
     """What a server wrote of itself; its results where no flags are given."""
     flags = (*(flags or ("{}",)), "--profile", PAIR, "--json", "{folder}/j.json")
-    return read_by(name, content, "calibrate", "production", *flags, every=4, **beside)
+    return read_by(name, content, "calibrate", "fit", *flags, every=4, **beside)
 
 
 def samples(folder: Path) -> dict[str, Sample]:
@@ -403,7 +403,7 @@ def samples(folder: Path) -> dict[str, Sample]:
     cells = ("validate", "cells", "--profile", ALONE)
     derive = ("calibrate", "derive", "--from", ALONE, "--target", "{}", "--out", "{folder}/d.json")
     looks = ("metrics", "{folder}/before.txt", "{}")
-    levels = ("calibrate", "production", "--profile", PAIR, "--json", "{folder}/j.json", "{}")
+    levels = ("calibrate", "fit", "--profile", PAIR, "--json", "{folder}/j.json", "{}")
     sweep = ("sweep", "{}", "--out", "{folder}/store", "--workers", "1")
     return {
         "scenario": read_by("s.yaml", SCENARIO, "compare", "{}", *TINY_RUN, "--replications", "1", "--workers", "1"),

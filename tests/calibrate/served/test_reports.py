@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from calibrate.cli.check_files import check_file
-from calibrate.cli.production import production_command
+from calibrate.cli.fit import source_command
 from calibrate.cli.validate_file import file_command
 from calibrate.served.fit import fit_served
 from calibrate.served.judge import CellSetup, scenario_of
@@ -389,7 +389,7 @@ def test_every_command_that_takes_a_file_has_the_same_loads_of_it(name: str, tmp
     judged = json.loads(done.output)
     assert len(judged.get("cells", loads)) == len(loads)
     assert judged.get("num_requests", 1) == 1
-    fitted = CliRunner().invoke(production_command, [str(path), "--profile", "cpu/tiny", "--json", "-", *more])
+    fitted = CliRunner().invoke(source_command, [str(path), "--profile", "cpu/tiny", "--json", "-", *more])
     if not loads[0].measured:
         assert "needs requests in flight" in str(fitted.exception)
     else:

@@ -25,7 +25,7 @@ from tests.calibrate.server.test_probe import serving
 
 PROFILE = "h100-sxm/llama-3.1-8b"
 GUIDE = (Path(__file__).parents[3] / "docs" / "guide.md").read_text()
-COMMANDS = re.findall(r"^lanesim (calibrate production .+)$", GUIDE, re.MULTILINE)
+COMMANDS = re.findall(r"^lanesim (calibrate fit .+)$", GUIDE, re.MULTILINE)
 (PROBE,) = re.findall(r"^lanesim (validate http.+--fit-only.+)$", GUIDE, re.MULTILINE)
 FRONTEND_S = 8e-3
 FORMATS = {"c8.json", "metrics", "server.log"}

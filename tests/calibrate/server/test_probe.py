@@ -18,8 +18,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from calibrate.cli.fit import source_command
 from calibrate.cli.probe import fit_command
-from calibrate.cli.production import production_command
 from calibrate.served.as_sent import closed_loop
 from calibrate.served.line import LONE_REQUESTS
 from calibrate.served.load import ServedRequest
@@ -212,7 +212,7 @@ def test_a_probe_warms_up_goes_by_turns_and_predicts_the_largest_load(tmp_path: 
     assert held["concurrency"] == 3
     assert set(held["measured"]) == set(held["errors_pct"]) == set(held["spreads_pct"]) == metrics
     again = [str(tmp_path / "m.measured.json"), "--profile", "cpu/tiny", "--json", "-"]
-    fitted_again = CliRunner().invoke(production_command, again)
+    fitted_again = CliRunner().invoke(source_command, again)
     assert json.loads(fitted_again.stdout) | {"next": ""} == result | {"next": ""}
 
 
@@ -240,7 +240,7 @@ def test_what_was_measured_is_kept_where_the_fit_fails_and_can_be_fitted_again(
     assert "1 of 1 rounds are in 'mine.measured.json'" in message
     again = command_that_fits(message)
     told = ["--profile", "cpu/tiny", "--out", "mine.json"]
-    assert again == ["calibrate", "production", "mine.measured.json", *told]
+    assert again == ["calibrate", "fit", "mine.measured.json", *told]
     kept = tmp_path / "mine.measured.json"
     assert [each.concurrency for each in read_looks(kept).rounds] == [1.0, 2.0, 3.0]
     kept.write_text(kept.read_text().replace("5000000", "70"))

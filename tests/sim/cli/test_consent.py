@@ -53,8 +53,8 @@ OUTPUTS: dict[tuple[str, str], str] = {
         "--out",
     ): "calibrate import aiconfigurator --gpu h200-sxm --target llama-3.1-8b --out there.json",
     ("calibrate derive", "--out"): "calibrate derive --from {pair} --gpu h200-sxm --out there.json",
-    ("calibrate production", "--out"): "calibrate production x.jsonl --profile {pair} --out there.json",
-    ("calibrate production", "--json"): "calibrate production x.jsonl --profile {pair} --json there",
+    ("calibrate fit", "--out"): "calibrate fit x.jsonl --profile {pair} --out there.json",
+    ("calibrate fit", "--json"): "calibrate fit x.jsonl --profile {pair} --json there",
     ("diagnose", "--json"): "diagnose x.jsonl --profile {pair} --json there",
     ("plan", "--json"): f"plan llama-3.1-8b --gpu h200-sxm --input-len 8 --output-len 8 {SLO} --json there",
     ("replay", "--out"): "replay --profile cpu/tiny --policy pd --device cpu --out full",
@@ -101,9 +101,9 @@ OVER_INPUTS = {
     "grid": "sweep grid.yaml --out new --json grid.yaml",
     "result of a sweep": "sweep grid.yaml --out new --json new",
     "store": "report s --out s/store.sqlite",
-    "bench": "calibrate production --profile {pair} x.jsonl --json x.jsonl",
-    "result of a fit": "calibrate production --profile {pair} x.jsonl --json new.json --out new.json",
-    "log": "calibrate production --profile {pair} x.jsonl --set workload.input_len=8 --json x.jsonl",
+    "bench": "calibrate fit --profile {pair} x.jsonl --json x.jsonl",
+    "result of a fit": "calibrate fit --profile {pair} x.jsonl --json new.json --out new.json",
+    "log": "calibrate fit --profile {pair} x.jsonl --set workload.input_len=8 --json x.jsonl",
     "profile of a server": "validate http://localhost:1 --fit-only --profile p.json --json p.json",
 }
 UNWRITABLE = {

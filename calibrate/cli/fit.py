@@ -1,4 +1,4 @@
-"""`lanesim calibrate production`: constants and acceptance from what a running server exports. No GPU needed here."""
+"""`lanesim calibrate fit`: constants and acceptance from what a running server exports. No GPU needed here."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from sim.costs.profile import Profile
     from sim.files.json_values import Json
 
-EXAMPLE = "lanesim calibrate production c8.json c32.json --profile h100-sxm/llama-3.1-8b --out mine.json"
+EXAMPLE = "lanesim calibrate fit c8.json c32.json --profile h100-sxm/llama-3.1-8b --out mine.json"
 
 
 METRICS, STEPS, REQUESTS = "metrics", "steps", "requests"
@@ -38,8 +38,8 @@ class FitFlags(ServedFlags, frozen=True, kw_only=True):
     out: Annotated[Path | None, "Profile to write, with the server's constants as its own."] = None
 
 
-class ProductionFlags(FitFlags, frozen=True, kw_only=True):
-    """Flags of `lanesim calibrate production`."""
+class SourceFlags(FitFlags, frozen=True, kw_only=True):
+    """Flags of `lanesim calibrate fit`."""
 
     files: Annotated[tuple[Path, ...], ARGUMENT, Meta(title="RESULT|LOG... | FORM FILE...")]
     num_speculative_tokens: Annotated[DraftTokens | None, "Where the source has no rates."] = None
@@ -50,8 +50,8 @@ class ProductionFlags(FitFlags, frozen=True, kw_only=True):
         return next((name for name in FORMS if self.files[:1] == (Path(name),)), None)
 
 
-@command("production", ProductionFlags, example=EXAMPLE)
-def production_command(flags: ProductionFlags) -> None:
+@command("fit", SourceFlags, example=EXAMPLE)
+def source_command(flags: SourceFlags) -> None:
     """Fit the engine's constants and read the acceptance from what a running server, or its benchmark, wrote.
 
     RESULT is of vllm bench, GuideLLM, AIPerf or inference-perf. A LOG of the server needs its mean tokens: --set
@@ -74,7 +74,7 @@ def production_command(flags: ProductionFlags) -> None:
     if flags.form is not None:
         num = len(flags.files) - 1
         if num not in ((2, 3) if flags.form == METRICS else (1,)):
-            raise ValueError(f"want `lanesim calibrate production {flags.form} {FORMS[flags.form]}`")
+            raise ValueError(f"want `lanesim calibrate fit {flags.form} {FORMS[flags.form]}`")
     if flags.form == STEPS:
         fit_of_steps(flags, flags.files[1])
         return
@@ -102,7 +102,7 @@ def priced(profile: Profile, raw: dict[str, Any], looks: ServerLooks) -> Profile
     return with_price_of(scenario, profile, looks.lone) if looks.lone else profile
 
 
-def fit_of_steps(flags: ProductionFlags, path: Path) -> None:
+def fit_of_steps(flags: SourceFlags, path: Path) -> None:
     """Fit, write and show the cost model of the server whose steps are in `path`. Raises ValueError."""
     from calibrate.served.step_records import fit_steps_of, read_steps
     from sim.cli.console import write_json
@@ -134,7 +134,7 @@ def fit_of_steps(flags: ProductionFlags, path: Path) -> None:
         print("Nothing was written; add --out FILE.json" if flags.out is None else f"profile in {flags.out}")
 
 
-def show_acceptance(flags: ProductionFlags, path: Path) -> None:
+def show_acceptance(flags: SourceFlags, path: Path) -> None:
     """Show acceptance and spread of the requests in `path`. Raises ValueError."""
     from calibrate.served.request_counts import acceptance_of, read_requests
     from sim.cli.console import write_json
@@ -164,7 +164,7 @@ def show_acceptance(flags: ProductionFlags, path: Path) -> None:
         )
 
 
-def read_served(flags: ProductionFlags, workload: dict[str, Any]) -> list[ServedLoad]:
+def read_served(flags: SourceFlags, workload: dict[str, Any]) -> list[ServedLoad]:
     """The levels of all sources; lengths of a log's requests are taken out of `workload`. Raises ValueError where there
     is no level, or a source lacks what it needs."""
     from calibrate.served.metrics import samples, served_between
@@ -254,7 +254,7 @@ def advice(production: Production, profile_name: str, out: Path | None) -> str:
 def _again(context: click.Context) -> list[str]:
     """The command as it was given."""
     name = str(context.command.name)
-    words = ["lanesim", *(["calibrate"] if name == "production" else []), name]
+    words = ["lanesim", *(["calibrate"] if name == "fit" else []), name]
     for parameter in context.command.params:
         value = context.params.get(str(parameter.name))
         if context.get_parameter_source(str(parameter.name)) is not ParameterSource.COMMANDLINE:
