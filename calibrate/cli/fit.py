@@ -11,9 +11,9 @@ import click
 from click.core import ParameterSource
 from msgspec import Meta
 
-from calibrate.cli.engine_flags import ServedFlags, cells_of, set_up
+from calibrate.cli.engine_flags import DRAFT_KEY, ServedFlags, cells_of, set_up
 from calibrate.cli.profile_output import check_out, print_saved, save
-from sim.cli.flags import ARGUMENT, DraftTokens, Number, command
+from sim.cli.flags import ARGUMENT, DraftTokens, Number, command, key
 
 if TYPE_CHECKING:
     from calibrate.served.fit import Production
@@ -42,7 +42,7 @@ class SourceFlags(FitFlags, frozen=True, kw_only=True):
     """Flags of `lanesim calibrate fit`."""
 
     files: Annotated[tuple[Path, ...], ARGUMENT, Meta(title="RESULT|LOG... | FORM FILE...")]
-    num_speculative_tokens: Annotated[DraftTokens | None, "Where the source has no rates."] = None
+    num_speculative_tokens: Annotated[DraftTokens | None, key(DRAFT_KEY), "Where the source has no rates."] = None
 
     @property
     def form(self) -> str | None:
@@ -108,7 +108,7 @@ def fit_of_steps(flags: SourceFlags, path: Path) -> None:
     from sim.cli.console import write_json
     from sim.costs.profile_files import load
 
-    for name, given in {"--set": flags.set, "--num-speculative-tokens": flags.num_speculative_tokens}.items():
+    for name, given in {"--set": flags.set, DRAFT_KEY: flags.num_speculative_tokens}.items():
         if given:
             raise ValueError(f"{STEPS} and {name}: step records hold the time of drafts already; give one")
     fit = fit_steps_of(load(flags.profile), read_steps(path), path.name)
@@ -183,7 +183,7 @@ def read_served(flags: SourceFlags, workload: dict[str, Any]) -> list[ServedLoad
     for accepted, source in ((each.accepted, each.source) for each in served):
         if accepted is not None and num_tokens not in (None, accepted.draft_tokens):
             raise ValueError(
-                f"{source}: its drafts have {accepted.draft_tokens} tokens, not --num-speculative-tokens {num_tokens}; "
+                f"{source}: its drafts have {accepted.draft_tokens} tokens, not {DRAFT_KEY}={num_tokens}; "
                 "leave that out"
             )
     return served
@@ -215,7 +215,7 @@ def _noise(production: Production, served: Sequence[ServedLoad]) -> Iterator[str
     if failed := [request.failed for request in requests if request.failed]:
         yield f"{len(failed)} of {len(requests)} requests failed: {failed[0]}"
     if any(spread > MAX_SPREAD_PCT for each in seen for spread in each.spreads_pct.values()):
-        yield "rounds of one load differ: let nothing else use the server and this machine, or add --rounds"
+        yield "rounds of one load differ: let nothing else use the server and this machine, or add server.rounds"
 
 
 def advice(production: Production, profile_name: str, out: Path | None) -> str:

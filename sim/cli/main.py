@@ -17,6 +17,7 @@ from contextlib import suppress
 
 import click
 
+from sim.cli.flags import EVERYWHERE
 from sim.cli.lazy import SOURCE, LazyGroup
 from sim.cli.signals import exit_code, have_streams, listen, stop, stopped_word
 
@@ -82,6 +83,7 @@ def _say_version(context: click.Context, _: click.Parameter, is_asked: bool) -> 
 
 @click.group(
     cls=MainGroup,
+    params=list(EVERYWHERE.values()),
     commands=COMMANDS,
     aliases=ALIASES,
     entry_points="lanesim.commands",

@@ -393,7 +393,7 @@ def samples(folder: Path) -> dict[str, Sample]:
 
     (folder / "kernels").mkdir()
     kernels = files_in(write_tables(folder / "kernels"))
-    imported = ("aiconfigurator", "{folder}", "--gpu", "a100-sxm", "--target", "llama-3.1-8b", "--tp", "2")
+    imported = ("aiconfigurator", "{folder}", "--gpu", "a100-sxm", "--target", "llama-3.1-8b-tp2")
     derived = ("calibrate", "import", *imported, "--out", "{folder}/../made.json")
     quantised = read_by("m_hf_quant_config.json", QUANTISED, "check", "{folder}/m_config.json", m_config__json=CONFIG)
     lengths = ("--set", "workload.input_len=20", "--set", "workload.output_len=5")
@@ -436,7 +436,7 @@ def samples(folder: Path) -> dict[str, Sample]:
         "tuned table": read_by("tuned.json", TUNED),
         "bench": of_production("bench.json", BENCH),
         "log vllm": of_production("vllm.log", VLLM_LOG, "{}", *lengths),
-        "log sglang": of_production("sg.log", SGLANG_LOG, "{}", "--num-speculative-tokens", "3", *lengths),
+        "log sglang": of_production("sg.log", SGLANG_LOG, "{}", "--set", "num_speculative_tokens=3", *lengths),
         "metrics": of_production(
             "after.txt",
             look(30, 120, drafts=120, accepted=(90, 60)),

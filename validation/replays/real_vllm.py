@@ -65,7 +65,7 @@ SERVERS = {
     # More at once would preempt each other in the looks.
     SMALL: ServerSetup(
         flags=(*NO_CACHE, "--num-gpu-blocks-override", "8", "--max-model-len", "512"),
-        scenario=("--levels", "1,2,4", "--output-len", "60"),
+        scenario=("--set", "server.levels=1,2,4", "--output-len", "60"),
         loads=("2.5",),
     ),
 }
@@ -81,7 +81,7 @@ SCENARIO = (
     # vllm/platforms/cpu.py of vLLM 0.32: on a CPU no step is planned ahead.
     *("--set", "engine.async_scheduling=false"),
     *("--set", "goodput.ttft_ms=300", "--set", "goodput.tpot_ms=40"),
-    *("--levels", "1,2,4,8", "--rounds", "2", "--overwrite"),
+    *("--set", "server.levels=1,2,4,8", "--set", "server.rounds=2", "--overwrite"),
 )
 BARS = {
     "mean_tpot_ms": ("mean TPOT", 5.0),

@@ -223,7 +223,10 @@ def test_a_servers_own_limits_are_those_of_its_fit(tmp_path: Path) -> None:
     [
         (["--set", "devices.count=2"], "--set devices: want a key of engine"),
         *(
-            (["--num-speculative-tokens", k], f"its drafts have 3 tokens, not --num-speculative-tokens {k}")
+            (
+                ["--set", f"num_speculative_tokens={k}"],
+                f"its drafts have 3 tokens, not speculation.num_speculative_tokens={k}",
+            )
             for k in "24"
         ),
     ],

@@ -142,7 +142,7 @@ def test_an_sglang_server_drafts_where_its_gauge_says_so() -> None:
         assert found.accepted is not None
         assert (found.accepted.quote, found.accepted.drafts) == (f"length:{length}@3", pytest.approx(127_000 / length))
         assert (found.concurrency, found.measured["tpot_ms"]) == (pytest.approx(8.0), pytest.approx(800 / 127))
-    with pytest.warns(UserWarning, match=r"drafts, with acceptance length 1\.70.*--num-speculative-tokens"):
+    with pytest.warns(UserWarning, match=r"drafts, with acceptance length 1\.70.*num_speculative_tokens=K"):
         found = served_between(before, parse(sglang_look(1000, 1.7), "b"), source="b", duration_s=125.0)
     assert found.accepted is None
 

@@ -78,7 +78,7 @@ def test_the_guides_command_runs_and_says_what_it_left_out(
 
 def test_the_guides_probe_runs(folder: Path) -> None:
     """On fewer and shorter requests. Which form of a step fits best is left open: a busy machine decides it."""
-    few = ["--rounds", "1", "--output-len", "4", "--json", "r.json"]
+    few = ["--set", "server.rounds=1", "--output-len", "4", "--json", "r.json"]
     with serving() as server:
         assert run([*shlex.split(PROBE.replace("http://localhost:8000", server.url)), *few]) == 0
     result = json.loads((folder / "r.json").read_text())

@@ -196,7 +196,7 @@ def test_a_usage_of_fewer_tokens_than_the_stream_has_pieces_is_refused() -> None
 
 def test_a_probe_warms_up_goes_by_turns_and_predicts_the_largest_load(tmp_path: Path) -> None:
     with serving(words_are_tokens=True) as server:
-        flags = ["--levels", "1,2,3", "--rounds", "2"]
+        flags = ["--set", "server.levels=1,2,3", "--set", "server.rounds=2"]
         flags += ["--input-len", "8", "--output-len", "4", "--profile", "cpu/tiny", "--json", str(tmp_path / "r.json")]
         flags += ["--out", str(tmp_path / "m.json")]
         done = CliRunner().invoke(fit_command, [server.url, *flags])
@@ -216,7 +216,7 @@ def test_a_probe_warms_up_goes_by_turns_and_predicts_the_largest_load(tmp_path: 
     assert json.loads(fitted_again.stdout) | {"next": ""} == result | {"next": ""}
 
 
-SHORT = ["--levels", "1,2,3", "--input-len", "8", "--output-len", "4"]
+SHORT = ["--set", "server.levels=1,2,3", "--input-len", "8", "--output-len", "4"]
 WARM_UP = 2 + 2 * 3 + LONE_REQUESTS
 """Requests before the first round: one to look for the endpoint, one that tells how many tokens a word has."""
 
@@ -233,7 +233,7 @@ def test_what_was_measured_is_kept_where_the_fit_fails_and_can_be_fitted_again(
     """Prompts that no memory holds: nothing can be fitted. With the number put right it can, without the server."""
     monkeypatch.chdir(tmp_path)
     with serving(prompt_tokens=5_000_000) as server:
-        told = ["--rounds", "1", "--profile", "cpu/tiny", "--out", "mine.json"]
+        told = ["--set", "server.rounds=1", "--profile", "cpu/tiny", "--out", "mine.json"]
         assert run(["validate", server.url, "--fit-only", *SHORT, *told]) == 2
     message = capsys.readouterr().err
     assert message.count("\n") == 1
@@ -256,7 +256,10 @@ def test_an_interrupted_probe_keeps_its_whole_rounds(
     monkeypatch.chdir(tmp_path)
     one_round = 3 * 12
     with serving(stop_at=WARM_UP + one_round + 3) as server:
-        assert run(["validate", server.url, "--fit-only", *SHORT, "--rounds", "2", "--profile", "cpu/tiny"]) == 130
+        assert (
+            run(["validate", server.url, "--fit-only", *SHORT, "--set", "server.rounds=2", "--profile", "cpu/tiny"])
+            == 130
+        )
         assert len(server.asked) < WARM_UP + one_round + 8
     message = capsys.readouterr().err
     assert "1 of 2 rounds are in 'probe.measured.json'" in message
