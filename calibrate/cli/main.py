@@ -23,7 +23,6 @@ SUB_COMMANDS: Commands = {
     "calibrate",
     cls=LazyGroup,
     commands=SUB_COMMANDS,
-    aliases={"production": ("fit",)},
     epilog="Example: lanesim calibrate derive --from h100-sxm/llama-2-7b --gpu h200-sxm --out p.json",
 )
 def calibrate_command() -> None:

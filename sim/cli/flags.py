@@ -37,27 +37,14 @@ def _keep(context: click.Context, param: click.Parameter, value: Any) -> None:
         context.meta[f"lanesim.{param.name}"] = value
 
 
+_SAID = {
+    "json": ("FILE", "Write the result as JSON; - = stdout."),
+    "verbose": (None, "Print all that the answer rests on; the JSON always has it."),
+    "overwrite": (None, "Replace output files that are there."),
+}
 EVERYWHERE = {
-    option.name: option
-    for option in (
-        click.Option(
-            ["--json"], metavar="FILE", expose_value=False, callback=_keep, help="Write the result as JSON; - = stdout."
-        ),
-        click.Option(
-            ["--verbose"],
-            is_flag=True,
-            expose_value=False,
-            callback=_keep,
-            help="Print all that the answer rests on; the JSON always has it.",
-        ),
-        click.Option(
-            ["--overwrite"],
-            is_flag=True,
-            expose_value=False,
-            callback=_keep,
-            help="Replace output files that are there.",
-        ),
-    )
+    name: click.Option([f"--{name}"], metavar=value, is_flag=not value, expose_value=False, callback=_keep, help=said)
+    for name, (value, said) in _SAID.items()
 }
 """Options of the whole command line, wherever in it they stand, by the fields that take them."""
 
@@ -156,28 +143,23 @@ def _type_of(hint: Any, notes: list[Any]) -> click.ParamType[Any]:
 
 def parameters(flags: type[Struct]) -> list[click.Parameter]:
     """Click's options and arguments of the Struct, in the order of its fields."""
-    told = _fields(flags)
-    listed = getattr(flags, "listed", ())
-    return [
-        _parameter(field, hint, notes, is_listed=field.name in listed)
-        for field, hint, notes in told
-        if COMMON not in notes and _extra(notes, "key") is None
-    ]
+    return [param for dotted, param in _declared(flags) if dotted is None]
 
 
 def keys(flags: type[Struct]) -> dict[str, click.Parameter]:
     """What --set gives of the Struct itself, by the dotted keys."""
-    found = (
-        (_extra(notes, "key"), _parameter(field, hint, notes))
-        for field, hint, notes in _fields(flags)
+    return {dotted: param for dotted, param in _declared(flags) if dotted is not None}
+
+
+def _declared(flags: type[Struct]) -> list[tuple[str | None, click.Parameter]]:
+    """The key, where --set gives it, and click's parameter of each field that is none of EVERYWHERE."""
+    hints, listed = get_type_hints(flags, include_extras=True), getattr(flags, "listed", ())
+    told = [(field, *_told(hints[field.name])) for field in structs.fields(flags)]
+    return [
+        (_extra(notes, "key"), _parameter(field, hint, notes, is_listed=field.name in listed))
+        for field, hint, notes in told
         if COMMON not in notes
-    )
-    return {dotted: param for dotted, param in found if dotted is not None}
-
-
-def _fields(flags: type[Struct]) -> list[tuple[structs.FieldInfo, Any, list[Any]]]:
-    hints = get_type_hints(flags, include_extras=True)
-    return [(field, *_told(hints[field.name])) for field in structs.fields(flags)]
+    ]
 
 
 def _extra(notes: Iterable[Any], name: str) -> str | None:
@@ -206,7 +188,7 @@ def made(flags: type[F], values: Mapping[str, Any]) -> F:
     return flags(**given)
 
 
-def _parameter(field: structs.FieldInfo, hint: Any, notes: list[Any], *, is_listed: bool = False) -> click.Parameter:
+def _parameter(field: structs.FieldInfo, hint: Any, notes: list[Any], *, is_listed: bool) -> click.Parameter:
     is_many = get_origin(hint) is tuple
     if is_many:
         hint, more = _told(get_args(hint)[0])
@@ -267,14 +249,14 @@ class FlagsCommand(click.Command):
         return [*super().get_params(ctx), *EVERYWHERE.values()]
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        rows: dict[str, list[tuple[str, str]]] = {"Options": [], "Scenario": [], "Keys of --set": []}
+        rows: dict[str, list[tuple[str, str]]] = {"Options": [], "Scenario": []}
         for param in super().get_params(ctx):
             record = param.get_help_record(ctx) if isinstance(param, click.Option) else None
             if record is not None:
                 rows["Scenario" if param.name in self.shared else "Options"].append(record)
         rows["Keys of --set"] = [(dotted, getattr(param, "help", None) or "") for dotted, param in self.keys.items()]
-        names = ", ".join(EVERYWHERE[name].opts[0] for name in self.common)
-        rows["Of every command"] = [(names, "See lanesim --help.")] if names else []
+        common = [EVERYWHERE[name].get_help_record(ctx) for name in self.common]
+        rows["Of every command (lanesim --help)"] = [record for record in common if record is not None]
         for title, records in rows.items():
             if records:
                 with formatter.section(title):
@@ -330,7 +312,6 @@ WENT = {degree: f"write Qwen/Qwen3-32B-{degree}2 for the model" for degree in ("
     "requests": "name the file behind the table, or behind the word `requests` of calibrate fit",
     "gpu": "`lanesim profiles list h200` lists those of a GPU",
     "policy": "--set policy=pd, or policy=[pd,pdv]",
-    "predict_only": "`lanesim compare` predicts, and validate sends",
     "prompts": "validate takes the file behind the requests of a run, replay in the folder of replay.weights",
     "max_requests": "at most 10,000 are sent",
     "api_key_env": "the variable LANESIM_API_KEY holds the key",

@@ -52,9 +52,6 @@ class Interrupted(Exception):
     """A signal asked the process to stop."""
 
 
-ALIASES = {"probe": ("validate", "--fit-only"), "capacity": ("plan",)}
-
-
 class MainGroup(LazyGroup):
     """An interrupt does not print an empty line of its own, as click has it."""
 
@@ -85,7 +82,6 @@ def _say_version(context: click.Context, _: click.Parameter, is_asked: bool) -> 
     cls=MainGroup,
     params=list(EVERYWHERE.values()),
     commands=COMMANDS,
-    aliases=ALIASES,
     entry_points="lanesim.commands",
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog="\b\nExample:\n  lanesim compare --profile h100-sxm/llama-3.1-8b --request-rate 8 --input-len 1000 \\\n"

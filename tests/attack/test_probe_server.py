@@ -33,19 +33,8 @@ MODELS, COMPLETIONS, CHAT, METRICS = "/v1/models", "/v1/completions", "/v1/chat/
 FLAGS = ["--profile", "cpu/tiny", "--set", "server.levels=1,2", "--set", "server.rounds=1"]
 FLAGS += ["--input-len", "4", "--output-len", "8", "--set"]
 KEY = "sk-not-to-be-seen"
-LOAD = (
-    "--request-rate",
-    "500",
-    "--num-prompts",
-    "6",
-    "--input-len",
-    "4",
-    "--output-len",
-    "8",
-    "--set",
-    "server.timeout_s=0.8",
-)
-JUDGED = ("--profile", "cpu/tiny", *LOAD, "--set")
+LOAD = ("--request-rate", "500", "--num-prompts", "6", "--input-len", "4", "--output-len", "8")
+JUDGED = ("--profile", "cpu/tiny", *LOAD, "--set", "server.timeout_s=0.8", "--set")
 LOOKED = 2
 """Requests that tell `validate` how a server answers, and how many tokens a word has."""
 MAX_S = 20
@@ -137,18 +126,8 @@ def bounded() -> Iterator[None]:
 
 def probe(url: str, folder: Path, *flags: str, timeout_s: float = 10.0) -> int:
     with bounded():
-        return run(
-            [
-                "validate",
-                url,
-                "--fit-only",
-                *FLAGS,
-                f"server.timeout_s={timeout_s:g}",
-                "--out",
-                str(folder / "m.json"),
-                *flags,
-            ]
-        )
+        words = ["validate", url, "--fit-only", *FLAGS, f"server.timeout_s={timeout_s:g}"]
+        return run([*words, "--out", str(folder / "m.json"), *flags])
 
 
 @pytest.fixture(autouse=True)
@@ -318,17 +297,8 @@ def test_a_signal_ends_a_probe_that_waits(tmp_path: Path) -> None:
         (COMPLETIONS, drip(SSE + b":"), 2, signal.SIGTERM),
     ]
     for number, (path, way, sound, sign) in enumerate(ways):
-        command = [
-            sys.executable,
-            "-m",
-            "sim.cli.entry",
-            "validate",
-            "URL",
-            "--fit-only",
-            *FLAGS,
-            "server.timeout_s=60",
-        ]
-        command += ["--out", str(tmp_path / f"{number}.json")]
+        command = [sys.executable, "-m", "sim.cli.entry", "validate", "URL", "--fit-only", *FLAGS]
+        command += ["server.timeout_s=60", "--out", str(tmp_path / f"{number}.json")]
         with hostile(path, way, sound=sound) as server:
             command[command.index("URL")] = server.url
             with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={**os.environ}) as process:

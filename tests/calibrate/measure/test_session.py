@@ -34,23 +34,14 @@ SMALL: dict[str, Any] = {"vocab_size": 61, "hidden_size": 32, "intermediate_size
 RUN = "import sys; from calibrate.cli.main import calibrate_command; calibrate_command(sys.argv[1:])"
 
 
+def sized(**keys: int) -> list[str]:
+    return [word for name, value in keys.items() for word in ("--set", f"measure.{name}={value}")]
+
+
 def flags(folder: Path, *more: object) -> list[str]:
     target = write_config(folder / "t" / "config.json", **SMALL)
     draft = write_config(folder / "d" / "config.json", **{**SMALL, "num_hidden_layers": 1})
-    given = (
-        "--device",
-        "cpu",
-        "--target",
-        target,
-        "--draft",
-        draft,
-        "--set",
-        "measure.rows=4",
-        "--set",
-        "measure.context=256",
-        "--set",
-        "measure.budget_s=15",
-    )
+    given = ("--device", "cpu", "--target", target, "--draft", draft, *sized(rows=4, context=256, budget_s=15))
     return [str(flag) for flag in ("measure", *given, *more)]
 
 
@@ -167,18 +158,7 @@ def test_real_weights_from_a_directory_are_those_that_run(weights: Path) -> None
 
 @pytest.mark.slow
 def test_a_pair_with_real_weights_is_measured_and_says_so(weights: Path, tmp_path: Path) -> None:
-    given = (
-        "--device",
-        "cpu",
-        "--target",
-        weights,
-        "--set",
-        "measure.rows=2",
-        "--set",
-        "measure.context=256",
-        "--set",
-        "measure.budget_s=5",
-    )
+    given = ("--device", "cpu", "--target", weights, *sized(rows=2, context=256, budget_s=5))
     calibrate("measure", *given, "--out", tmp_path / "p.json")
     profile = load(tmp_path / "p.json")
     assert profile.name == "cpu/tiny-llama-on-disk"

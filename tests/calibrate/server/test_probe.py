@@ -256,10 +256,8 @@ def test_an_interrupted_probe_keeps_its_whole_rounds(
     monkeypatch.chdir(tmp_path)
     one_round = 3 * 12
     with serving(stop_at=WARM_UP + one_round + 3) as server:
-        assert (
-            run(["validate", server.url, "--fit-only", *SHORT, "--set", "server.rounds=2", "--profile", "cpu/tiny"])
-            == 130
-        )
+        words = ["--fit-only", *SHORT, "--set", "server.rounds=2", "--profile", "cpu/tiny"]
+        assert run(["validate", server.url, *words]) == 130
         assert len(server.asked) < WARM_UP + one_round + 8
     message = capsys.readouterr().err
     assert "1 of 2 rounds are in 'probe.measured.json'" in message

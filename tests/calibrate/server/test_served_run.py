@@ -30,6 +30,7 @@ from tests.calibrate.server.test_looks import as_seen, seen
 from tests.calibrate.server.test_probe import serving
 
 SENDING: dict[str, Any] = {"words_per_token": 1.0, "block_tokens": 16}
+FEW = ["--set", "server.levels=1,2", "--set", "server.rounds=1"]
 FLAGS = [
     *("--profile", "cpu/tiny", "--set", "policy=autoregressive", "--request-rate", "200", "--num-prompts", "12"),
     *("--input-len", "40", "--output-len", "8"),
@@ -68,15 +69,11 @@ def test_slots_that_the_server_names_bind_unless_the_scenario_says_more(
     given: list[str], at_once: int, tmp_path: Path
 ) -> None:
     with serving(words_are_tokens=True, props='{"total_slots": 3}') as server:
-        told = validated(
-            server.url, tmp_path / "run.json", "--set", "server.levels=1,2", "--set", "server.rounds=1", *given
-        )
+        told = validated(server.url, tmp_path / "run.json", *FEW, *given)
     assert told["scenario"]["engine"]["max_num_seqs"] == at_once
 
 
-@pytest.mark.parametrize(
-    "given", [["--set", "server.levels=1,2", "--set", "server.rounds=1"], ["--fit-only", "--set", "server.levels=1,2"]]
-)
+@pytest.mark.parametrize("given", [FEW, ["--fit-only", *FEW[:2]]])
 def test_no_command_sends_the_prompts_of_one_before(given: list[str], tmp_path: Path) -> None:
     """A server may have those in its cache. The first two requests tell how it answers."""
     sent = []
@@ -174,19 +171,7 @@ def test_a_server_without_a_profile_is_a_line(tmp_path: Path, monkeypatch: pytes
     flags = [flag for flag in FLAGS[:-2] if flag not in ("--profile", "cpu/tiny")]
     # So slow that a client that has to wait for its core still sees the pieces one by one.
     with serving(prompt_tokens=40, words_are_tokens=True, piece_s=0.02) as server:
-        code = run(
-            [
-                "validate",
-                server.url,
-                *flags,
-                "--set",
-                "server.levels=1,2",
-                "--set",
-                "server.rounds=1",
-                "--out",
-                str(out),
-            ]
-        )
+        code = run(["validate", server.url, *flags, *FEW, "--out", str(out)])
     told = json.loads(out.read_text())
     assert code == 0
     assert told["profile"]["name"] == "this server"
