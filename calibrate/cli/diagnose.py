@@ -47,7 +47,7 @@ class DiagnoseFlags(Struct, frozen=True, kw_only=True):
     acceptance: Annotated[
         str | None, key("speculation.acceptance"), "Acceptance, if the result does not say it (docs/acceptance.md)."
     ] = None
-    engine: Annotated[str | None, key("engine.name"), "Engine, such as vllm-0.32 or sglang-0.5."] = None
+    engine: Annotated[str | None, key("engine.name"), "Engine, such as vllm-0.33 or sglang-0.5."] = None
     set: Overrides = ()
     json: JsonFile = None
     overwrite: Overwrite = False
