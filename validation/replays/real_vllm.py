@@ -323,11 +323,11 @@ def write_page(report: Path) -> None:
         bars="\n".join(bars),
         rows="\n".join(judged.apply(run_row, axis=1)),
         speeds="\n".join(speeds),
-        specials="; ".join(
-            f"{name}: {run.preempted or 0.0:.0f} preemptions counted, {run.preemptions:.0f} predicted"
+        specials=" and ".join(
+            f"{run.preempted or 0.0:.0f} counted, {run.preemptions:.0f} predicted ({name})"
             for name, run in zip(special["server"], special["run"], strict=True)
         ),
-        disturbed=", ".join(
+        disturbed="\n- ".join(
             disturbed["server"] + " at " + disturbed["load"] + "/s in round " + disturbed["round"].astype(str)
         )
         or "none",
