@@ -40,9 +40,10 @@ _FETCHES = re.compile(r'<script type="module">(?:(?!</script>).)*https?://.*?</s
 """What nbconvert adds to draw diagrams, of which there are none: nothing is fetched."""
 COMMANDS = """# Command line
 
-One command, `lanesim`. Every sub-command takes a scenario file, flags, or both, the last one said wins; `--json FILE`
-(`-` is standard output) writes the result for programs. Exit status: 0 done, 2 bad input (one line: what was got, what
-is wanted), 1 the run itself failed.
+One command, `lanesim`. A sub-command takes a scenario file, options, or both, and the last one wins; `--set` gives any
+key. Three options stand anywhere in a line: `--json FILE` (`-` is standard output) writes the result for programs,
+`--verbose` prints what the answer rests on, and `--overwrite` replaces files. Exit status: 0 done, 2 bad input (one
+line: what was got, what is wanted), 1 the run itself failed.
 """
 NAMES = """# Python
 

@@ -43,7 +43,7 @@ LEFT_OUT = {
     r"python -m validation (claims|notebooks)": "jobs of the nightly run themselves",
     r".*--device cuda|.*--profile profile\.json|\.venv-gpu/": "a GPU",
     r"lanesim (validate http|tune --metrics http)": SERVER,
-    r"lanesim calibrate production": FILES,
+    r"lanesim calibrate fit": FILES,
     r"lanesim diagnose": DATA,
     r"lanesim (replay .*--policy gentle|validate results/replay # how)": "a package that the reader installs",
     r"python -m validation (silicon|drafted|evidence|partition|pearl)": DATA,

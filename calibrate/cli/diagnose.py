@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 from msgspec import Meta, Struct, structs
 
 from sim.cli.console import claim, progress, write_json
-from sim.cli.flags import ARGUMENT, JsonFile, Overwrite, command
+from sim.cli.flags import ARGUMENT, JsonFile, Overwrite, command, key
 from sim.cli.options import Overrides, ServedFlags, gather, is_model
 
 if TYPE_CHECKING:
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 EXAMPLE = (
     "lanesim diagnose without.json with.json meta-llama/Llama-3.1-8B-Instruct --gpu h100-sxm \\\n"
-    "    --draft eagle3 --num-speculative-tokens 3"
+    "    --draft eagle3 --set num_speculative_tokens=3"
 )
 SERVER = "`meta-llama/Llama-3.1-8B-Instruct --gpu h100-sxm`"
 SHARED = ("gpu", "serve", "method", "num_speculative_tokens", "acceptance", "engine", "set")
-MOST_CAUSES = 4
+DRAFT_KEY, MOST_CAUSES = "speculation.num_speculative_tokens", 4
 METRICS = {"ttft_ms": "TTFT (ms)", "tpot_ms": "TPOT (ms)", "output_throughput": "tokens/s"}
 METRICS |= {"ttft_p50_ms": "median TTFT (ms)", "tpot_p50_ms": "median TPOT (ms)"}
 NOTHING_WRONG = "Nothing looks wrong."
@@ -43,9 +43,11 @@ class DiagnoseFlags(Struct, frozen=True, kw_only=True):
         Meta(extra={"spelling": "--draft"}),
         "Drafts: draft_model, eagle3, mtp, parallel, dspark, ngram, or a drafter's repository.",
     ] = None
-    num_speculative_tokens: Annotated[int | None, "Draft length of the second result."] = None
-    acceptance: Annotated[str | None, "Acceptance, where the result does not say it (docs/acceptance.md)."] = None
-    engine: Annotated[str | None, "Engine, such as vllm-0.32 or sglang-0.5."] = None
+    num_speculative_tokens: Annotated[int | None, key(DRAFT_KEY), "Draft length of the second result."] = None
+    acceptance: Annotated[
+        str | None, key("speculation.acceptance"), "Acceptance, if the result does not say it (docs/acceptance.md)."
+    ] = None
+    engine: Annotated[str | None, key("engine.name"), "Engine, such as vllm-0.33 or sglang-0.5."] = None
     set: Overrides = ()
     json: JsonFile = None
     overwrite: Overwrite = False
@@ -104,7 +106,7 @@ def _pair(flags: DiagnoseFlags, results: list[Path], model: Path | None) -> tupl
     is_drafting = len(loads) == 2 or drafting.accepted is not None or flags.num_speculative_tokens is not None
     tokens = draft_tokens or drafting.num_speculative_tokens
     if is_drafting and not tokens:
-        raise ValueError(f"{str(results[-1])!r} does not say its draft length: add --num-speculative-tokens K")
+        raise ValueError(f"{str(results[-1])!r} does not say its draft length: add --set {DRAFT_KEY}=K")
     without = structs.replace(loads[0], num_speculative_tokens=0, acceptance=None, accepted=None)
     if is_drafting:
         told = flags.acceptance or drafting.acceptance or acceptance or ANY

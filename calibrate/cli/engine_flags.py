@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 from msgspec import Struct
 
 from sim.cli.console import claim, write_text
-from sim.cli.flags import JsonFile, Overwrite
+from sim.cli.flags import JsonFile, Overwrite, key
 from sim.cli.options import Overrides
 
 if TYPE_CHECKING:
     from calibrate.served.judge import CellSetup
     from sim.files.json_values import Json
 
-RESULT = "validation.json"
+RESULT, DRAFT_KEY = "validation.json", "speculation.num_speculative_tokens"
 
 
 class ServedFlags(Struct, frozen=True, kw_only=True):
@@ -27,7 +27,9 @@ class ServedFlags(Struct, frozen=True, kw_only=True):
 
     profile: Annotated[str, "Cost profile of the GPU and models: gpu/target[+draft], or a path."]
     engine: Annotated[
-        str | None, "Engine and version that served, such as vllm-0.12 [the profile's own, else vllm-0.33]."
+        str | None,
+        key("engine.name"),
+        "Engine and version that served, such as vllm-0.12. [the profile's own, else vllm-0.33]",
     ] = None
     set: Overrides = ()
     json: JsonFile = None

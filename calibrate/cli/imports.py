@@ -15,7 +15,7 @@ import click
 from msgspec import Meta, Struct
 
 from calibrate.cli.profile_output import check_out, needs_analysis, write
-from sim.cli.flags import ARGUMENT, DraftTokens, Gpus, Overwrite, command
+from sim.cli.flags import ARGUMENT, DraftTokens, Overwrite, command
 from sim.cli.lazy import SOURCE
 from sim.model_names import DEGREE
 
@@ -39,9 +39,8 @@ class ImportFlags(Struct, frozen=True, kw_only=True):
 
     words: Annotated[tuple[str, ...], ARGUMENT, Meta(title="aiconfigurator [PATH] | vllm-forward RESULT...")] = ()
     gpu: Annotated[str, "GPU, such as h200-sxm."]
-    target: Annotated[str, "Target: a Hugging Face name or a config.json; -fp8, -kv8, -ep8, -dp8 may follow."]
+    target: Annotated[str, "Target: a Hugging Face name or a config.json; -fp8, -kv8, -tp8, -ep8, -dp8 may follow."]
     draft: Annotated[str | None, "Draft model, likewise."] = None
-    tp: Annotated[Gpus, "Devices that share the models (tensor parallel)."] = 1
     engine: Annotated[str, "Whose kernels: vllm, sglang or trtllm[-VERSION]."] = "vllm"
     out: Annotated[Path, "Profile to write."]
     overwrite: Overwrite = False
@@ -78,7 +77,7 @@ def import_command(flags: ImportFlags) -> None:
         from calibrate.importers.plan_candidates import pair_named
 
         target, draft, _ = pair_named(DEGREE.sub("", flags.target), flags.draft)
-        degrees = {"tp": flags.tp} | {kind: int(count) for kind, count in DEGREE.findall(flags.target)}
+        degrees = {"tp": 1} | {kind: int(count) for kind, count in DEGREE.findall(flags.target)}
         if path is None or path.is_file():
             path, revision = published_tables() if path is None else tables_of_wheel(path)
         profile = import_deployment(

@@ -15,7 +15,7 @@ SUB_COMMANDS: Commands = {
     "import": ("calibrate.cli.imports:import_command", "Make a profile from published kernel tables."),
     "cases": ("calibrate.cli.imports:cases_command", "Commands that time a model with vLLM's own kernels."),
     "derive": ("calibrate.cli.derive:derive_command", "Transfer a profile to another GPU of its family."),
-    "production": ("calibrate.cli.production:production_command", "Constants and acceptance from a running server."),
+    "fit": ("calibrate.cli.fit:source_command", "Fit a profile to what a running server wrote."),
 }
 
 

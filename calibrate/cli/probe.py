@@ -1,6 +1,6 @@
 """`lanesim validate URL --fit-only`: closed loops of streamed requests, and the profile fitted to them.
 
-What was sent is in a file after every loop and before the fit; `lanesim calibrate production FILE` fits that
+What was sent is in a file after every loop and before the fit; `lanesim calibrate fit FILE` fits that
 file again. Not here: the looks themselves (calibrate.server.side), the fit (calibrate.served.fit).
 """
 
@@ -19,23 +19,27 @@ import click
 from msgspec import Meta
 
 from calibrate.cli.engine_flags import cells_of, set_up
-from calibrate.cli.production import FitFlags, finish, priced
+from calibrate.cli.fit import FitFlags, finish, priced
 from calibrate.cli.profile_output import check_out
-from sim.cli.flags import ARGUMENT, COUNT, Tokens, command
+from sim.cli.flags import ARGUMENT, COUNT, Tokens, command, key
 from sim.cli.options import listed
 
 EXAMPLE = (
     "lanesim validate http://localhost:8000 --fit-only --profile h100-sxm/llama-3.1-8b \\\n"
-    "    --levels 1,4,16,64 --out mine.json"
+    "    --set server.levels=1,4,16,64 --out mine.json"
 )
 MAX_LEVEL = 10_000
 """Requests at once, each a connection."""
 
 
-Served = Annotated[str | None, "Model, as the server names it. [its only one]"]
+Served = Annotated[str | None, key("server.model"), "Model, as the server names it. [its only one]"]
 Patience = Annotated[
-    float, Meta(gt=0.0, le=86_400.0), "Longest that one answer may take, to its last byte, and a start."
+    float,
+    Meta(gt=0.0, le=86_400.0),
+    key("server.timeout_s"),
+    "Most seconds that one answer, or a start of the server, may take.",
 ]
+LEVELS, ROUNDS = key("server.levels"), key("server.rounds")
 KEY = "LANESIM_API_KEY"
 """Environment variable that holds the server's key."""
 
@@ -46,10 +50,10 @@ class ProbeFlags(FitFlags, frozen=True, kw_only=True):
     url: Annotated[str, ARGUMENT, Meta(title="URL")]
     model: Served = None
     timeout_s: Patience = 300.0
-    levels: Annotated[str, "Requests at once, a closed loop each; the largest is predicted from the others."] = (
-        "1,2,4,8,16"
-    )
-    rounds: Annotated[int, Meta(ge=1, le=COUNT), "Over the levels, by turns."] = 7
+    levels: Annotated[
+        str, LEVELS, "Numbers of parallel requests to send. The largest is predicted from the others."
+    ] = "1,2,4,8,16"
+    rounds: Annotated[int, Meta(ge=1, le=COUNT), ROUNDS, "How often each of them is sent."] = 7
     input_len: Annotated[Tokens, "Tokens of each prompt."] = 128
     output_len: Annotated[int, Meta(ge=2, le=10_000_000), "Tokens requested."] = 64
 
@@ -106,11 +110,11 @@ def new_words() -> str:
 
 
 def levels_of(text: str) -> list[int]:
-    levels = sorted(set(listed("--levels", text, int, "numbers of requests at once, such as 1,4,16") or ()))
+    levels = sorted(set(listed("server.levels", text, int, "numbers of requests at once, such as 1,4,16") or ()))
     if levels[0] < 1 or len(levels) < 2:
-        raise ValueError(f"--levels {text!r}: want at least two different ones, each at least 1: one is held back")
+        raise ValueError(f"server.levels {text!r}: want at least two different ones, each at least 1: one is held back")
     if levels[-1] > MAX_LEVEL:
-        raise ValueError(f"--levels {text!r}: want {MAX_LEVEL} requests at once at most")
+        raise ValueError(f"server.levels {text!r}: want {MAX_LEVEL} requests at once at most")
     return levels
 
 
@@ -129,7 +133,7 @@ def _keeping(measured: Path, flags: ProbeFlags, num_levels: int) -> Iterator[Non
         yield
     except BaseException as error:
         done = len(read_looks(measured).rounds) // num_levels if measured.exists() else 0
-        again = shlex.join(["lanesim", "calibrate", "production", *words])
+        again = shlex.join(["lanesim", "calibrate", "fit", *words])
         kept = f"{done} of {flags.rounds} rounds are in {str(measured)!r}; to fit them: {again}"
         if done and isinstance(error, ValueError):
             error.add_note(f"({kept})")

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from msgspec import Meta, structs
 
 from sim.cli.console import OnStep, claim, progress, say_runs, say_trace, show
-from sim.cli.flags import Draws, JsonFile, Overwrite, Seconds, Verbose, command
+from sim.cli.flags import Draws, JsonFile, Overwrite, Seconds, Verbose, command, key
 from sim.cli.options import ServedFlags, gather, has_no_drafter, inputs_of, listed, with_assumptions
 from sim.files.json_values import value_at
 
@@ -29,8 +29,9 @@ if TYPE_CHECKING:
 
 EXAMPLE = (
     "lanesim tune --profile h100-sxm/llama-3.1-8b+eagle3 --acceptance length:2.6@3 \\\n"
-    "    --num-speculative-tokens 5 --set engine.max_num_seqs=32 --input-len 512 --output-len 128"
+    "    --set num_speculative_tokens=5 --set engine.max_num_seqs=32 --input-len 512 --output-len 128"
 )
+OVER = "metrics.over_s"
 WHOLE = "whole numbers with commas, such as 0,1,3"
 OTHERS = "--draft eagle3, mtp, dspark or a drafter's repository"
 
@@ -55,7 +56,9 @@ class TuneFlags(ServedFlags, frozen=True, kw_only=True):
         "its draft length. No request is sent.",
     ] = None
     over_s: Annotated[
-        Seconds | None, "Seconds between two looks at --metrics; of a FILE, that it counts. [its whole life]"
+        Seconds | None,
+        key(OVER),
+        "Seconds between two reads of --metrics; for a FILE, the seconds that it counts. [since the start]",
     ] = None
     verbose: Verbose = False
     json: JsonFile = None
@@ -121,7 +124,7 @@ def _choose_drafts(raw: dict[str, Json], *, has_lengths: bool) -> None:
 def _check_metrics(flags: TuneFlags) -> None:
     """Raise ValueError for flags that --metrics has no answer with, and those that mean nothing without it."""
     if flags.over_s is not None and flags.metrics is None:
-        raise ValueError("--over-s is the seconds that --metrics counts: give --metrics, or leave it out")
+        raise ValueError(f"{OVER} is the seconds that --metrics counts: give --metrics, or leave it out")
     if flags.metrics is not None and flags.contexts is not None:
         raise ValueError("--metrics is of prompts of all lengths together: leave out --contexts, or --metrics")
 
@@ -141,7 +144,7 @@ def served_by(server: str, over_s: float | None, on_step: OnStep, num_tokens: in
                 f"{source}: this server drafts, with acceptance length {length:.2f}; give its draft length K: "
                 f"{DRAFT_LENGTH}"
             )
-        return served_between(before, after, source, over_s, num_tokens, "--over-s")
+        return served_between(before, after, source, over_s, num_tokens, f"--set {OVER}")
 
     if Path(server).is_file():
         return between({}, samples(Path(server)), server)

@@ -13,7 +13,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from sim.cli.flags import FlagsCommand, parameters
+from sim.cli.flags import FlagsCommand, made, parameters
 from sim.cli.lazy import command_at
 
 DIRECTORY, FILE, SERVER, FIT = "DIRECTORY", "FILE", "URL", "URL --fit-only"
@@ -79,7 +79,7 @@ def _validate(words: tuple[str, ...], fit_only: bool, **values: Any) -> None:
             raise click.UsageError(f"Missing option '{param.opts[0]}'.")
     if kind == DIRECTORY and not Path(words[0]).exists():
         raise click.UsageError(f"no file or directory {words[0]!r} is there; a server's address begins with http://")
-    form.body(form.flags(**given))
+    form.body(made(form.flags, given))
 
 
 validate_command = FlagsCommand(
@@ -101,4 +101,4 @@ validate_command = FlagsCommand(
     URL: the scenario's own requests, at their own times, predicted before they are sent. Only that address is called.
 
     URL --fit-only: closed loops of streamed requests at several levels; one level is held back and predicted.""",
-)
+).take([_form(kind).flags for kind in FORMS])

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from msgspec import Meta
 
 from calibrate.cli.engine_flags import (
+    DRAFT_KEY,
     ServedFlags,
     cells_of,
     check_outputs,
@@ -22,7 +23,7 @@ from calibrate.cli.engine_flags import (
 )
 from calibrate.cli.profile_output import print_compared
 from sim.cli.console import progress
-from sim.cli.flags import ARGUMENT, command
+from sim.cli.flags import ARGUMENT, command, key
 
 if TYPE_CHECKING:
     from calibrate.served.load import JudgedLoad
@@ -41,7 +42,9 @@ class FileFlags(ServedFlags, frozen=True, kw_only=True):
 
     path: Annotated[Path, ARGUMENT, Meta(title="FILE")]
     beside: Annotated[Path | None, ARGUMENT, Meta(title="[REQUESTS.csv|PROMPTS.jsonl]")] = None
-    num_speculative_tokens: Annotated[int, Meta(le=126), "Draft length; a server with /metrics says its own."] = 0
+    num_speculative_tokens: Annotated[
+        int, Meta(le=126), key(DRAFT_KEY), "Draft length; a server with /metrics says its own."
+    ] = 0
 
 
 @command("file", FileFlags, example=EXAMPLE)
@@ -126,9 +129,9 @@ def _recorded(flags: FileFlags, raw: dict[str, Any]) -> None:
         if name not in raw["engine"]:
             raise ValueError(f"{str(flags.path)!r} does not say the server's limits: add --set engine.{name}=N")
     if tokens > 0 and raw.get("policy") == "autoregressive":
-        raise ValueError(f"--num-speculative-tokens {tokens}: autoregressive drafts nothing; use continuous")
+        raise ValueError(f"{DRAFT_KEY}={tokens}: autoregressive drafts nothing; use continuous")
     if tokens > 0 and acceptance is None:
-        raise ValueError(f"--num-speculative-tokens {tokens}: none is assumed; --set speculation.acceptance=iid:.7")
+        raise ValueError(f"{DRAFT_KEY}={tokens}: none is assumed; --set speculation.acceptance=iid:.7")
     set_dotted(raw, "speculation.num_speculative_tokens", tokens)
     loaded = load(flags.profile)
     scenario = scenario_of(flags.path, loaded.name, raw)

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Annotated
 
 from msgspec import Meta, Struct
 
-from calibrate.cli.probe import Patience, Served, levels_of, new_words, server_key
+from calibrate.cli.probe import LEVELS, ROUNDS, Patience, Served, levels_of, new_words, server_key
 from sim.cli.console import progress
-from sim.cli.flags import ARGUMENT, Overwrite, command
+from sim.cli.flags import ARGUMENT, Overwrite, command, key
 from sim.cli.options import CompareScenario, NumPrompts, Overrides, RequestRate, gather, inputs_of
 
 if TYPE_CHECKING:
@@ -51,14 +51,14 @@ class ServerFlags(Struct, frozen=True, kw_only=True):
     set: Overrides = ()
     model: Served = None
     timeout_s: Patience = 300.0
-    levels: Annotated[str, "Closed loops that the profile is fitted to first, requests at once; none: it was."] = (
-        "1,2,4,8,16"
-    )
-    rounds: Annotated[int, Meta(ge=1, le=1000), "Over the levels, by turns."] = 3
-    predict_only: Annotated[bool, "Look and predict; send nothing of the scenario."] = False
-    pair: Annotated[
-        str | None, Meta(title="URL"), "A server that differs from it in speculation alone, which it has not."
-    ] = None
+    levels: Annotated[
+        str,
+        LEVELS,
+        "Numbers of parallel requests to calibrate with before predicting; none = use the profile as it is.",
+    ] = "1,2,4,8,16"
+    rounds: Annotated[int, Meta(ge=1, le=1000), ROUNDS, "How often each of them is sent."] = 3
+    predict_only: Annotated[bool, key("server.predict_only"), "true: predict, and send no request of the load."] = False
+    pair: Annotated[str | None, Meta(title="URL"), "URL of a second server: the same without speculation."] = None
     restart: Annotated[
         tuple[str, ...],
         Meta(title="COMMAND"),
@@ -84,7 +84,7 @@ def server_command(flags: ServerFlags) -> None:
         low_ms, high_ms = run.intervals.get("mean_e2el_ms", (e2el_ms, e2el_ms))
         within = f"{low_ms:,.0f} to {high_ms:,.0f}, 95 %"
         print(f"predicted: E2EL {e2el_ms:,.0f} ms ({within}), TPOT {tpot_ms:.2f} ms in the mean; more in {flags.out}")
-        print("the same command with --overwrite and without --predict-only sends the requests")
+        print("the same command with --overwrite and without server.predict_only sends the requests")
         return
     _tell(run)
     print(f"prediction, requests and errors in {flags.out}")
@@ -120,9 +120,9 @@ def served(flags: ServerFlags, on_step: OnDone) -> ServedRun:
         raise ValueError(f"a server has one scheduler; policy names {', '.join(scenario.policy)}")
     levels = [] if flags.levels == "none" else levels_of(flags.levels)
     if flags.profile is None and not levels:
-        raise ValueError("--levels none: without --profile the server's own line is fitted to them")
+        raise ValueError("server.levels none: without --profile the server's own line is fitted to them")
     if (flags.pair or commands) and not levels and "speculation" not in raw:
-        raise ValueError("--levels none: say what URL drafts, --set speculation.num_speculative_tokens=K")
+        raise ValueError("server.levels none: say what URL drafts, --set speculation.num_speculative_tokens=K")
     if flags.pair is not None and (commands or len(set(bases)) < len(bases)):
         raise ValueError("--pair is the address of another server, which does not speculate; or --restart starts URL's")
     profile = line_of_server() if flags.profile is None else load(scenario.profile)
@@ -134,7 +134,7 @@ def served(flags: ServerFlags, on_step: OnDone) -> ServedRun:
     if count > MAX_REQUESTS:
         raise ValueError(
             f"{count:,} requests would be sent, {num_sides * len(planned):,} of them the scenario's, and "
-            f"want {MAX_REQUESTS:,} at most: give --num-prompts, or fewer --levels or --rounds"
+            f"want {MAX_REQUESTS:,} at most: give --num-prompts, or fewer server.levels or server.rounds"
         )
     words_drawn = new_words()
     drafting = (raw, "", ".measured.json")

@@ -13,9 +13,9 @@ from msgspec import Meta, Struct
 
 from calibrate.cli.profile_output import check_out, write
 from sim.cli.console import progress
-from sim.cli.flags import COUNT, Overwrite, Seconds, Tokens, command
+from sim.cli.flags import COUNT, Overwrite, Seconds, Tokens, command, key, keys
 from sim.cli.signals import exit_code, stopped_word
-from sim.names import install_line
+from sim.names import install_line, unknown
 
 if TYPE_CHECKING:
     from sim.costs.profile import Profile
@@ -33,14 +33,19 @@ class MeasureFlags(Struct, frozen=True, kw_only=True):
     target: Annotated[str, "Target: a known name, a config.json, or a directory of weights."]
     draft: Annotated[str | None, "Draft model, likewise."] = None
     out: Annotated[Path, "Profile to write; its points lie beside."]
+    set: Annotated[tuple[str, ...], Meta(title="KEY=VALUE"), "One of the keys below."] = ()
     overwrite: Overwrite = False
     budget: Annotated[
         Seconds | None,
-        Meta(title="SECONDS"),
+        key("measure.budget_s"),
         "Rough time [120 cpu, 480 cuda]; from 30 on with what serving adds.",
     ] = None
-    rows: Annotated[int | None, Meta(ge=1, le=COUNT), "Most rows of a pass [16 cpu, 32 cuda]."] = None
-    context: Annotated[Tokens | None, "Tokens per row, multiple of 256 [512 cpu, 2048 cuda]."] = None
+    rows: Annotated[
+        int | None, Meta(ge=1, le=COUNT), key("measure.rows"), "Most sequences of a pass [16 cpu, 32 cuda]."
+    ] = None
+    context: Annotated[
+        Tokens | None, key("measure.context"), "Tokens per sequence, multiple of 256 [512 cpu, 2048 cuda]."
+    ] = None
 
 
 @command(
@@ -55,9 +60,11 @@ def measure_command(flags: MeasureFlags) -> None:
     OUT.points.jsonl as it comes; the same command again goes on from there. The profile has constants fitted to them.
     """
     out, device, budget = flags.out, flags.device, flags.budget
+    if flags.set:
+        raise ValueError(unknown("key", flags.set[0].partition("=")[0], keys(MeasureFlags)))
     check_out(out, [flags.target, flags.draft])
     if budget is not None and not MIN_BUDGET_S <= budget < float("inf"):
-        raise ValueError(f"--budget {budget:g} must be at least {MIN_BUDGET_S:g} seconds, and finite")
+        raise ValueError(f"measure.budget_s {budget:g} must be at least {MIN_BUDGET_S:g} seconds, and finite")
     try:
         import scipy  # noqa: F401
         import torch
@@ -99,7 +106,7 @@ def measure_command(flags: MeasureFlags) -> None:
     except cuda.OutOfMemory:
         raise ValueError(
             f"{spec.target.shape.name} with {spec.rows} rows of {spec.slot_tokens} tokens does not fit the device "
-            "beside its activations; lower --rows or --context"
+            "beside its activations; lower measure.rows or measure.context"
         ) from None
     if doubt := verdict(of_profile(profile)):
         print(doubt)

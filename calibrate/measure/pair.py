@@ -94,7 +94,7 @@ def pair_spec(
         raise ValueError(f"--context {context} must be in {MIN_CONTEXT}..{longest}, what the models take")
     rows = int(defaults["rows"]) if rows is None else rows
     if rows < 1:
-        raise ValueError(f"--rows {rows} must be at least 1")
+        raise ValueError(f"measure.rows={rows} must be at least 1")
     if attention is None:
         attention = usual_attention(torch.device(device)).value
     known = [name.value for name in Attention]

@@ -17,7 +17,7 @@ from typing import Annotated, NamedTuple
 import msgspec
 import numpy as np
 
-from calibrate.served.load import Accepted, check_counts
+from calibrate.served.load import DRAFT_LENGTH, Accepted, check_counts
 from sim.acceptance.forms import parse_quoted
 from sim.acceptance.spread import SpreadAcceptance
 from sim.draws import Floats
@@ -108,10 +108,10 @@ def acceptance_of(
     counted = max(ceil(each.drafted / each.steps) for each in counts)
     tokens = draft_tokens or counted
     if not tokens:
-        raise ValueError(f"{source}: no count of drafted tokens; add --num-speculative-tokens")
+        raise ValueError(f"{source}: no count of drafted tokens; add {DRAFT_LENGTH}")
     is_fixed = counted > 0 and all(each.drafted == counted * each.steps for each in counts)
     if tokens < counted or (is_fixed and tokens > counted):
-        raise ValueError(f"{source}: drafts of {counted} tokens, not --num-speculative-tokens {tokens}; leave that out")
+        raise ValueError(f"{source}: drafts of {counted} tokens, not num_speculative_tokens={tokens}; leave that out")
     rates: tuple[float, ...] = ()
     if all(each.histogram for each in counts):
         rates = tuple(sum(sum(each.histogram[place:]) for each in counts) / steps for place in range(1, tokens + 1))

@@ -321,7 +321,9 @@ class Client:
                     closing.pop_all()
                     self._idle.append(wire)
         except _Expired:
-            raise self.failure(path, f"gave no whole answer within {self.timeout_s:g} s (--timeout-s)", Late) from None
+            raise self.failure(
+                path, f"gave no whole answer within {self.timeout_s:g} s (server.timeout_s)", Late
+            ) from None
         except _Broken as error:
             raise self.failure(path, str(error)) from None
         except (OSError, HTTPException) as error:

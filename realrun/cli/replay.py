@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from sim.cli.console import claim
-from sim.cli.flags import Overwrite, command
-from sim.cli.options import MaxConcurrency, NumPrompts, Policies, RequestRate, WorkloadFlags, gather, inputs_of
+from sim.cli.flags import Overwrite, command, key
+from sim.cli.options import Policies, WorkloadFlags, gather, inputs_of
 from sim.cli.signals import exit_code, put_off, stopped_word
 from sim.names import install_line
 
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 NUM_PROMPTS = 200
 """Requests of a replay that does not say how many: it runs in real time."""
 EXAMPLE = (
-    "lanesim replay --policy pd --policy pdv --profile cpu/tiny --num-prompts 24 --request-rate 10 \\\n"
-    "    --input-len 64 --output-len 32 --device cpu --out results/replay"
+    "lanesim replay --policy pd --policy pdv --profile cpu/tiny --set num_prompts=24 \\\n"
+    "    --set request_rate=10 --set input_len=64 --set output_len=32 --device cpu --out results/replay"
 )
 
 
@@ -32,13 +32,12 @@ class ReplayFlags(WorkloadFlags, frozen=True, kw_only=True):
     """Flags of `lanesim replay`."""
 
     policy: Policies = ()
-    num_prompts: NumPrompts = None
-    request_rate: RequestRate = None
-    max_concurrency: MaxConcurrency = None
     device: Annotated[Literal["cpu", "cuda"], "Where the passes run."]
     out: Annotated[Path, "Results directory."]
     weights: Annotated[
-        Path | None, "Folder of target and draft in transformers' format, and prompts.jsonl of input_tok_ids and class."
+        Path | None,
+        key("replay.weights"),
+        "Folder of target and draft in transformers' format, and prompts.jsonl of input_tok_ids and class.",
     ] = None
     overwrite: Overwrite = False
 
@@ -48,7 +47,7 @@ def replay_command(flags: ReplayFlags) -> None:
     """Run the same policies on real hardware, in real time, and record what happened.
 
     The profile's models get their exact dimensions and random weights. Which drafts are accepted is dictated by the
-    scenario's acceptance and seed (a tape), so that against a simulation only times can differ. With --weights
+    scenario's acceptance and seed (a tape), so that against a simulation only times can differ. With replay.weights
     the models decide: `validate` simulates what they were seen to accept, and it is written as
     tapes for --acceptance tape:FILE, of all requests and of each content class.
     """

@@ -136,7 +136,7 @@ def load_pair(
     """
     drafted = max(experiment.resolved.lengths.max for experiment in experiments)
     if not drafted:
-        raise ValueError("--weights: nothing is drafted; want --num-speculative-tokens above 0")
+        raise ValueError("replay.weights: nothing is drafted; want speculation.num_speculative_tokens above 0")
     assert profile.draft is not None
     for experiment in experiments:
         folders.check(experiment.requests(), profile.target.vocab)
@@ -145,13 +145,13 @@ def load_pair(
     ours, theirs = draft.config.vocab_size, target.config.vocab_size
     if ours != theirs:
         raise ValueError(
-            f"--weights: {str(folders.draft)!r} has {ours} tokens in its vocabulary, and the target {theirs}: "
+            f"replay.weights: {str(folders.draft)!r} has {ours} tokens in its vocabulary, and the target {theirs}: "
             "want a draft that shares the target's"
         )
     words = [_words(path) for path in (folders.target, folders.draft)]
     if None not in words and words[0] != words[1]:
         raise ValueError(
-            f"--weights: {str(folders.draft)!r}: its tokenizer.json has other tokens than the target's; want a "
+            f"replay.weights: {str(folders.draft)!r}: its tokenizer.json has other tokens than the target's; want a "
             "draft that shares the target's vocabulary"
         )
     for model, shape, path in ((target, profile.target, folders.target), (draft, profile.draft, folders.draft)):
@@ -183,7 +183,7 @@ def _check_context(target: PreTrainedModel, draft: PreTrainedModel, longest: int
         if longest + draft_tokens > context:
             raise ValueError(
                 f"prompt and output of {longest} tokens and a draft of {draft_tokens} exceed the {what}'s context of "
-                f"{context}; want shorter requests or a smaller --num-speculative-tokens"
+                f"{context}; want shorter requests or a smaller speculation.num_speculative_tokens"
             )
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 from msgspec import Meta
 
 from sim.cli.console import claim, progress, say_runs, say_trace, show
-from sim.cli.flags import Draws, JsonFile, Overwrite, Workers, command
+from sim.cli.flags import Draws, JsonFile, Overwrite, Verbose, Workers, command
 from sim.cli.options import SHARED, CompareScenario, gather, inputs_of, parse_goodput, with_assumptions
 
 if TYPE_CHECKING:
@@ -41,15 +41,14 @@ class CompareFlags(CompareScenario, frozen=True, kw_only=True):
     workers: Workers = None
     draws: Annotated[
         Draws | None,
-        "Draws within the errors of costs and acceptance, which orders must hold in; 0 = none. [default: 10 where "
-        "policies are ordered, so short that they take no longer than the runs]",
+        "How often to vary costs and acceptance within their errors before a winner is named; 0 = never. [default: 10]",
     ] = None
     in_: Annotated[
         Literal["simpy", "python", "core"] | None,
         "Form of the simulator: SimPy explains, Python extends, the C core is fast. [default: core where it can, else "
         "python]",
     ] = None
-    verbose: Annotated[bool, "Print all that the answer rests on; each run of the JSON gets its requests."] = False
+    verbose: Verbose = False
     overwrite: Overwrite = False
 
     listed: ClassVar[tuple[str, ...]] = SHARED

@@ -18,6 +18,13 @@ LINE = 100
 """Most characters of what the help says of a command that is not built in."""
 Commands = Mapping[str, tuple[str, str]]
 """Name -> (module:attribute, one line for the help)."""
+ALIASES = {
+    "lanesim probe": ("validate", "--fit-only"),
+    "lanesim capacity": ("plan",),
+    "lanesim calibrate production": ("fit",),
+}
+RENAMED = {"--target-rate": "--rate"}
+"""Commands that went, the words that stand for them, and options of theirs that have another name now."""
 
 
 def command_at(place: str) -> click.Command:
@@ -32,7 +39,7 @@ class LazyGroup(click.Group):
     """Sub-commands by name from `commands` and, with `entry_points`, from what is installed in that group.
 
     The help lists built-in ones without importing them; one whose module is not there is not listed. It imports
-    installed ones for their line.
+    installed ones for their line. A command that went still runs, by ALIASES.
     """
 
     def __init__(self, name: str, *, commands: Commands, entry_points: str | None = None, **more: Any) -> None:
@@ -66,6 +73,10 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
+        here = ctx.command_path
+        if (words := ALIASES.get(f"{here} {args[0]}")) is not None:
+            click.echo(f"lanesim: `{here} {args[0]}` is `{here} {' '.join(words)}` now", err=True)
+            args = [*words, *(RENAMED.get(word, word) for word in args[1:])]
         name = args[0]
         if not name.startswith("-") and name not in self._lazy and name not in self._installed():
             from sim.names import unknown

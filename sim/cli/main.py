@@ -17,6 +17,7 @@ from contextlib import suppress
 
 import click
 
+from sim.cli.flags import EVERYWHERE
 from sim.cli.lazy import SOURCE, LazyGroup
 from sim.cli.signals import exit_code, have_streams, listen, stop, stopped_word
 
@@ -51,22 +52,8 @@ class Interrupted(Exception):
     """A signal asked the process to stop."""
 
 
-ALIASES = {"probe": ("validate", "--fit-only"), "capacity": ("plan",)}
-"""Commands that went, and the words that stand for them now."""
-RENAMED = {"--target-rate": "--rate"}
-"""Options of those commands that have another name now."""
-
-
 class MainGroup(LazyGroup):
-    """An interrupt does not print an empty line of its own, as click has it; commands that went still run."""
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        if (words := ALIASES.get(args[0])) is not None:
-            click.echo(f"lanesim: `lanesim {args[0]}` is `lanesim {' '.join(words)}` now", err=True)
-            args = [*words, *(RENAMED.get(word, word) for word in args[1:])]
-        return super().resolve_command(ctx, args)
+    """An interrupt does not print an empty line of its own, as click has it."""
 
     def invoke(self, ctx: click.Context) -> object:
         try:
@@ -93,6 +80,7 @@ def _say_version(context: click.Context, _: click.Parameter, is_asked: bool) -> 
 
 @click.group(
     cls=MainGroup,
+    params=list(EVERYWHERE.values()),
     commands=COMMANDS,
     entry_points="lanesim.commands",
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},

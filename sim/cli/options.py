@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import click
 from msgspec import Meta, Struct, structs
 
-from sim.cli.flags import ARGUMENT, GOODPUT_METRICS
+from sim.cli.flags import ARGUMENT, GOODPUT_METRICS, key
 from sim.model_names import DEGREE, model_key
 from sim.names import unknown
 
@@ -27,6 +27,7 @@ RequestRate = Annotated[float | None, "Requests per second; inf = all at once."]
 MaxConcurrency = Annotated[int | None, "Most requests in flight; without --request-rate a closed loop of as many."]
 NumPrompts = Annotated[str | None, "Requests per run; auto = as many as steady means take."]
 Goodput = Annotated[tuple[str, ...], Meta(title="NAME:MS"), "SLO as ttft:200 tpot:50 e2el:5000."]
+DRAFT_LENGTH = "Draft length; 0 = no speculation."
 Policies = Annotated[tuple[str, ...], "Policy to run; repeat for several. [default: continuous]"]
 Overrides = Annotated[tuple[str, ...], Meta(title="KEY=VALUE"), "Any scenario key, dotted (docs/scenario.md)."]
 
@@ -36,14 +37,14 @@ class WorkloadFlags(Struct, frozen=True, kw_only=True):
 
     scenario: Annotated[Path | None, ARGUMENT, Meta(title="[MODEL|SCENARIO]")] = None
     profile: Annotated[tuple[str, ...], "Cost profile: gpu/target[+draft], or a path."] = ()
-    input_len: Annotated[int | None, "Prompt tokens (implies fixed lengths)."] = None
-    output_len: Annotated[int | None, "Output tokens (implies fixed lengths)."] = None
     set: Overrides = ()
 
 
 class ServedFlags(WorkloadFlags, frozen=True, kw_only=True):
     """And of those that simulate an engine, by SLOs."""
 
+    input_len: Annotated[int | None, "Prompt tokens (implies fixed lengths)."] = None
+    output_len: Annotated[int | None, "Output tokens (implies fixed lengths)."] = None
     gpu: Annotated[str | None, "GPU that serves MODEL, such as h200."] = None
     serve: Annotated[
         str | None,
@@ -56,7 +57,7 @@ class ServedFlags(WorkloadFlags, frozen=True, kw_only=True):
         "Drafts: draft_model, eagle3, mtp, parallel, dspark, ngram, or a drafter's repository. [default: the profile's "
         "draft]",
     ] = None
-    num_speculative_tokens: Annotated[int | None, "Draft length; 0 = no speculation."] = None
+    num_speculative_tokens: Annotated[int | None, key("speculation.num_speculative_tokens"), DRAFT_LENGTH] = None
     acceptance: Annotated[
         str | None,
         "code, chat, maths, other (as measured there), 2.6 (tokens a verify), length:2.6@3 (at draft "
@@ -84,6 +85,7 @@ class ServedFlags(WorkloadFlags, frozen=True, kw_only=True):
 class CompareScenario(ServedFlags, frozen=True, kw_only=True):
     """All that set a scenario of `lanesim compare`."""
 
+    num_speculative_tokens: Annotated[int | None, DRAFT_LENGTH] = None
     policy: Policies = ()
     num_prompts: NumPrompts = None
     request_rate: RequestRate = None
@@ -137,7 +139,7 @@ def gather(flags: WorkloadFlags, lists: dict[str, list[Json]] | None = None) -> 
     if given.get("method") is not None:
         profiles, given["method"] = with_drafter(profiles, given["method"])
     given["profile"] = profiles
-    for name, key in FLAT_NAMES.items():
+    for name, dotted in FLAT_NAMES.items():
         value = given.get(name)
         if isinstance(value, list) and name == "profile" and len(value) < 2:
             value = value[0] if value else None
@@ -145,9 +147,9 @@ def gather(flags: WorkloadFlags, lists: dict[str, list[Json]] | None = None) -> 
             assert lists is not None
             if len(set(value)) < len(value):
                 raise ValueError(f"--{name.replace('_', '-')} {','.join(map(str, value))}: a value stands twice")
-            lists[key], value = value, value[0]
+            lists[dotted], value = value, value[0]
         if value is not None:
-            set_dotted(raw, key, value)
+            set_dotted(raw, dotted, value)
     for name, bound_ms in parse_goodput(given.get("goodput", ())).items():
         set_dotted(raw, f"goodput.{name}_ms", bound_ms)
     for text in flags.set:
@@ -196,11 +198,11 @@ def _served_as(given: dict[str, Any], raw: dict[str, Json]) -> str:
     line, asked = launched(given["serve"]), given["scenario"]
     if asked is not None and is_model(asked) and model_key(DEGREE.sub("", str(asked))) != model_key(line.repository):
         raise ValueError(f"{asked} and --serve's {line.repository} are two models: leave {asked} out")
-    for key, value in line.keys.items():
-        set_dotted(raw, key, value)
+    for dotted, value in line.keys.items():
+        set_dotted(raw, dotted, value)
     if given.get("method") is None:
         given["method"] = line.draft
-    named = ", ".join([line.model, *(f"{key}={value}" for key, value in line.keys.items())])
+    named = ", ".join([line.model, *(f"{dotted}={value}" for dotted, value in line.keys.items())])
     named += ", with vLLM's kernel times" * ("engine.name" in line.keys)
     left = f"; not read: {', '.join(line.unread)}" if line.unread else ""
     warnings.warn(f"--serve: simulated as {named}{left}", stacklevel=2)

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from msgspec import Meta, Struct
 
-from sim.cli.flags import ARGUMENT, command
+from sim.cli.console import claim, write_text
+from sim.cli.flags import ARGUMENT, JsonFile, Overwrite, command
 
 if TYPE_CHECKING:
     from sim.files.json_values import Json
@@ -19,22 +20,25 @@ LONGEST_LIST = 12
 class ProfilesFlags(Struct, frozen=True, kw_only=True):
     """Flags of `lanesim profiles`."""
 
-    names: Annotated[tuple[str, ...], ARGUMENT, Meta(title="[show] [NAME]")] = ()
-    gpu: Annotated[str, "Only GPUs a part of whose name begins so: h200, 6000."] = ""
-    json: Annotated[bool, "The profile as its file has it."] = False
+    names: Annotated[tuple[str, ...], ARGUMENT, Meta(title="list [GPU] | show NAME")] = ()
+    json: JsonFile = None
+    overwrite: Overwrite = False
 
 
 @command("profiles", ProfilesFlags, example="lanesim profiles show h100-sxm/llama-2-7b+tinyllama-1.1b")
 def profiles_command(flags: ProfilesFlags) -> None:
-    """List the shipped cost profiles with their mean held-out errors; with a NAME (or a path) print source,
-    fingerprint, errors and constants of that one."""
-    names = flags.names[1:] if flags.names[:1] == ("show",) else flags.names
-    if len(names) > 1 or (flags.names and not names) or (flags.json and not names):
+    """List the shipped cost profiles with their mean held-out errors, all or those of a GPU such as h200.
+
+    `show` prints source, fingerprint, errors and constants of one, by its name or path; --json has it as its file is.
+    """
+    names = flags.names[1:] if flags.names[:1] in (("show",), ("list",)) else flags.names
+    is_list = flags.names[:1] == ("list",) or not flags.names
+    if len(names) > 1 or not (names or is_list) or (flags.json and is_list):
         raise ValueError("profiles show: want one NAME of a profile, or its path")
-    if names:
-        _show(names[0], is_json=flags.json)
+    if is_list:
+        _list("".join(names))
     else:
-        _list(flags.gpu)
+        _show(names[0], flags.json)
 
 
 def _list(gpu: str) -> None:
@@ -59,13 +63,13 @@ def _list(gpu: str) -> None:
         rows.append([name + marks, *cells])
     if not rows:
         gpus = ", ".join(dict.fromkeys(name.partition("/")[0] for name in shipped()))
-        raise ValueError(f"no shipped profile with --gpu {gpu}; GPUs: {gpus}")
+        raise ValueError(f"no shipped profile of a GPU {gpu}; GPUs: {gpus}")
     table = new_table(["profile"], kinds, rows, caption=caption, padding=(0, 0, 0, 1))
     table.columns[0].min_width = max(map(len, shipped()))
     print_table(Console(markup=False), table)
 
 
-def _show(name: str, *, is_json: bool) -> None:
+def _show(name: str, json_path: str | None) -> None:
     import msgspec
 
     from sim.costs.profile_files import load
@@ -73,8 +77,9 @@ def _show(name: str, *, is_json: bool) -> None:
 
     profile = load(name)
     plain = msgspec.to_builtins(profile)
-    if is_json:
-        print(msgspec.json.format(msgspec.json.encode(plain), indent=1).decode())
+    if json_path is not None:
+        claim(files={"--json": json_path})
+        write_text(json_path, msgspec.json.format(msgspec.json.encode(plain), indent=1).decode() + "\n")
         return
     print(f"{profile.name}  (schema {profile.schema}, {profile.date})")
     print(f"measured: {profile.conditions or 'not said'}")

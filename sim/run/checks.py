@@ -115,7 +115,7 @@ def _refusals(
     if policy.is_speculative and is_drafting and not method.looks_up and draft is None:
         yield (
             f"policy {name!r} with num_speculative_tokens={draft_tokens} needs a draft model, and profile "
-            f"{profile.name!r} has none: add --draft eagle3, or --num-speculative-tokens 0 for no speculation"
+            f"{profile.name!r} has none: add --draft eagle3, or --set num_speculative_tokens=0 for no speculation"
         )
     if is_drafting and bool(scenario.speculation.drafts) and not policy.chooses_drafter:
         yield (

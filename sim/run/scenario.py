@@ -232,7 +232,7 @@ class Devices(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Window(msgspec.Struct, frozen=True, kw_only=True):
-    """Observation window, seconds of simulated time; null = until everything has drained."""
+    """Observation window, seconds of simulated time (null: until everything has drained)."""
 
     arrivals_end_s: Annotated[float | None, Bounds(0, 1e9, is_open=True)] = None
     """Requests that would arrive later are left out."""

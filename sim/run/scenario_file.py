@@ -52,9 +52,10 @@ def set_dotted(raw: dict[str, Json], key: str, value: Json) -> None:
 
 
 def parse_override(text: str) -> tuple[str, Json]:
-    """`a.b=value` as key and YAML value."""
+    """`a.b=value` as key and YAML value; a key may be one of FLAT_NAMES, such as num_prompts."""
     key, equals, value = text.partition("=")
     if not equals or not key:
         raise ValueError(f"--set {text!r}: want key=value, for example engine.max_num_seqs=128")
-    is_plain = _PLAIN.fullmatch(value)
-    return key.strip(), plain_scalar(value) if is_plain else parse_yaml(value, f"--set {text!r}")
+    key, is_plain = key.strip(), _PLAIN.fullmatch(value)
+    read = plain_scalar(value) if is_plain else parse_yaml(value, f"--set {text!r}")
+    return key if isinstance(read, dict) else FLAT_NAMES.get(key, key), read

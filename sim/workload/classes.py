@@ -21,7 +21,7 @@ CLASS_KEY = 5
 
 
 class Goodput(msgspec.Struct, frozen=True, kw_only=True):
-    """SLOs a request must meet to count as good, milliseconds; null = no bound."""
+    """SLOs a request must meet to count as good, in milliseconds (null: no bound)."""
 
     ttft_ms: Annotated[float | None, Bounds(0, 1e12, is_open=True)] = None
     """Time to the first token."""

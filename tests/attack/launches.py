@@ -26,7 +26,7 @@ from pathlib import Path
 
 import click
 
-from sim.cli.flags import Listed
+from sim.cli.flags import EVERYWHERE, Listed
 from sim.cli.main import run
 from tests.attack.mutations import at_most
 from tests.sim.cli.test_consent import READ, commands
@@ -52,10 +52,10 @@ NEEDED = {
     "tune": [f"--profile {PAIR} --draws 1 --lengths 0,1 --concurrencies 1,2 --set workload.num_prompts=4"],
     "plan": [
         "llama-3.1-8b --gpu h200-sxm --gpus 1 --rate 2 --input-len 64 --output-len 8 --goodput ttft:500",
-        f"--profile {PAIR} --policy pd --goodput ttft:500 --draws 0 --set workload.num_prompts=20",
+        f"--profile {PAIR} --set policy=pd --goodput ttft:500 --draws 0 --set workload.num_prompts=20",
     ],
     "calibrate derive": [f"--from {PAIR} --gpu h200-sxm --out new.json"],
-    "calibrate production": [f"FILE --profile {PAIR}"],
+    "calibrate fit": [f"FILE --profile {PAIR}"],
     "report": ["FILE --out new.html"],
     "calibrate import": ["FILE --gpu h200-sxm --target llama-3.1-8b --out new.json"],
     "calibrate measure": ["--device cuda --target tiny-target --out new.json"],
@@ -63,7 +63,7 @@ NEEDED = {
     "validate": [
         f"cells FILE --profile {PAIR}",
         f"vllm FILE --profile {PAIR} --set engine.max_num_seqs=8 --set engine.max_num_batched_tokens=512",
-        f"http://127.0.0.1:1 --fit-only --profile {PAIR} --timeout-s 1",
+        f"http://127.0.0.1:1 --fit-only --profile {PAIR} --set server.timeout_s=1",
         "http://127.0.0.1:1 --fit-only --profile cpu/tiny",
     ],
 }
@@ -110,7 +110,7 @@ def launch(drawn: random.Random, names: Sequence[str], all_commands: Sequence[tu
     words = path.split()
     own = drawn.choice(NEEDED[path]).split() if path in NEEDED and drawn.random() < 0.8 else []
     words += [drawn.choice(names) if word == "FILE" else word for word in own]
-    parameters = [each for each in command.params if isinstance(each, click.Option)]
+    parameters = [each for each in [*command.params, *EVERYWHERE.values()] if isinstance(each, click.Option)]
     for argument in command.params:
         if isinstance(argument, click.Argument) and not own and drawn.random() < 0.8:
             words.append(drawn.choice([*names, *drawn.sample(TEXTS, 3)]))

@@ -372,7 +372,7 @@ def of_trace(name: str, content: bytes | str, dataset: str, options: str = "", *
 def of_production(name: str, content: bytes | str, *flags: str, **beside: bytes | str) -> Sample:
     """What a server wrote of itself; its results where no flags are given."""
     flags = (*(flags or ("{}",)), "--profile", PAIR, "--json", "{folder}/j.json")
-    return read_by(name, content, "calibrate", "production", *flags, every=4, **beside)
+    return read_by(name, content, "calibrate", "fit", *flags, every=4, **beside)
 
 
 def samples(folder: Path) -> dict[str, Sample]:
@@ -393,7 +393,7 @@ def samples(folder: Path) -> dict[str, Sample]:
 
     (folder / "kernels").mkdir()
     kernels = files_in(write_tables(folder / "kernels"))
-    imported = ("aiconfigurator", "{folder}", "--gpu", "a100-sxm", "--target", "llama-3.1-8b", "--tp", "2")
+    imported = ("aiconfigurator", "{folder}", "--gpu", "a100-sxm", "--target", "llama-3.1-8b-tp2")
     derived = ("calibrate", "import", *imported, "--out", "{folder}/../made.json")
     quantised = read_by("m_hf_quant_config.json", QUANTISED, "check", "{folder}/m_config.json", m_config__json=CONFIG)
     lengths = ("--set", "workload.input_len=20", "--set", "workload.output_len=5")
@@ -403,7 +403,7 @@ def samples(folder: Path) -> dict[str, Sample]:
     cells = ("validate", "cells", "--profile", ALONE)
     derive = ("calibrate", "derive", "--from", ALONE, "--target", "{}", "--out", "{folder}/d.json")
     looks = ("metrics", "{folder}/before.txt", "{}")
-    levels = ("calibrate", "production", "--profile", PAIR, "--json", "{folder}/j.json", "{}")
+    levels = ("calibrate", "fit", "--profile", PAIR, "--json", "{folder}/j.json", "{}")
     sweep = ("sweep", "{}", "--out", "{folder}/store", "--workers", "1")
     return {
         "scenario": read_by("s.yaml", SCENARIO, "compare", "{}", *TINY_RUN, "--replications", "1", "--workers", "1"),
@@ -436,7 +436,7 @@ def samples(folder: Path) -> dict[str, Sample]:
         "tuned table": read_by("tuned.json", TUNED),
         "bench": of_production("bench.json", BENCH),
         "log vllm": of_production("vllm.log", VLLM_LOG, "{}", *lengths),
-        "log sglang": of_production("sg.log", SGLANG_LOG, "{}", "--num-speculative-tokens", "3", *lengths),
+        "log sglang": of_production("sg.log", SGLANG_LOG, "{}", "--set", "num_speculative_tokens=3", *lengths),
         "metrics": of_production(
             "after.txt",
             look(30, 120, drafts=120, accepted=(90, 60)),

@@ -159,10 +159,10 @@ TABLES: dict[str, tuple[list[str], tuple[str, ...]]] = {
         ["compare", "--profile", PAIR, *TINY_RUN, "--policy", "pdv"],
         ("first token", "per token", "latency", "tokens/s", "pdv"),
     ),
-    "profiles": (["profiles", "--gpu", "h200"], ("body", "decode", "prefill", "draft", "verify")),
+    "profiles": (["profiles", "list", "h200"], ("body", "decode", "prefill", "draft", "verify")),
     "plan": (
         [
-            *("plan", "--profile", "h100-sxm/llama-3.1-8b", "--policy", "autoregressive", "--goodput", "ttft:5000"),
+            *("plan", "--profile", "h100-sxm/llama-3.1-8b", "--set", "policy=autoregressive", "--goodput", "ttft:5000"),
             *("--input-len", "8", "--output-len", "2", "--set", "workload.num_prompts=100", "--draws", "2"),
         ],
         ("autoregressive", "req/s", "95 % of runs", "saturated", "tok/s"),

@@ -30,11 +30,11 @@ from sim.cli.main import run
 from tests.attack.hostile_server import DONE, Way, bomb, collected, drip, event, head, hostile, raw, stream, whole
 
 MODELS, COMPLETIONS, CHAT, METRICS = "/v1/models", "/v1/completions", "/v1/chat/completions", "/metrics"
-FLAGS = ["--profile", "cpu/tiny", "--levels", "1,2", "--rounds", "1"]
-FLAGS += ["--input-len", "4", "--output-len", "8", "--timeout-s"]
+FLAGS = ["--profile", "cpu/tiny", "--set", "server.levels=1,2", "--set", "server.rounds=1"]
+FLAGS += ["--input-len", "4", "--output-len", "8", "--set"]
 KEY = "sk-not-to-be-seen"
-LOAD = ("--request-rate", "500", "--num-prompts", "6", "--input-len", "4", "--output-len", "8", "--timeout-s", "0.8")
-JUDGED = ("--profile", "cpu/tiny", *LOAD, "--levels")
+LOAD = ("--request-rate", "500", "--num-prompts", "6", "--input-len", "4", "--output-len", "8")
+JUDGED = ("--profile", "cpu/tiny", *LOAD, "--set", "server.timeout_s=0.8", "--set")
 LOOKED = 2
 """Requests that tell `validate` how a server answers, and how many tokens a word has."""
 MAX_S = 20
@@ -42,7 +42,7 @@ MAX_S = 20
 MAX_GROWTH_KIB = 96 << 10
 SSE = head("200 OK", kind="text/event-stream")
 TOKEN = event({"choices": [{"text": "a "}]})
-LATE = r"gave no whole answer within 0\.8 s \(--timeout-s\)"
+LATE = r"gave no whole answer within 0\.8 s \(server.timeout_s\)"
 LONG = "more bytes than are read"
 TYPED = "answers what no OpenAI-compatible server does: "
 METRICS_HEAD = head("200 OK", kind="text/plain")
@@ -126,7 +126,8 @@ def bounded() -> Iterator[None]:
 
 def probe(url: str, folder: Path, *flags: str, timeout_s: float = 10.0) -> int:
     with bounded():
-        return run(["validate", url, "--fit-only", *FLAGS, f"{timeout_s:g}", "--out", str(folder / "m.json"), *flags])
+        words = ["validate", url, "--fit-only", *FLAGS, f"server.timeout_s={timeout_s:g}"]
+        return run([*words, "--out", str(folder / "m.json"), *flags])
 
 
 @pytest.fixture(autouse=True)
@@ -138,7 +139,7 @@ def judged(url: str, folder: Path, *more: str, levels: str = "none") -> int:
     """The exit code. What is written names nothing that it should not, whatever came of it."""
     out = folder / "run.json"
     with bounded():
-        code = run(["validate", url, *JUDGED, levels, "--out", str(out), *more])
+        code = run(["validate", url, *JUDGED, f"server.levels={levels}", "--out", str(out), *more])
     text = out.read_text() if out.exists() else ""
     assert [each for each in (url.partition("//")[2], KEY, *(f"{word} " for word in WORDS)) if each in text] == []
     return code
@@ -172,7 +173,7 @@ def test_a_server_that_breaks_a_rule_under_load_is_one_line(
     assert re.search(message, one_line(capsys))
     for levels in ("none", "1,2"):
         with hostile(COMPLETIONS, way, sound=LOOKED) as server:
-            assert judged(server.url, tmp_path, "--rounds", "1", "--overwrite", levels=levels) == 2
+            assert judged(server.url, tmp_path, "--set", "server.rounds=1", "--overwrite", levels=levels) == 2
         one_line(capsys, "lanesim: ")
 
 
@@ -296,8 +297,8 @@ def test_a_signal_ends_a_probe_that_waits(tmp_path: Path) -> None:
         (COMPLETIONS, drip(SSE + b":"), 2, signal.SIGTERM),
     ]
     for number, (path, way, sound, sign) in enumerate(ways):
-        command = [sys.executable, "-m", "sim.cli.entry", "validate", "URL", "--fit-only", *FLAGS, "60"]
-        command += ["--out", str(tmp_path / f"{number}.json")]
+        command = [sys.executable, "-m", "sim.cli.entry", "validate", "URL", "--fit-only", *FLAGS]
+        command += ["server.timeout_s=60", "--out", str(tmp_path / f"{number}.json")]
         with hostile(path, way, sound=sound) as server:
             command[command.index("URL")] = server.url
             with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={**os.environ}) as process:

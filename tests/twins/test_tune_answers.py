@@ -296,7 +296,7 @@ def plan_faults(found: Rental) -> Iterator[str]:
     k = row.num_speculative_tokens
     if ("without a drafter" if k == 0 else f"at K = {k}.") not in found.verdict:
         yield f"{found.verdict!r} beside K = {k}"
-    if f"--num-speculative-tokens {k} " not in f"{found.check} ":
+    if f"num_speculative_tokens={k} " not in f"{found.check} ":
         yield f"{found.check} for K = {k}"
     if tuning is None:
         return

@@ -102,7 +102,7 @@ def test_a_model_on_a_gpu_and_the_line_that_starts_its_server_are_its_profile(
 
 @twin(names)
 def test_what_profiles_show_prints_is_the_file(name: str) -> Pair:
-    shown = json.loads(said("profiles", "show", name, "--json"))
+    shown = json.loads(said("profiles", "show", name, "--json", "-"))
     held = json.loads((SHIPPED / f"{name}.json").read_text())
     return Pair(
         held,

@@ -144,7 +144,7 @@ def test_an_engine_that_was_fitted_to_a_server_is_that_server(profile: Profile) 
             path.write_text(json.dumps(run | {"request_rate": "inf", "max_concurrency": level}))
             benches.append(str(path))
         flags = ["--profile", str(place / "bare.json"), "--out", str(place / "fitted.json")]
-        said("calibrate", "production", *benches, *flags)
+        said("calibrate", "fit", *benches, *flags)
         tpots = [
             [runs(at_level(place / f"{name}.json", level))[0]["mean_tpot_ms"] for level in (*levels, 6)]
             for name in ("server", "fitted")

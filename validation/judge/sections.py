@@ -67,7 +67,7 @@ def section_of(spec: SectionSpec, data: Path) -> JudgedSection:
         fitted += texts
     by_run[None] = _with_speedups(by_run.get(None, []), spec)
     bars = [line for bar in spec.bars for line in _bar_lines(bar, by_run[bar.run])]
-    return JudgedSection(spec, by_run[None], bars, spec.fitted.format(fits="; ".join(fitted)))
+    return JudgedSection(spec, by_run[None], bars, spec.fitted.format(fits=". ".join(fitted)))
 
 
 def judge_run(
@@ -96,7 +96,7 @@ def _fit_text(fit: FitSpec, fitted: Fitted, num_cells: int) -> str:
     if not fit.where:
         return str(fitted)
     marks = ",".join(f"{name}={value}" for name, value in fit.where.items())
-    left = f"; {fitted.error_pct:.2f} % left on them" if fitted.half_widths_s else ""
+    left = f". {fitted.error_pct:.2f} % left on them" if fitted.half_widths_s else ""
     of_cells = "1 cell" if num_cells == 1 else f"{num_cells} cells"
     return f"{fitted} on the mean {' and '.join(fit.metrics)} of {of_cells}, `{marks}`{left}"
 

@@ -105,11 +105,11 @@ def answer(judged: pd.DataFrame, runs: pd.DataFrame) -> str:
     lost_runs = sum(ours > theirs + LEVEL for ours, theirs, *_ in pairs)
     worst, _, run, metric = max((pair for pair in pairs if pair[0] > pair[1]), default=(0.0, 0.0, "", ""))
     return (
-        f"**On {len(unseen):,} measured serving cells of models that no constant was fitted on, lanesim's TPOT is off "
-        f"by {tpot} %, {PEER}'s by {their_tpot} %; TTFT by {ttft} and {their_ttft} % (all {len(shared):,} cells that "
-        f"judge: TPOT {all_of[0]}, TTFT {all_of[1]}). lanesim is behind in "
-        f"{'; '.join(losses) or 'no class'}; and in {lost_runs} of {len(pairs)} comparisons on single runs, worst "
-        f"where its {metric} is {worst} % off ({run}).**"
+        f"**lanesim's TPOT is {tpot} % off, {PEER}'s {their_tpot} %, on {len(unseen):,} measured loads of models that "
+        f"no constant was fitted on. TTFT is {ttft} and {their_ttft} % off.** On all {len(shared):,} loads TPOT is "
+        f"{all_of[0]} and TTFT {all_of[1]} % off. lanesim is behind in {' and in '.join(losses) or 'no class'}. "
+        f"On single runs it is behind in {lost_runs} of {len(pairs)} comparisons. "
+        f"The worst is its {metric}, {worst} % off: {run}."
     )
 
 

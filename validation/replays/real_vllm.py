@@ -65,7 +65,7 @@ SERVERS = {
     # More at once would preempt each other in the looks.
     SMALL: ServerSetup(
         flags=(*NO_CACHE, "--num-gpu-blocks-override", "8", "--max-model-len", "512"),
-        scenario=("--levels", "1,2,4", "--output-len", "60"),
+        scenario=("--set", "server.levels=1,2,4", "--output-len", "60"),
         loads=("2.5",),
     ),
 }
@@ -81,7 +81,7 @@ SCENARIO = (
     # vllm/platforms/cpu.py of vLLM 0.32: on a CPU no step is planned ahead.
     *("--set", "engine.async_scheduling=false"),
     *("--set", "goodput.ttft_ms=300", "--set", "goodput.tpot_ms=40"),
-    *("--levels", "1,2,4,8", "--rounds", "2", "--overwrite"),
+    *("--set", "server.levels=1,2,4,8", "--set", "server.rounds=2", "--overwrite"),
 )
 BARS = {
     "mean_tpot_ms": ("mean TPOT", 5.0),
@@ -323,11 +323,11 @@ def write_page(report: Path) -> None:
         bars="\n".join(bars),
         rows="\n".join(judged.apply(run_row, axis=1)),
         speeds="\n".join(speeds),
-        specials="; ".join(
-            f"{name}: {run.preempted or 0.0:.0f} preemptions counted, {run.preemptions:.0f} predicted"
+        specials=" and ".join(
+            f"{run.preempted or 0.0:.0f} counted, {run.preemptions:.0f} predicted ({name})"
             for name, run in zip(special["server"], special["run"], strict=True)
         ),
-        disturbed=", ".join(
+        disturbed="\n- ".join(
             disturbed["server"] + " at " + disturbed["load"] + "/s in round " + disturbed["round"].astype(str)
         )
         or "none",

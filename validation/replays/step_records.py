@@ -4,7 +4,7 @@
     python -m validation step_records results/law-steps --law --page FILE.md --overwrite
 
 The first serves with a real vLLM on this CPU, the second with a law: a shipped GPU whose layers take longer than its
-profile says. `lanesim calibrate production steps` fits the first part, and the prediction of the second, its requests
+profile says. `lanesim calibrate fit steps` fits the first part, and the prediction of the second, its requests
 drawn beforehand, is in a file before that is served. The page has a row per file of the folder beside it.
 Not here: the fit (calibrate.served.step_records).
 """
@@ -67,7 +67,7 @@ def main(
     rate *= LAW_LOAD if law else 1.0
     traffic = [_drawn(seconds, rate, seed + part) for part in (0, 1)]
     _, first = _served(serve, traffic[0], results / "steps.jsonl")
-    words = ["calibrate", "production", "steps", results / "steps.jsonl", "--profile", name]
+    words = ["calibrate", "fit", "steps", results / "steps.jsonl", "--profile", name]
     words += ["--out", results / "fitted.json", "--json", results / "fit.json", "--overwrite"]
     if lanesim(list(map(str, words))):
         return 2

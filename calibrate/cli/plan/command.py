@@ -22,10 +22,10 @@ def plan_command(flags: PlanFlags) -> None:
     With MODEL and --rate the ways to split it over GPUs are searched, with and without the drafter. The best few are
     simulated again and again, with costs and acceptance varied within their measured errors.
 
-    Without --rate, or with --profile, --policy, --serve or a scenario file, one deployment is simulated: the highest
+    Without --rate, or with --profile, --set, --serve or a scenario file, one deployment is simulated: the highest
     request rate at which a share of the requests meets all SLOs, and the fewest replicas for --rate.
     """
-    is_given = bool(flags.profile or flags.policy or flags.serve or flags.set)
+    is_given = bool(flags.profile or flags.serve or flags.set)
     if flags.rate is None or is_given or flags.scenario is None or flags.scenario.suffix in (".yaml", ".yml"):
         _highest(flags)
         return

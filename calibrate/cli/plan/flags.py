@@ -5,14 +5,13 @@ from __future__ import annotations
 from typing import Annotated
 
 from sim.cli.flags import Draws, Gpus, JsonFile, Overwrite, Price, Rate, Verbose
-from sim.cli.options import Policies, ServedFlags
+from sim.cli.options import ServedFlags
 
 
 class PlanFlags(ServedFlags, frozen=True, kw_only=True):
     """Flags of `lanesim plan`. A MODEL that ends in -tpN, -epN or -dpN has that degree; others are searched. One that
     ends in -fp8 or another format has such weights, and in -kv8 its KV cache in FP8."""
 
-    policy: Policies = ()
     rate: Annotated[Rate | None, "Requests per second to rent GPUs for."] = None
     price: Price = None
     gpus: Annotated[Gpus | None, "GPUs of a replica at most. [default: 8 with --rate]"] = None

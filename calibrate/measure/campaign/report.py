@@ -78,7 +78,7 @@ def _verdict(profile: Profile, results: Mapping[str, Any]) -> Iterator[str]:
     yield from (f"- {each}." for each in findings(results))
     phi, overlap = profile.phi, profile.overlap
     ours = f"phi {phi.value:g}, {phi.low:g} to {phi.high:g}, turn {phi.turn:g} ({phi.source})"
-    yield f"- Two plain streams: {overlap.source if overlap.measured else ours}."
+    yield from _listed(f"Two plain streams: {overlap.source if overlap.measured else ours}")
     rate = f"{OPEN_SHARE:g} of what {BESIDE} is predicted to serve at most"
     yield from ("", f"With its 95 % interval over replications. `open` has requests coming at {rate}.", "")
 
@@ -100,9 +100,8 @@ def _lines(
     yield from table(
         ["profile", *profile.errors], [[profile.name, *(_held_out(profile, kind) for kind in profile.errors)]]
     )
-    yield from ("", f"- {profile.source}.", f"- {profile.host.source}.")
-    named = sorted(timed.name for timed in slowed)
-    yield f"- Slowed by the driver in one visit or more, {len(named)} passes: {', '.join(named) or 'none'}."
+    yield from ("", *_listed(f"{profile.source}; {profile.host.source}"))
+    yield f"- The driver slowed {len(list(slowed))} passes in one visit or more."
     yield from (
         "",
         "## Replays",
@@ -114,6 +113,11 @@ def _lines(
     if lacking:
         yield from ("", f"Lacking: {', '.join(lacking)}; the same command replays them.")
     yield ""
+
+
+def _listed(source: str) -> list[str]:
+    """What a figure comes from, an item each."""
+    return [f"- {part}." for part in source.split("; ")]
 
 
 def _judged(results: dict[str, Any]) -> Rows:

@@ -116,11 +116,11 @@ class Rental(Stated, frozen=True, kw_only=True):
             "engine": None if engine["name"] == DEFAULT_ENGINE else engine["name"],
             "input-len": workload["input_len"],
             "output-len": workload["output_len"],
-            "num-speculative-tokens": best.num_speculative_tokens,
             "set": f"engine.max_num_seqs={engine['max_num_seqs']}",
             "acceptance": speculation["acceptance"] if best.num_speculative_tokens else None,
         }
-        words = ["lanesim", "plan", "--profile", best.profile, "--policy", POLICY]
+        words = ["lanesim", "plan", "--profile", best.profile]
+        words += ["--set", f"num_speculative_tokens={best.num_speculative_tokens}"]
         words += [word for name, value in flags.items() if value is not None for word in (f"--{name}", str(value))]
         bounds = [f"{name.removesuffix('_ms')}:{ms:g}" for name, ms in goodput.items() if ms is not None]
         words += ["--goodput", *bounds, "--rate", f"{self.rate_per_s:g}"]

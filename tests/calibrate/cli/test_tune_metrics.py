@@ -48,7 +48,7 @@ def test_a_length_that_is_the_best_is_left(tmp_path: Path, capsys: pytest.Captur
     assert (answer["change"]["of"], answer["change"]["over"], answer["change"]["is_sure"]) == ("K = 4", "K = 4", False)
     assert answer["scenario"]["workload"]["input_len"] == 700
     assert [length["k"] for length in answer["points"][0]["lengths"]] == [1, 2, 4]
-    answer = told(source, capsys, "--num-speculative-tokens", "2")
+    answer = told(source, capsys, "--set", "num_speculative_tokens=2")
     assert [length["k"] for length in answer["points"][0]["lengths"]] == [0, 1, 2, 4]
 
 
@@ -65,7 +65,7 @@ def test_a_server_is_read_twice_and_asked_nothing_else(
             server.streams += 45
 
         monkeypatch.setattr(tune, "sleep", serve)
-        answer = told(server.url, capsys, "--over-s", "2")
+        answer = told(server.url, capsys, "--set", "metrics.over_s=2")
         assert not server.asked
         assert "120 requests of" in told(server.url, capsys)["notes"][0]
     assert seconds == [1.0, 1.0]
@@ -98,12 +98,12 @@ def test_the_flags_that_a_file_of_sglang_asks_for_are_there(tmp_path: Path, caps
     path.write_text(sglang_look(1000, 1.7))
     source = ["--metrics", str(path), "--engine", "sglang-0.5", "--draws", "2", "--lengths", "0,3"]
     for given, flag in (
-        (["--over-s", "100"], "--num-speculative-tokens"),
-        (["--num-speculative-tokens", "3"], "--over-s"),
+        (["--set", "metrics.over_s=100"], "--set num_speculative_tokens=K"),
+        (["--set", "num_speculative_tokens=3"], "--set metrics.over_s"),
     ):
         assert run(["tune", *FLAGS, *source, *given]) == 2
         assert flag in capsys.readouterr().err
-    answer = told(str(path), capsys, *source, "--num-speculative-tokens", "3", "--over-s", "100")
+    answer = told(str(path), capsys, *source, "--set", "num_speculative_tokens=3", "--set", "metrics.over_s=100")
     assert answer["change"]["over"] == "K = 3"
     assert [point["concurrency"] for point in answer["points"]] == [10]
     assert "accepted length:1.7@3" in answer["notes"][0]
@@ -120,7 +120,7 @@ def test_what_has_no_metrics_is_one_line(capsys: pytest.CaptureFixture[str]) -> 
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        (["--over-s", "600"], "give --metrics"),
+        (["--set", "metrics.over_s=600"], "give --metrics"),
         (["--metrics", "{}", "--contexts", "1k,8k"], "leave out --contexts, or --metrics"),
     ],
 )

@@ -34,10 +34,14 @@ SMALL: dict[str, Any] = {"vocab_size": 61, "hidden_size": 32, "intermediate_size
 RUN = "import sys; from calibrate.cli.main import calibrate_command; calibrate_command(sys.argv[1:])"
 
 
+def sized(**keys: int) -> list[str]:
+    return [word for name, value in keys.items() for word in ("--set", f"measure.{name}={value}")]
+
+
 def flags(folder: Path, *more: object) -> list[str]:
     target = write_config(folder / "t" / "config.json", **SMALL)
     draft = write_config(folder / "d" / "config.json", **{**SMALL, "num_hidden_layers": 1})
-    given = ("--device", "cpu", "--target", target, "--draft", draft, "--rows", 4, "--context", 256, "--budget", 15)
+    given = ("--device", "cpu", "--target", target, "--draft", draft, *sized(rows=4, context=256, budget_s=15))
     return [str(flag) for flag in ("measure", *given, *more)]
 
 
@@ -124,7 +128,7 @@ def test_points_of_another_machine_or_other_options_are_refused(folder: Path, tm
     (tmp_path / "q.points.jsonl").write_text(json.dumps(header) + "\n" + "".join(lines[1:]))
     assert "of another machine: cpu was 'another one'" in refusal(*flags(folder, "--out", tmp_path / "q.json"))
     (tmp_path / "r.points.jsonl").write_text("".join(lines))
-    other = flags(folder, "--out", tmp_path / "r.json", "--rows", 2)
+    other = flags(folder, "--out", tmp_path / "r.json", "--set", "measure.rows=2")
     assert "of other options: rows was 4, is now 2" in refusal(*other)
 
 
@@ -154,7 +158,7 @@ def test_real_weights_from_a_directory_are_those_that_run(weights: Path) -> None
 
 @pytest.mark.slow
 def test_a_pair_with_real_weights_is_measured_and_says_so(weights: Path, tmp_path: Path) -> None:
-    given = ("--device", "cpu", "--target", weights, "--rows", 2, "--context", 256, "--budget", 5)
+    given = ("--device", "cpu", "--target", weights, *sized(rows=2, context=256, budget_s=5))
     calibrate("measure", *given, "--out", tmp_path / "p.json")
     profile = load(tmp_path / "p.json")
     assert profile.name == "cpu/tiny-llama-on-disk"
@@ -166,8 +170,8 @@ def test_a_pair_with_real_weights_is_measured_and_says_so(weights: Path, tmp_pat
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (("--budget", "3"), "--budget 3 must be at least 5"),
-        (("--context", 100), "must be in 256..512"),
+        (("--set", "measure.budget_s=3"), "measure.budget_s 3 must be at least 5"),
+        (("--set", "measure.context=100"), "must be in 256..512"),
         (("--target", "tiny-target"), "must share vocabulary"),
         (("--target", "BIG"), "big and d in float32 with KV of 4 slots of 256 tokens needs"),
     ],

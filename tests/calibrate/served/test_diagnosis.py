@@ -111,7 +111,7 @@ def test_the_command_says_what_is_normal(tmp_path: Path) -> None:
         }  # fmt: skip
         (tmp_path / f"{name}.json").write_text(json.dumps(result))
     files = [str(tmp_path / f"{name}.json") for name in rows]
-    flags = ["--profile", PROFILE, "--num-speculative-tokens", "3", "--json", "-"]
+    flags = ["--profile", PROFILE, "--set", "num_speculative_tokens=3", "--json", "-"]
     found = json.loads(CliRunner().invoke(diagnose_command, [*files, *flags], catch_exceptions=False).stdout)
     assert found["speedup"] == pytest.approx(1210 / 1164)
     assert not found["is_expected"]

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
-from calibrate.cli.production import production_command
+from calibrate.cli.fit import source_command
 from calibrate.served.fit import Form, fit_served, tellable
 from calibrate.served.judge import CellSetup, simulate_cell
 from calibrate.served.load import Accepted, ServedLoad, mean_load
@@ -59,7 +59,7 @@ def test_constants_of_a_server_come_back_from_its_benchmarks(tmp_path: Path, dra
     profile.write_bytes(encode(bare()))
     flags = results_of(tmp_path, (1, 4, 32), drafts=drafts)
     done = CliRunner().invoke(
-        production_command, [*flags, "--profile", str(profile), "--out", str(out), "--json", str(tmp_path / "r.json")]
+        source_command, [*flags, "--profile", str(profile), "--out", str(out), "--json", str(tmp_path / "r.json")]
     )
     assert done.exit_code == 0, done.output
     result = json.loads((tmp_path / "r.json").read_text())
@@ -175,7 +175,7 @@ SHIPPED = ["--profile", "h100-sxm/llama-3.1-8b"]
 
 def told(flags: list[str]) -> list[str]:
     """Lines of stdout."""
-    done = CliRunner().invoke(production_command, [*flags, *SHIPPED])
+    done = CliRunner().invoke(source_command, [*flags, *SHIPPED])
     assert done.exit_code == 0, done.output
     return [line for line in done.stdout.splitlines() if line.strip()]
 
@@ -223,20 +223,23 @@ def test_a_servers_own_limits_are_those_of_its_fit(tmp_path: Path) -> None:
     [
         (["--set", "devices.count=2"], "--set devices: want a key of engine"),
         *(
-            (["--num-speculative-tokens", k], f"its drafts have 3 tokens, not --num-speculative-tokens {k}")
+            (
+                ["--set", f"num_speculative_tokens={k}"],
+                f"its drafts have 3 tokens, not speculation.num_speculative_tokens={k}",
+            )
             for k in "24"
         ),
     ],
 )
 def test_flags_that_contradict_the_source_are_refused(more: list[str], named: str, tmp_path: Path) -> None:
-    done = CliRunner().invoke(production_command, [*results_of(tmp_path, (1,), drafts=True), "--profile", PAIR, *more])
+    done = CliRunner().invoke(source_command, [*results_of(tmp_path, (1,), drafts=True), "--profile", PAIR, *more])
     assert named in str(done.exception)
 
 
 def test_a_fit_that_writes_nothing_ends_with_its_command_that_does(tmp_path: Path) -> None:
     flags = benchmarks(tmp_path, {1: 10.0})
     _, _, again = told(flags)[-1].partition("to keep the constants as a profile: ")
-    assert shlex.split(again) == ["lanesim", "calibrate", "production", *SHIPPED, *flags, "--out", "mine.json"]
+    assert shlex.split(again) == ["lanesim", "calibrate", "fit", *SHIPPED, *flags, "--out", "mine.json"]
 
 
 def test_json_on_stdout_is_alone_there_where_a_profile_is_written(tmp_path: Path) -> None:

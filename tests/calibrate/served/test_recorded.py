@@ -105,7 +105,7 @@ def test_the_real_itl_is_null_and_the_simulated_one_is_not(tmp_path: Path) -> No
 
 def test_one_block_of_num_gpu_blocks_is_never_used(tmp_path: Path) -> None:
     """111 tokens need 7 blocks of 16: 8 with the null block are enough, 7 are not."""
-    engine = ("--engine", "vllm-0.24")
+    engine = ("--set", "engine.name=vllm-0.24")
     path = write_lines(tmp_path / "r.jsonl", rows())
     result = result_of(file_command, *flags(path, "--set", "engine.num_gpu_blocks=8", *engine))
     assert result["scenario"]["engine"]["num_gpu_blocks"] == 8
@@ -138,7 +138,7 @@ def test_prompts_join_the_requests_row_by_row_whatever_their_arrival(tmp_path: P
 def test_speculation_is_simulated_with_the_acceptance_given(tmp_path: Path) -> None:
     path = write_lines(tmp_path / "r.jsonl", rows())
     pair = [flag if flag != PROFILE else "h100-sxm/llama-3.1-8b+eagle3" for flag in flags(path)]
-    draft = ["--num-speculative-tokens", "3"]
+    draft = ["--set", "num_speculative_tokens=3"]
     always, never = (
         result_of(file_command, *pair, *draft, "--set", f"speculation.acceptance=iid:{rate}")["metrics"]["tpot"]["mean"]
         for rate in (1, 0)
@@ -192,7 +192,7 @@ def test_a_defect_of_a_file_is_one_line_that_names_its_place(
 @pytest.mark.parametrize(
     ("more", "says"),
     [
-        (["--num-speculative-tokens", "2", "--set", "policy=autoregressive"], "drafts nothing"),
+        (["--set", "num_speculative_tokens=2", "--set", "policy=autoregressive"], "drafts nothing"),
         (["--profile", "rtx-pro-6000-server/qwen3-30b-a3b", "--set", "devices.count=2"], "is of 1"),
     ],
 )

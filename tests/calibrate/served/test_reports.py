@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from calibrate.cli.check_files import check_file
-from calibrate.cli.production import production_command
+from calibrate.cli.fit import source_command
 from calibrate.cli.validate_file import file_command
 from calibrate.served.fit import fit_served
 from calibrate.served.judge import CellSetup, scenario_of
@@ -142,7 +142,7 @@ def test_an_sglang_server_drafts_where_its_gauge_says_so() -> None:
         assert found.accepted is not None
         assert (found.accepted.quote, found.accepted.drafts) == (f"length:{length}@3", pytest.approx(127_000 / length))
         assert (found.concurrency, found.measured["tpot_ms"]) == (pytest.approx(8.0), pytest.approx(800 / 127))
-    with pytest.warns(UserWarning, match=r"drafts, with acceptance length 1\.70.*--num-speculative-tokens"):
+    with pytest.warns(UserWarning, match=r"drafts, with acceptance length 1\.70.*num_speculative_tokens=K"):
         found = served_between(before, parse(sglang_look(1000, 1.7), "b"), source="b", duration_s=125.0)
     assert found.accepted is None
 
@@ -389,7 +389,7 @@ def test_every_command_that_takes_a_file_has_the_same_loads_of_it(name: str, tmp
     judged = json.loads(done.output)
     assert len(judged.get("cells", loads)) == len(loads)
     assert judged.get("num_requests", 1) == 1
-    fitted = CliRunner().invoke(production_command, [str(path), "--profile", "cpu/tiny", "--json", "-", *more])
+    fitted = CliRunner().invoke(source_command, [str(path), "--profile", "cpu/tiny", "--json", "-", *more])
     if not loads[0].measured:
         assert "needs requests in flight" in str(fitted.exception)
     else:

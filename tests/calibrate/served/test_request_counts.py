@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from calibrate.cli.production import production_command
+from calibrate.cli.fit import source_command
 from calibrate.served.request_counts import RequestCounts, acceptance_of, read_requests
 from sim.acceptance.draws import AcceptanceDraws
 from sim.acceptance.forms import parse_quoted
@@ -96,7 +96,7 @@ def test_the_interval_holds_the_spread_that_requests_were_drawn_with(spread: flo
 def test_the_quote_has_the_interval_and_its_draws_are_within_it(tmp_path: Path) -> None:
     path, out = written(tmp_path / "r.jsonl", list(map(vllm, counted(0.9, 3)))), tmp_path / "out.json"
     words = ["requests", str(path), "--profile", "h100-sxm/llama-3.1-8b+eagle3"]
-    told = CliRunner().invoke(production_command, [*words, "--json", str(out)])
+    told = CliRunner().invoke(source_command, [*words, "--json", str(out)])
     assert told.exit_code == 0, told.output
     result = json.loads(out.read_text())
     low, high = result["spread_90"]
@@ -104,7 +104,7 @@ def test_the_quote_has_the_interval_and_its_draws_are_within_it(tmp_path: Path) 
     spreads = [quoted.draw(rng).model(3).spread for _ in range(50)]  # type: ignore[attr-defined]
     assert low <= min(spreads) < low + 0.1 < high - 0.1 < max(spreads) <= high
     assert quoted.model(3).expected_length(3) == pytest.approx(result["acceptance_length"], rel=1e-3)
-    said = CliRunner().invoke(production_command, words).output
+    said = CliRunner().invoke(source_command, words).output
     assert "60 requests accept 2.6" in said
     assert result["acceptance"] in said
 
@@ -123,11 +123,15 @@ COUNTED = {
         ([{"metrics": {}}], [], "0 lines count a request's drafts and 1 do not"),
         ([{"spec_verify_ct": 5}] * 12, [], "line 1"),
         ([{"spec_verify_ct": 10**12, "spec_num_correct_drafts": 4}], [], "line 1: steps: expected `int` <= 1000000000"),
-        ([{"spec_verify_ct": 5, "spec_num_correct_drafts": 4}] * 12, [], "add --num-speculative-tokens"),
-        ([{"spec_verify_ct": 5, "spec_num_correct_drafts": 25}] * 12, ["--num-speculative-tokens", "3"], "length 6"),
+        ([{"spec_verify_ct": 5, "spec_num_correct_drafts": 4}] * 12, [], "add --set num_speculative_tokens"),
+        (
+            [{"spec_verify_ct": 5, "spec_num_correct_drafts": 25}] * 12,
+            ["--set", "num_speculative_tokens=3"],
+            "length 6",
+        ),
         ([{"spec_verify_ct": 5, "spec_num_correct_drafts": 4}] * 12, ["--set", "seed=1"], "requests tell acceptance"),
-        ([COUNTED] * 12, ["--num-speculative-tokens", "2"], "drafts of 3 tokens, not --num-speculative-tokens 2"),
-        ([COUNTED] * 12, ["--num-speculative-tokens", "5"], "drafts of 3 tokens, not --num-speculative-tokens 5"),
+        ([COUNTED] * 12, ["--set", "num_speculative_tokens=2"], "drafts of 3 tokens, not num_speculative_tokens=2"),
+        ([COUNTED] * 12, ["--set", "num_speculative_tokens=5"], "drafts of 3 tokens, not num_speculative_tokens=5"),
         ([COUNTED | {"num_accepted_draft_tokens": 16}] * 12, [], "line 1: 16 tokens accepted of 15 drafted"),
         ([COUNTED | {"acceptance_histogram": [4, 0, 1, 0]}] * 12, [], "length 1.40 by position and 2.60 by its counts"),
     ],
@@ -136,7 +140,7 @@ def test_requests_that_tell_nothing_are_refused_in_a_line(
     lines: list[object], words: list[str], message: str, tmp_path: Path
 ) -> None:
     path = written(tmp_path / "r.jsonl", lines)
-    told = CliRunner().invoke(production_command, ["requests", str(path), "--profile", "cpu/tiny", *words])
+    told = CliRunner().invoke(source_command, ["requests", str(path), "--profile", "cpu/tiny", *words])
     assert isinstance(told.exception, ValueError)
     assert message in str(told.exception)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from calibrate.cli.production import production_command
+from calibrate.cli.fit import source_command
 from calibrate.fit.constants import with_constants
 from calibrate.served.step_records import (
     CORRECTION,
@@ -134,7 +134,7 @@ def test_the_command_answers_first_and_writes_the_profile(tmp_path: Path) -> Non
     path, out = tmp_path / "steps.jsonl", tmp_path / "mine.json"
     path.write_text("".join(f"{json.dumps(line_of(each))}\n" for each in as_law(drawn(150))))
     flags = ["steps", str(path), "--profile", SHIPPED, "--out", str(out)]
-    told = CliRunner().invoke(production_command, flags, catch_exceptions=False).stdout
+    told = CliRunner().invoke(source_command, flags, catch_exceptions=False).stdout
     assert told.startswith("Time per token of this server within ")
     assert load(out).linear.target.pass_s == pytest.approx(4e-3, rel=0.1)
 

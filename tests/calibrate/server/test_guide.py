@@ -25,7 +25,7 @@ from tests.calibrate.server.test_probe import serving
 
 PROFILE = "h100-sxm/llama-3.1-8b"
 GUIDE = (Path(__file__).parents[3] / "docs" / "guide.md").read_text()
-COMMANDS = re.findall(r"^lanesim (calibrate production .+)$", GUIDE, re.MULTILINE)
+COMMANDS = re.findall(r"^lanesim (calibrate fit .+)$", GUIDE, re.MULTILINE)
 (PROBE,) = re.findall(r"^lanesim (validate http.+--fit-only.+)$", GUIDE, re.MULTILINE)
 FRONTEND_S = 8e-3
 FORMATS = {"c8.json", "metrics", "server.log"}
@@ -78,7 +78,7 @@ def test_the_guides_command_runs_and_says_what_it_left_out(
 
 def test_the_guides_probe_runs(folder: Path) -> None:
     """On fewer and shorter requests. Which form of a step fits best is left open: a busy machine decides it."""
-    few = ["--rounds", "1", "--output-len", "4", "--json", "r.json"]
+    few = ["--set", "server.rounds=1", "--output-len", "4", "--json", "r.json"]
     with serving() as server:
         assert run([*shlex.split(PROBE.replace("http://localhost:8000", server.url)), *few]) == 0
     result = json.loads((folder / "r.json").read_text())

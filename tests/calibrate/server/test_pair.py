@@ -15,14 +15,15 @@ from tests.properties import some
 
 LOAD = [
     *("--profile", "cpu/tiny", "--request-rate", "200", "--num-prompts", "8", "--input-len", "40", "--output-len", "8"),
-    *("--rounds", "1", "--levels"),
+    *("--set", "server.rounds=1"),
 ]
 SOUND: dict[str, Any] = {"prompt_tokens": 40, "words_are_tokens": True}
 DRAFTS = ("--set", "speculation.num_speculative_tokens=2", "--set", "speculation.acceptance=iid:0.7")
 
 
 def paired(drafting: Server, plain: Server, out: Path, *levels: str) -> int:
-    return run(["validate", drafting.url, "--pair", plain.url, *LOAD, *levels, "--out", str(out)])
+    words = ["validate", drafting.url, "--pair", plain.url, *LOAD, "--out", str(out), "--set"]
+    return run([*words, f"server.levels={levels[0]}", *levels[1:]])
 
 
 @pytest.mark.parametrize(("drafting_s", "plain_s", "said"), [(0.0, 0.2, "shorter"), (0.2, 0.0, "longer")])

@@ -18,8 +18,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from calibrate.cli.fit import source_command
 from calibrate.cli.probe import fit_command
-from calibrate.cli.production import production_command
 from calibrate.served.as_sent import closed_loop
 from calibrate.served.line import LONE_REQUESTS
 from calibrate.served.load import ServedRequest
@@ -196,7 +196,7 @@ def test_a_usage_of_fewer_tokens_than_the_stream_has_pieces_is_refused() -> None
 
 def test_a_probe_warms_up_goes_by_turns_and_predicts_the_largest_load(tmp_path: Path) -> None:
     with serving(words_are_tokens=True) as server:
-        flags = ["--levels", "1,2,3", "--rounds", "2"]
+        flags = ["--set", "server.levels=1,2,3", "--set", "server.rounds=2"]
         flags += ["--input-len", "8", "--output-len", "4", "--profile", "cpu/tiny", "--json", str(tmp_path / "r.json")]
         flags += ["--out", str(tmp_path / "m.json")]
         done = CliRunner().invoke(fit_command, [server.url, *flags])
@@ -212,11 +212,11 @@ def test_a_probe_warms_up_goes_by_turns_and_predicts_the_largest_load(tmp_path: 
     assert held["concurrency"] == 3
     assert set(held["measured"]) == set(held["errors_pct"]) == set(held["spreads_pct"]) == metrics
     again = [str(tmp_path / "m.measured.json"), "--profile", "cpu/tiny", "--json", "-"]
-    fitted_again = CliRunner().invoke(production_command, again)
+    fitted_again = CliRunner().invoke(source_command, again)
     assert json.loads(fitted_again.stdout) | {"next": ""} == result | {"next": ""}
 
 
-SHORT = ["--levels", "1,2,3", "--input-len", "8", "--output-len", "4"]
+SHORT = ["--set", "server.levels=1,2,3", "--input-len", "8", "--output-len", "4"]
 WARM_UP = 2 + 2 * 3 + LONE_REQUESTS
 """Requests before the first round: one to look for the endpoint, one that tells how many tokens a word has."""
 
@@ -233,14 +233,14 @@ def test_what_was_measured_is_kept_where_the_fit_fails_and_can_be_fitted_again(
     """Prompts that no memory holds: nothing can be fitted. With the number put right it can, without the server."""
     monkeypatch.chdir(tmp_path)
     with serving(prompt_tokens=5_000_000) as server:
-        told = ["--rounds", "1", "--profile", "cpu/tiny", "--out", "mine.json"]
+        told = ["--set", "server.rounds=1", "--profile", "cpu/tiny", "--out", "mine.json"]
         assert run(["validate", server.url, "--fit-only", *SHORT, *told]) == 2
     message = capsys.readouterr().err
     assert message.count("\n") == 1
     assert "1 of 1 rounds are in 'mine.measured.json'" in message
     again = command_that_fits(message)
     told = ["--profile", "cpu/tiny", "--out", "mine.json"]
-    assert again == ["calibrate", "production", "mine.measured.json", *told]
+    assert again == ["calibrate", "fit", "mine.measured.json", *told]
     kept = tmp_path / "mine.measured.json"
     assert [each.concurrency for each in read_looks(kept).rounds] == [1.0, 2.0, 3.0]
     kept.write_text(kept.read_text().replace("5000000", "70"))
@@ -256,7 +256,8 @@ def test_an_interrupted_probe_keeps_its_whole_rounds(
     monkeypatch.chdir(tmp_path)
     one_round = 3 * 12
     with serving(stop_at=WARM_UP + one_round + 3) as server:
-        assert run(["validate", server.url, "--fit-only", *SHORT, "--rounds", "2", "--profile", "cpu/tiny"]) == 130
+        words = ["--fit-only", *SHORT, "--set", "server.rounds=2", "--profile", "cpu/tiny"]
+        assert run(["validate", server.url, *words]) == 130
         assert len(server.asked) < WARM_UP + one_round + 8
     message = capsys.readouterr().err
     assert "1 of 2 rounds are in 'probe.measured.json'" in message

@@ -27,7 +27,7 @@ from tests.properties import some
 ROOT = Path(__file__).parents[3]
 LOAD = [
     *("--profile", "cpu/tiny", "--request-rate", "200", "--num-prompts", "8", "--input-len", "40", "--output-len", "8"),
-    *("--rounds", "1", "--levels", "1,2"),
+    *("--set", "server.rounds=1", "--set", "server.levels=1,2"),
 ]
 TOY = """
 import os, signal, subprocess, sys
@@ -149,7 +149,7 @@ def test_a_command_that_does_not_serve_is_one_line_that_names_its_log(
 ) -> None:
     port = free_port()
     words = shlex.join(program)
-    more = ["--timeout-s", "1.5", "--out", str(tmp_path / "run.json")]
+    more = ["--set", "server.timeout_s=1.5", "--out", str(tmp_path / "run.json")]
     given = ["--restart", words, "--restart", f"{words} --spec 2"]
     assert run(["validate", f"http://127.0.0.1:{port}", *LOAD, *given, *more]) == 2
     told = capsys.readouterr().err

@@ -30,10 +30,11 @@ from tests.calibrate.server.test_looks import as_seen, seen
 from tests.calibrate.server.test_probe import serving
 
 SENDING: dict[str, Any] = {"words_per_token": 1.0, "block_tokens": 16}
+FEW = ["--set", "server.levels=1,2", "--set", "server.rounds=1"]
 FLAGS = [
     *("--profile", "cpu/tiny", "--set", "policy=autoregressive", "--request-rate", "200", "--num-prompts", "12"),
     *("--input-len", "40", "--output-len", "8"),
-    *("--levels", "none"),
+    *("--set", "server.levels=none"),
 ]
 
 
@@ -68,11 +69,11 @@ def test_slots_that_the_server_names_bind_unless_the_scenario_says_more(
     given: list[str], at_once: int, tmp_path: Path
 ) -> None:
     with serving(words_are_tokens=True, props='{"total_slots": 3}') as server:
-        told = validated(server.url, tmp_path / "run.json", "--levels", "1,2", "--rounds", "1", *given)
+        told = validated(server.url, tmp_path / "run.json", *FEW, *given)
     assert told["scenario"]["engine"]["max_num_seqs"] == at_once
 
 
-@pytest.mark.parametrize("given", [["--levels", "1,2", "--rounds", "1"], ["--fit-only", "--levels", "1,2"]])
+@pytest.mark.parametrize("given", [FEW, ["--fit-only", *FEW[:2]]])
 def test_no_command_sends_the_prompts_of_one_before(given: list[str], tmp_path: Path) -> None:
     """A server may have those in its cache. The first two requests tell how it answers."""
     sent = []
@@ -90,7 +91,7 @@ def test_files_of_the_scenario_are_in_it_by_name_alone(tmp_path: Path) -> None:
     out, trace = tmp_path / "run.json", tmp_path / "mine.jsonl"
     rows = [{"timestamp": 10 * index, "input_length": 40, "output_length": 8, "hash_ids": [1]} for index in range(6)]
     trace.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    flags = ["--profile", "cpu/tiny", "--levels", "none", "--num-prompts", "6"]
+    flags = ["--profile", "cpu/tiny", "--set", "server.levels=none", "--num-prompts", "6"]
     flags += ["--set", "workload.dataset_name=mooncake", "--set", f"workload.dataset_path={trace}#turns=new"]
     with serving(prompt_tokens=40) as server:
         assert run(["validate", server.url, *flags, "--out", str(out)]) == 0
@@ -147,7 +148,7 @@ def test_looks_that_are_kept_are_fitted_and_not_sent_again(tmp_path: Path, capsy
         lone=[sent(index, 10 * index, 1) for index in range(1, 12)],
         rounds=[closed_loop(n, 0, [sent(index, 40, n) for index in range(4 * n)]) for n in (1, 8)],
     )
-    flags = ("--levels", "1,8", "--rounds", "1")
+    flags = ("--set", "server.levels=1,8", "--set", "server.rounds=1")
     with serving(prompt_tokens=40) as server:
         write_looks(out.with_suffix(".measured.json"), kept)
         assert run(["validate", server.url, *FLAGS, "--out", str(out), *flags]) == 2
@@ -167,10 +168,10 @@ def test_a_server_without_a_profile_is_a_line(tmp_path: Path, monkeypatch: pytes
     """And first tokens are as unsure as the requests about one at a time say."""
     monkeypatch.setattr(looks, "intake_error_s", lambda *_: 5.0)
     out = tmp_path / "run.json"
-    flags = [flag for flag in FLAGS if flag not in ("--profile", "cpu/tiny")][:-1]
+    flags = [flag for flag in FLAGS[:-2] if flag not in ("--profile", "cpu/tiny")]
     # So slow that a client that has to wait for its core still sees the pieces one by one.
     with serving(prompt_tokens=40, words_are_tokens=True, piece_s=0.02) as server:
-        code = run(["validate", server.url, *flags, "1,2", "--rounds", "1", "--out", str(out)])
+        code = run(["validate", server.url, *flags, *FEW, "--out", str(out)])
     told = json.loads(out.read_text())
     assert code == 0
     assert told["profile"]["name"] == "this server"
@@ -185,7 +186,7 @@ def test_a_server_without_a_profile_is_a_line(tmp_path: Path, monkeypatch: pytes
 def test_a_prediction_alone_sends_nothing_of_the_scenario(tmp_path: Path) -> None:
     out = tmp_path / "run.json"
     with serving(prompt_tokens=40) as server:
-        told = validated(server.url, out, "--predict-only")
+        told = validated(server.url, out, "--set", "server.predict_only=true")
         num_asked = len(server.asked)
         again = validated(server.url, out, "--overwrite")
     assert num_asked == 2  # How it answers, and tokens per word.

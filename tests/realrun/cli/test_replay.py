@@ -35,8 +35,8 @@ from tests.attack.test_mutations import attack
 from tests.realrun.recorded_runs import invoke, result_of
 from tests.sim.support import ON_ONE_GPU as REPLAYED
 
-SMALL = ["--profile", "cpu/tiny", "--num-prompts", "6", "--request-rate", "inf", "--input-len", "28"]
-SMALL += ["--output-len", "8", "--device", "cpu"]
+SMALL = ["--profile", "cpu/tiny", "--device", "cpu", "--set", "num_prompts=6", "--set", "request_rate=inf"]
+SMALL += ["--set", "input_len=28", "--set", "output_len=8"]
 METRICS = {"ttft", "tpot", "itl", "e2el", "output_throughput"}
 
 
@@ -139,7 +139,7 @@ def test_an_interrupt_leaves_a_readable_record_marked_partial(tmp_path: Path, mo
 
     monkeypatch.setattr(GpuHost, "run_until", interrupted)
     out = tmp_path / "cut"
-    args = ["--policy", "pd", "--policy", "pdv", "--request-rate", "inf", "--num-prompts", "30"]
+    args = ["--policy", "pd", "--policy", "pdv", "--set", "request_rate=inf", "--set", "num_prompts=30"]
     done = replay_into(out, *args)
     assert done.exit_code == 130
     summary = json.loads((out / "summary.json").read_text())
@@ -177,7 +177,7 @@ def test_an_interrupt_around_a_run_keeps_what_is_done(
 
 
 def test_an_interrupted_rerun_lies_beside_the_complete_replay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    args = ["--policy", "baseline", "--num-prompts", "2"]
+    args = ["--policy", "baseline", "--set", "num_prompts=2"]
     assert replay_into(tmp_path / "full", *args).exit_code == 0
     before = {path.name: path.read_bytes() for path in (tmp_path / "full").iterdir()}
     interrupted_at(monkeypatch, 2)

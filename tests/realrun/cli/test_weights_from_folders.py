@@ -62,15 +62,15 @@ def replay(folder: Path, out: Path, **changes: Any) -> Result:
     given: dict[str, Any] = {
         "profile": folder / "p.json",
         "policy": "pd",
-        "num-prompts": len(CLASSES),
-        "request-rate": "100",
         "set": [
+            f"num_prompts={len(CLASSES)}",
+            "request_rate=100",
+            f"replay.weights={pair}",
             "workload.dataset_name=jsonl",
             f"workload.dataset_path={folder / 'prompts.jsonl'}#arrival=",
             f"speculation.num_speculative_tokens={changes.pop('num_speculative_tokens', DRAFTED)}",
         ],
         "device": "cpu",
-        "weights": pair,
         "out": out,
     } | {name.replace("_", "-"): value for name, value in changes.items()}
     args = [

@@ -76,7 +76,7 @@ def test_a_bar_on_a_terminal_draws_without_a_thread(
 
 def test_the_flags_of_a_command_come_before_those_of_every_scenario() -> None:
     text = CliRunner().invoke(plan_command, ["--help"]).output.partition("Options:")[2]
-    assert 0 < text.index("--rate") < text.index("--json") < text.index("--input-len")
+    assert 0 < text.index("--rate") < text.index("--input-len") < text.index("--json")
 
 
 def test_default_lengths_belong_to_the_profile_and_not_to_its_name(tmp_path: Path) -> None:

@@ -62,7 +62,7 @@ def test_a_line_of_sglang_is_said_to_be_priced_by_kernels_of_vllm(capsys: pytest
 
 
 def test_no_longer_drafts_are_tried_than_acceptance_was_measured_with(capsys: pytest.CaptureFixture[str]) -> None:
-    for more, longest, is_guess in (("", 1, False), ("--num-speculative-tokens 3", 3, True)):
+    for more, longest, is_guess in (("", 1, False), ("--set num_speculative_tokens=3", 3, True)):
         assert run(["tune", "cpu/tiny", "--acceptance", "length:1.99@1", *more.split(), *TUNED.split()]) == 0
         answer, notes = capsys.readouterr()
         assert [row["k"] for row in json.loads(answer)["points"][0]["lengths"]] == [*range(longest + 1)]

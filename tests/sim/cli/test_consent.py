@@ -29,7 +29,7 @@ SMALL = ["--policy", "pd", "--num-prompts", "3", "--input-len", "8", "--output-l
 READ = {
     *("acceptance", "concurrencies", "contexts"),
     *("draft", "engine", "files", "from_", "goodput", "gpu"),
-    *("grid", "lengths", "levels"),
+    *("grid", "lengths"),
     *("metrics", "restart", "serve"),
     *("method", "model", "names", "num_prompts", "pair", "paths", "policy", "price", "profile", "prompts"),
     *("scenario", "set", "store", "vary", "speculative_config", "target", "weights"),
@@ -43,6 +43,7 @@ OUTPUTS: dict[tuple[str, str], str] = {
     ("compare", "--json"): "compare --profile {pair} --policy pd --json there",
     ("compare", "--out"): "compare --profile {pair} --policy pd --out full",
     ("evidence", "--out"): "evidence --device cpu --out full",
+    ("profiles", "--json"): "profiles show {pair} --json there",
     ("sweep", "--out"): "sweep grid.yaml --out full",
     ("sweep", "--json"): "sweep grid.yaml --out new --json there",
     ("report", "--out"): "report s --out there",
@@ -53,8 +54,8 @@ OUTPUTS: dict[tuple[str, str], str] = {
         "--out",
     ): "calibrate import aiconfigurator --gpu h200-sxm --target llama-3.1-8b --out there.json",
     ("calibrate derive", "--out"): "calibrate derive --from {pair} --gpu h200-sxm --out there.json",
-    ("calibrate production", "--out"): "calibrate production x.jsonl --profile {pair} --out there.json",
-    ("calibrate production", "--json"): "calibrate production x.jsonl --profile {pair} --json there",
+    ("calibrate fit", "--out"): "calibrate fit x.jsonl --profile {pair} --out there.json",
+    ("calibrate fit", "--json"): "calibrate fit x.jsonl --profile {pair} --json there",
     ("diagnose", "--json"): "diagnose x.jsonl --profile {pair} --json there",
     ("plan", "--json"): f"plan llama-3.1-8b --gpu h200-sxm --input-len 8 --output-len 8 {SLO} --json there",
     ("replay", "--out"): "replay --profile cpu/tiny --policy pd --device cpu --out full",
@@ -76,7 +77,7 @@ SHIPPED_FILE = str(SHIPPED / "cpu" / "tiny.json")
 SHIPPED_OUTPUTS = {
     "a profile": f"calibrate derive --from {{pair}} --gpu h200-sxm --overwrite --out {SHIPPED_FILE}",
     "by another name": "calibrate derive --from {pair} --gpu h200-sxm --overwrite --out link.json",
-    "a result": f"plan --profile {{pair}} --policy pd {SLO} --overwrite --json {SHIPPED_FILE}",
+    "a result": f"plan --profile {{pair}} --set policy=pd {SLO} --overwrite --json {SHIPPED_FILE}",
     "an engine": "compare --profile {pair} --policy pd --overwrite --json "
     + str(SHIPPED.parent / "engines/ideal.json"),
     "the folder of all": f"compare --profile {{pair}} --policy pd --overwrite --out {SHIPPED}",
@@ -101,9 +102,9 @@ OVER_INPUTS = {
     "grid": "sweep grid.yaml --out new --json grid.yaml",
     "result of a sweep": "sweep grid.yaml --out new --json new",
     "store": "report s --out s/store.sqlite",
-    "bench": "calibrate production --profile {pair} x.jsonl --json x.jsonl",
-    "result of a fit": "calibrate production --profile {pair} x.jsonl --json new.json --out new.json",
-    "log": "calibrate production --profile {pair} x.jsonl --set workload.input_len=8 --json x.jsonl",
+    "bench": "calibrate fit --profile {pair} x.jsonl --json x.jsonl",
+    "result of a fit": "calibrate fit --profile {pair} x.jsonl --json new.json --out new.json",
+    "log": "calibrate fit --profile {pair} x.jsonl --set workload.input_len=8 --json x.jsonl",
     "profile of a server": "validate http://localhost:1 --fit-only --profile p.json --json p.json",
 }
 UNWRITABLE = {
@@ -139,6 +140,8 @@ def commands(command: click.Command = lanesim, path: str = "") -> Iterator[tuple
 
 def outputs(command: click.Command) -> Iterator[str]:
     """Flags of what a command writes."""
+    if "json" in getattr(command, "common", ()):
+        yield "--json"
     for parameter in command.params:
         is_text = isinstance(parameter.type, click.Path | click.File) or parameter.type is click.STRING
         if is_text and parameter.name not in READ:
@@ -182,8 +185,7 @@ def test_every_output_option_of_every_command_is_tried_here_and_its_command_has_
     found = {path: (command, list(outputs(command))) for path, command in commands()}
     assert {(path, flag) for path, (_, flags) in found.items() for flag in flags} == OUTPUTS.keys()
     for path, (command, flags) in found.items():
-        consents = [parameter for parameter in command.params if "--overwrite" in parameter.opts]
-        assert bool(consents) is bool(flags), path
+        assert ("overwrite" in getattr(command, "common", ())) is bool(flags), path
 
 
 @pytest.mark.parametrize(("line", "says"), [(line, says) for says, lines in REFUSED.items() for line in lines])
@@ -216,7 +218,7 @@ def test_a_file_that_is_no_points_file_is_not_gone_on_with(there: Path, capsys: 
     """An unfinished last line is cut off only of a file of ours."""
     pytest.importorskip("torch")
     (there / "mine.points.jsonl").write_text('{"somebody": 1}\n{"else": 2}')
-    line = "calibrate measure --device cpu --target tiny-target --budget 1000 --out mine.json"
+    line = "calibrate measure --device cpu --target tiny-target --set measure.budget_s=1000 --out mine.json"
     assert "points file" in refusal(line, there, capsys)
 
 

@@ -9,7 +9,12 @@ def test_a_command_that_went_forwards_its_words_and_has_no_options(capsys) -> No
     assert run(["probe", "localhost", "--levels", "1,4"]) == 2
     went, failed = capsys.readouterr().err.splitlines()
     assert went == "lanesim: `lanesim probe` is `lanesim validate --fit-only` now"
-    assert failed == "lanesim: Missing option '--profile'."
+    assert failed == "lanesim: no option --levels here: --set server.levels=VALUE"
+    assert run(["calibrate", "production", "x.json"]) == 2
+    went, failed = capsys.readouterr().err.splitlines()
+    assert went == "lanesim: `lanesim calibrate production` is `lanesim calibrate fit` now"
+    assert run(["calibrate", "--help"]) == 0
+    assert "production" not in capsys.readouterr().out
 
 
 def test_every_flag_of_a_struct_sets_its_field_and_an_unknown_one_that_is_a_key_names_it(capsys) -> None:  # type: ignore[no-untyped-def]

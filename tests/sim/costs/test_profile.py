@@ -114,6 +114,6 @@ def test_a_table_is_shown_by_its_sizes(capsys: pytest.CaptureFixture[str]) -> No
 
 
 def test_profiles_are_listed_of_gpus_a_part_of_whose_name_begins_so(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.run(["profiles", "--gpu", "6000"]) == 0
+    assert cli.run(["profiles", "list", "6000"]) == 0
     names = [line.split()[0] for line in capsys.readouterr().out.splitlines() if "/" in line]
     assert {name.partition("/")[0] for name in names} == {"rtx-pro-6000-server"}

@@ -54,8 +54,8 @@ def test_rows_change_between_two_prompt_lengths_and_alike_ones_are_one() -> None
 
 
 FLAGS = (
-    *("tune", "--profile", "cpu/tiny", "--acceptance", "iid:0.6", "--num-speculative-tokens", "2", "--output-len", "8"),
-    *("--draws", "2", "--concurrencies", "1,4"),
+    *("tune", "--profile", "cpu/tiny", "--acceptance", "iid:0.6", "--set", "num_speculative_tokens=2"),
+    *("--output-len", "8", "--draws", "2", "--concurrencies", "1,4"),
 )
 
 

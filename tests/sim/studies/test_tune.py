@@ -196,7 +196,7 @@ def test_tune_goes_on_while_its_longest_draft_is_the_answer(capsys: pytest.Captu
     """At acceptance 0.95 more than one drafted token pays; lengths that were given are obeyed, which is said."""
     flags = [flag for flag in TUNE if flag not in ("--lengths", "1,3")]
     flags[flags.index("length:2.6@3")] = "iid:0.95"
-    flags += ["--num-speculative-tokens", "1", "--concurrencies", "1", "--draws", "1", "--json", "-"]
+    flags += ["--set", "num_speculative_tokens=1", "--concurrencies", "1", "--draws", "1", "--json", "-"]
     assert run(flags) == 0
     found = json.loads(capsys.readouterr().out)
     tried = [length["k"] for length in found["points"][0]["lengths"]]

@@ -132,7 +132,7 @@ def test_very_many_runs_say_how_many_they_are_before_they_begin(
         ("compare --vary energy=true,false --vary seed=1,2 --policy pd --replications 300 --input-len 99999", "1,200"),
         ("tune --concurrencies 1,2 --lengths 0,1 --draws 500 --set policy=pd", "3,000"),
         ("tune --concurrencies 1,2 --contexts 9999,99999 --draws 500", "4,000"),
-        ("plan --policy pd --policy pdv --draws 501 --goodput ttft:9 --input-len 99999", "1,002"),
+        ("plan --set policy=[pd,pdv] --draws 501 --goodput ttft:9 --input-len 99999", "1,002"),
     ],
 )
 def test_very_many_runs_are_counted_before_any_is_prepared(

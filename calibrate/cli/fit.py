@@ -1,4 +1,4 @@
-"""`lanesim calibrate production`: constants and acceptance from what a running server exports. No GPU needed here."""
+"""`lanesim calibrate fit`: constants and acceptance from what a running server exports. No GPU needed here."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import click
 from click.core import ParameterSource
 from msgspec import Meta
 
-from calibrate.cli.engine_flags import ServedFlags, cells_of, set_up
+from calibrate.cli.engine_flags import DRAFT_KEY, ServedFlags, cells_of, set_up
 from calibrate.cli.profile_output import check_out, print_saved, save
-from sim.cli.flags import ARGUMENT, DraftTokens, Number, command
+from sim.cli.flags import ARGUMENT, DraftTokens, Number, command, key
 
 if TYPE_CHECKING:
     from calibrate.served.fit import Production
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from sim.costs.profile import Profile
     from sim.files.json_values import Json
 
-EXAMPLE = "lanesim calibrate production c8.json c32.json --profile h100-sxm/llama-3.1-8b --out mine.json"
+EXAMPLE = "lanesim calibrate fit c8.json c32.json --profile h100-sxm/llama-3.1-8b --out mine.json"
 
 
 METRICS, STEPS, REQUESTS = "metrics", "steps", "requests"
@@ -38,11 +38,11 @@ class FitFlags(ServedFlags, frozen=True, kw_only=True):
     out: Annotated[Path | None, "Profile to write, with the server's constants as its own."] = None
 
 
-class ProductionFlags(FitFlags, frozen=True, kw_only=True):
-    """Flags of `lanesim calibrate production`."""
+class SourceFlags(FitFlags, frozen=True, kw_only=True):
+    """Flags of `lanesim calibrate fit`."""
 
     files: Annotated[tuple[Path, ...], ARGUMENT, Meta(title="RESULT|LOG... | FORM FILE...")]
-    num_speculative_tokens: Annotated[DraftTokens | None, "Where the source has no rates."] = None
+    num_speculative_tokens: Annotated[DraftTokens | None, key(DRAFT_KEY), "Where the source has no rates."] = None
 
     @property
     def form(self) -> str | None:
@@ -50,8 +50,8 @@ class ProductionFlags(FitFlags, frozen=True, kw_only=True):
         return next((name for name in FORMS if self.files[:1] == (Path(name),)), None)
 
 
-@command("production", ProductionFlags, example=EXAMPLE)
-def production_command(flags: ProductionFlags) -> None:
+@command("fit", SourceFlags, example=EXAMPLE)
+def source_command(flags: SourceFlags) -> None:
     """Fit the engine's constants and read the acceptance from what a running server, or its benchmark, wrote.
 
     RESULT is of vllm bench, GuideLLM, AIPerf or inference-perf. A LOG of the server needs its mean tokens: --set
@@ -74,7 +74,7 @@ def production_command(flags: ProductionFlags) -> None:
     if flags.form is not None:
         num = len(flags.files) - 1
         if num not in ((2, 3) if flags.form == METRICS else (1,)):
-            raise ValueError(f"want `lanesim calibrate production {flags.form} {FORMS[flags.form]}`")
+            raise ValueError(f"want `lanesim calibrate fit {flags.form} {FORMS[flags.form]}`")
     if flags.form == STEPS:
         fit_of_steps(flags, flags.files[1])
         return
@@ -102,13 +102,13 @@ def priced(profile: Profile, raw: dict[str, Any], looks: ServerLooks) -> Profile
     return with_price_of(scenario, profile, looks.lone) if looks.lone else profile
 
 
-def fit_of_steps(flags: ProductionFlags, path: Path) -> None:
+def fit_of_steps(flags: SourceFlags, path: Path) -> None:
     """Fit, write and show the cost model of the server whose steps are in `path`. Raises ValueError."""
     from calibrate.served.step_records import fit_steps_of, read_steps
     from sim.cli.console import write_json
     from sim.costs.profile_files import load
 
-    for name, given in {"--set": flags.set, "--num-speculative-tokens": flags.num_speculative_tokens}.items():
+    for name, given in {"--set": flags.set, DRAFT_KEY: flags.num_speculative_tokens}.items():
         if given:
             raise ValueError(f"{STEPS} and {name}: step records hold the time of drafts already; give one")
     fit = fit_steps_of(load(flags.profile), read_steps(path), path.name)
@@ -134,7 +134,7 @@ def fit_of_steps(flags: ProductionFlags, path: Path) -> None:
         print("Nothing was written; add --out FILE.json" if flags.out is None else f"profile in {flags.out}")
 
 
-def show_acceptance(flags: ProductionFlags, path: Path) -> None:
+def show_acceptance(flags: SourceFlags, path: Path) -> None:
     """Show acceptance and spread of the requests in `path`. Raises ValueError."""
     from calibrate.served.request_counts import acceptance_of, read_requests
     from sim.cli.console import write_json
@@ -164,7 +164,7 @@ def show_acceptance(flags: ProductionFlags, path: Path) -> None:
         )
 
 
-def read_served(flags: ProductionFlags, workload: dict[str, Any]) -> list[ServedLoad]:
+def read_served(flags: SourceFlags, workload: dict[str, Any]) -> list[ServedLoad]:
     """The levels of all sources; lengths of a log's requests are taken out of `workload`. Raises ValueError where there
     is no level, or a source lacks what it needs."""
     from calibrate.served.metrics import samples, served_between
@@ -183,7 +183,7 @@ def read_served(flags: ProductionFlags, workload: dict[str, Any]) -> list[Served
     for accepted, source in ((each.accepted, each.source) for each in served):
         if accepted is not None and num_tokens not in (None, accepted.draft_tokens):
             raise ValueError(
-                f"{source}: its drafts have {accepted.draft_tokens} tokens, not --num-speculative-tokens {num_tokens}; "
+                f"{source}: its drafts have {accepted.draft_tokens} tokens, not {DRAFT_KEY}={num_tokens}; "
                 "leave that out"
             )
     return served
@@ -215,7 +215,7 @@ def _noise(production: Production, served: Sequence[ServedLoad]) -> Iterator[str
     if failed := [request.failed for request in requests if request.failed]:
         yield f"{len(failed)} of {len(requests)} requests failed: {failed[0]}"
     if any(spread > MAX_SPREAD_PCT for each in seen for spread in each.spreads_pct.values()):
-        yield "rounds of one load differ: let nothing else use the server and this machine, or add --rounds"
+        yield "rounds of one load differ: let nothing else use the server and this machine, or add server.rounds"
 
 
 def advice(production: Production, profile_name: str, out: Path | None) -> str:
@@ -254,7 +254,7 @@ def advice(production: Production, profile_name: str, out: Path | None) -> str:
 def _again(context: click.Context) -> list[str]:
     """The command as it was given."""
     name = str(context.command.name)
-    words = ["lanesim", *(["calibrate"] if name == "production" else []), name]
+    words = ["lanesim", *(["calibrate"] if name == "fit" else []), name]
     for parameter in context.command.params:
         value = context.params.get(str(parameter.name))
         if context.get_parameter_source(str(parameter.name)) is not ParameterSource.COMMANDLINE:
