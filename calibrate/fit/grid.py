@@ -12,7 +12,7 @@ from hashlib import sha256
 from typing import NamedTuple
 
 from calibrate.fit.point_works import MixedPass, TimedPass
-from sim.costs.profile import Launch, PassKind, Role
+from sim.costs.profile import Launch, Role
 
 VERIFY_TOKENS = ((2, 8), (2, 5, 8), (2, 3, 5, 8), (2, 3, 4, 5, 6, 7, 8))
 """Query tokens per row of verify passes, by level."""
@@ -27,14 +27,10 @@ HELD_OUT_IN = 5
 MIN_CONTEXT = 32
 MIN_CHUNK = 8
 
-
-MIXED: tuple[tuple[PassKind, int, int, int], ...] = (
-    ("verify", 16, 5, 1),
-    ("verify", 16, 5, 3),
-    ("verify", 64, 5, 4),
-    ("draft", 16, 4, 1),
-)
-"""Kind, rows, tokens per row and prompts of passes that have both, as continuous batching has them."""
+MIXED = ((16, 1), (16, 3), (64, 4))
+"""Rows and prompts of passes that have both, as continuous batching has them."""
+MIXED_TOKENS = 5
+"""Query tokens of each of those rows."""
 PROMPT_TOKENS = 512
 """Tokens of those prompts, where slots hold four times as many."""
 
@@ -91,16 +87,14 @@ def _prefills(model: Role, limits: Limits, level: int) -> list[TimedPass]:
 
 
 def mixed(limits: Limits) -> list[MixedPass]:
-    """Decoding rows with prompts, as in a replay: both have slots, and rows have half an answer behind their prompt."""
+    """Verifying rows with prompts, which judge a fit and are no part of it: both have slots, and rows have half an
+    answer behind their prompt."""
     tokens = min(PROMPT_TOKENS, limits.slot_tokens // 4)
-    launch: Launch = "graphed" if limits.has_graphs else "eager"
     found = []
-    for kind, rows, row_tokens, prompts in MIXED:
-        role: Role = "draft" if kind == "draft" else "target"
+    for rows, prompts in MIXED:
         num_rows = min(rows, limits.rows - prompts)
-        if num_rows > 0 and (role == "target" or limits.has_draft):
-            decoding = TimedPass(kind, role, num_rows, row_tokens, tokens + tokens // 8, launch)
-            found.append(MixedPass(decoding, prompts, tokens))
+        decoding = TimedPass("verify", "target", num_rows, MIXED_TOKENS, tokens + tokens // 8, "graphed")
+        found.append(MixedPass(decoding, prompts, tokens))
     return [*dict.fromkeys(found)]
 
 

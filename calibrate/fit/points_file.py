@@ -2,8 +2,8 @@
 most.
 
 JSON lines. The first is the header: schema, fingerprint, options. Then `plan` (passes to be timed), and in any order
-`point` (one per visit to a pass), `clocks` (what the driver said of the visit before it), `host`, `mixed` (rows with
-prompts), `rates` (passes beside each other) and `serving` (what serving adds).
+`point` (one per visit to a pass), `clocks` (what the driver said of the visit before it), `host`, `rates` (passes
+beside each other) and `serving` (what serving adds). `mixed` lines of older files are skipped: no fit used them.
 Not here: measuring (calibrate.measure), the profile made of it (sim.costs.profile).
 """
 
@@ -20,7 +20,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from calibrate.fit.point_works import Corun, MixedPass, TimedPass, merged, timed_pass_of
+from calibrate.fit.point_works import Corun, TimedPass, merged, timed_pass_of
 from sim.costs.profile import MeasuredPoint
 from sim.files.json_values import Json, convert, parse_json
 from sim.files.lock import locked
@@ -68,20 +68,6 @@ class Steady(msgspec.Struct, frozen=True, kw_only=True):
     together_spread_s: float = 0.0
     alone_passes: int = 0
     together_passes: int = 0
-
-
-class MixedPoint(msgspec.Struct, frozen=True, kw_only=True):
-    """Decoding rows with prompts that were timed as a replay runs them; no fit uses them yet."""
-
-    mixed: MixedPass
-    span_s: Positive
-    """From the first start to the last end on an idle device, launched as a replay does."""
-    device_s: Positive
-    """The same passes captured, with nothing of the host's between their kernels."""
-    host_s: Positive
-    """Seconds to issue them."""
-    half_width_pct: float
-    repetitions: int
 
 
 class Ran(msgspec.Struct, frozen=True, kw_only=True):
@@ -145,7 +131,6 @@ class MeasuredSession:
     slowed: set[TimedPass] = field(default_factory=set)
     """Points of which a visit was slower than the GPU can be, by the driver's word."""
     host: dict[str, Any] = field(default_factory=dict)
-    mixed: list[MixedPoint] = field(default_factory=list)
     rates: list[Ran] = field(default_factory=list)
     serving: dict[str, Json] = field(default_factory=dict)
     """Costs of serving, by field; empty before they are known."""
@@ -226,8 +211,6 @@ def _enter(held: MeasuredSession, where: str, kind: str, value: Json) -> None:
         held.clocks.append(clocks)
         if clocks.throttled and clocks.timed is not None:
             held.slowed.add(clocks.timed)
-    elif kind == "mixed":
-        held.mixed.append(convert(value, MixedPoint, where))
     elif kind == "rates":
         ran = convert(value, Ran, where)
         if {len(side.rates) for side in ran.sides} != {len(ran.sides[0].rates)} or len(ran.sides) != len(
@@ -237,7 +220,7 @@ def _enter(held: MeasuredSession, where: str, kind: str, value: Json) -> None:
         held.rates.append(ran)
     elif kind in ("host", "serving"):
         getattr(held, kind).update(convert(value, dict[str, Any], where))
-    else:
+    elif kind != "mixed":
         raise ValueError(f"{where}: unknown kind of line {kind!r}")
 
 

@@ -119,7 +119,7 @@ def mixed_text(both: MixedPass) -> str:
 
 def mixed_passes() -> list[MixedPass]:
     """The target's passes with rows and prompts, which judge the fit and are no part of it."""
-    return [each for each in mixed(LIMITS) if each.decoding.model == "target"]
+    return mixed(LIMITS)
 
 
 def _target_of(timed: TimedPass) -> TimedPass:

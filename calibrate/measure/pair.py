@@ -42,8 +42,8 @@ MIN_CONTEXT = 256
 DRAFT_TOKENS = 8
 PASS_TOKENS = {"cpu": 512, "cuda": 4096}
 """Prompt tokens of the longest pass that is timed."""
-ISSUERS = 8
-"""Streams that a measurement uses: eager and graphed, three sides; rows with prompts; the lane that serves."""
+ISSUERS = 7
+"""Streams that a measurement uses: eager and graphed, three sides; the lane that serves."""
 
 
 class PairSpec(NamedTuple):

@@ -41,8 +41,6 @@ from sim.files.json_values import Json, convert
 
 PILOT_RUNS = 2
 """Runs of which the faster one counts: one that something disturbed would spoil the plan."""
-MIXED_S, MIXED_SHARE = 3.0, 0.04
-"""Seconds for rows with prompts, each, and at most so much of the budget."""
 BESIDE_EAGER_S = 4.0
 SHARES = {"points": 0.6, "host": 0.05, "overlap": 0.2}
 """Shares of the budget. The rest is building, warming up and fitting."""
@@ -125,9 +123,8 @@ class Session:
                 self._host(budget_s)
 
     def measure_beside(self, budget_s: float) -> None:
-        """Measure what the file does not hold yet of rows with prompts and of passes beside each other."""
+        """Measure what the file does not hold yet of passes beside each other."""
         with frozen_heap():
-            self._mixed(budget_s)
             self._overlap(budget_s)
 
     def so_far(self) -> Profile:
@@ -246,23 +243,6 @@ class Session:
         """Decodes as a replay launches them."""
         launch = "graphed" if limits(self.spec).has_graphs else "eager"
         return [each for each in passes if each.kind == "decode" and each.launch == launch]
-
-    def _mixed(self, budget_s: float) -> None:
-        known = {point.mixed for point in self.held.mixed}
-        left = [mixed for mixed in grid.mixed(limits(self.spec)) if mixed not in known]
-        for done, mixed in enumerate(left):
-            self.on_step("mixed", done, len(left))
-            run, captured_s = self.bench.in_turn(mixed)
-            timing = repeat(run, share_s=min(MIXED_S, MIXED_SHARE * budget_s), clock=perf_counter)
-            point = points_file.MixedPoint(
-                mixed=mixed,
-                span_s=timing.device_s,
-                device_s=captured_s,
-                host_s=timing.host_s,
-                half_width_pct=round(timing.half_width_pct, 2),
-                repetitions=timing.repetitions,
-            )
-            self.append("mixed", point)
 
     def _overlap(self, budget_s: float) -> None:
         """Rates of the planned co-runs that the file lacks."""

@@ -15,7 +15,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from calibrate.fit.grid import Limits, grid
-from calibrate.fit.point_works import MixedPass, TimedPass, work_of
+from calibrate.fit.point_works import TimedPass, work_of
 from calibrate.measure import host_times
 from calibrate.measure.fits.overlap_fit import fit_overlap
 from calibrate.measure.overlap_cells import coruns_within
@@ -102,25 +102,6 @@ def test_device_times_come_back_whatever_the_clock_and_the_launches(drift_ppm: f
         assert sample.device_s == pytest.approx(truth.device_s + 2 * COPY_S, rel=TOLERANCE), timed
         issue_s = GRAPH_CALL_S if timed.launch == "graphed" else KERNEL_CALL_S * truth.num_kernels
         assert sample.host_s == pytest.approx(issue_s, rel=TOLERANCE, abs=6e-6), timed
-
-
-@pytest.mark.parametrize(("kind", "tokens", "launches"), [("verify", 5, 1), ("draft", 4, 2)])
-def test_rows_with_prompts_last_as_a_replay_launches_them(kind: Any, tokens: int, launches: int) -> None:
-    """A step is one pass; the draft's prefill is one of its own, before the captured draft."""
-    measured = Measured(TimedDevice())
-    model: Any = "draft" if kind == "draft" else "target"
-    mixed = MixedPass(TimedPass(kind, model, 2, tokens, 64, "graphed"), 1, 48)
-    passes = measured.bench.ready_mixed(mixed)
-    assert len(passes) == launches
-    for each, held in zip(passes, [64] if launches == 1 else [0, 64], strict=True):
-        measured.truth[each.shape, held] = Lasts(0.01, 100)
-    run, captured_s = measured.bench.in_turn(mixed)
-    assert captured_s == pytest.approx(launches * (0.01 + 2 * COPY_S), rel=TOLERANCE)
-    sample = run()
-    assert sample.host_s == pytest.approx(100 * KERNEL_CALL_S + (launches - 1) * GRAPH_CALL_S, rel=TOLERANCE, abs=9e-6)
-    assert sample.device_s >= captured_s - 1e-9
-    # Set back each time: the truth is of a pass with just so many tokens in KV.
-    assert run().device_s == pytest.approx(sample.device_s, rel=TOLERANCE)
 
 
 def test_the_held_pass_counts_as_the_first_begins_below_its_clocks() -> None:

@@ -17,7 +17,6 @@ torch = pytest.importorskip("torch")
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from calibrate.fit import points_file
-from calibrate.fit.grid import mixed
 from calibrate.fit.point_works import VISITS, Corun, timed_pass_of
 from calibrate.measure.fits.serving_costs import ServingCosts, Waits
 from calibrate.measure.overlap_cells import coruns, coruns_within
@@ -214,16 +213,6 @@ def test_pairs_and_three_passes_run_on_slots_of_their_own_as_far_as_there_are_so
     assert {corun.kinds for corun in planned(has_draft=False)} == {"prefill beside decode"}
     assert {corun.kinds for corun in planned(rows=2)} == kinds
     assert planned(rows=1) == []
-
-
-@pytest.mark.slow
-def test_rows_with_prompts_are_timed_once_and_no_fit_uses_them(folder: Path) -> None:
-    held = points_file.read(folder / "p.points.jsonl")
-    planned = mixed(limits(spec_of(folder)))
-    assert [point.mixed for point in held.mixed] == planned
-    assert len(planned) == 3
-    assert all(min(point.span_s, point.device_s, point.host_s) > 0.0 for point in held.mixed)
-    assert len(load(str(folder / "p.json")).points) == len(held.passes)
 
 
 @pytest.mark.slow
