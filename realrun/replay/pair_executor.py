@@ -86,12 +86,6 @@ class PairExecutor:
         if self._clock is not None:
             self._clock.look()
 
-    @property
-    def drift_ppm(self) -> float | None:
-        """Parts per million by which the host's clock is faster than that of the newest run's device; None without a
-        run."""
-        return self._clock.drift_ppm if self._clock is not None else None
-
     def reset(self) -> None:
         """Take every slot back; nothing may be in flight."""
         with self._lock:

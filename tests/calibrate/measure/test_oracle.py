@@ -26,7 +26,7 @@ from realrun.kernels.device_passes import PassShape
 from realrun.kernels.issuer import Issuer
 from realrun.kernels.pair_kernels import PairKernels
 from realrun.model.attention import Attention
-from realrun.replay.machine_speed import DECODED, launch_s, probe
+from realrun.replay.machine_speed import DECODED, probe
 from realrun.replay.pair_executor import PairExecutor
 from sim.costs.forms.build import build_costs
 from sim.costs.profile import Overlap
@@ -174,11 +174,6 @@ def test_a_probe_on_a_gpu_sees_who_slows_the_device_and_not_who_slows_the_host(d
             measured.device.launch = lambda _: launch(Lasts(device_s))  # type: ignore[method-assign]  # noqa: B023
             (probed_s,) = probe(measured.kernels, issuers)
             assert probed_s == pytest.approx(device_s + 2 * COPY_S, rel=TOLERANCE)
-        launched_s = launch_s(measured.kernels, issuers)
-    # Launching is the host's alone, and what a stream is used for is not changed by it.
-    assert launched_s is not None
-    assert delay_s < launched_s < delay_s + 0.02
-    assert issuers[0].warmed == set()
 
 
 def test_the_way_of_a_result_comes_back() -> None:
