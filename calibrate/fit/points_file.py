@@ -60,14 +60,8 @@ class Steady(msgspec.Struct, frozen=True, kw_only=True):
     """Share of the multiprocessors that it could run on."""
     alone_s: Positive
     """Seconds without the others, on its share where there is one."""
-    together_s: Positive
     rates: Annotated[tuple[Positive, ...], msgspec.Meta(min_length=1)]
     """Completions per second beside the others, as a share of those alone [rounds]."""
-    alone_spread_s: float = 0.0
-    """Half of the 95 % interval of the median, as `together_spread_s`."""
-    together_spread_s: float = 0.0
-    alone_passes: int = 0
-    together_passes: int = 0
 
 
 class Ran(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,21 +69,10 @@ class Ran(msgspec.Struct, frozen=True, kw_only=True):
 
     corun: Corun
     sides: tuple[Steady, ...]
-    num_allocations: int = 0
-    """Calls of the device's allocator to the driver meanwhile: 0 of a sound measurement."""
-    clocks: Clocks | None = None
-
-    @property
-    def shares(self) -> tuple[float, ...]:
-        return tuple(side.share for side in self.sides)
 
     @property
     def alone_s(self) -> tuple[float, ...]:
         return tuple(side.alone_s for side in self.sides)
-
-    @property
-    def together_s(self) -> tuple[float, ...]:
-        return tuple(side.together_s for side in self.sides)
 
     @property
     def rates(self) -> tuple[float, ...]:

@@ -32,7 +32,7 @@ from calibrate.measure.rates import MAX_CORUN_S, measure
 from calibrate.measure.serving_overhead import REPEATS, measure_serving
 from calibrate.measure.timing import BLOCK, MAX_REPETITIONS, MIN_REPETITIONS, Bench, count_kernels, repeat
 from realrun.host import cuda
-from realrun.host.driver import Driver, Watch
+from realrun.host.driver import Driver
 from realrun.host.garbage_collector import frozen_heap
 from realrun.model.kv import LAYOUT
 from sim.costs.passes import HEAD_KERNELS
@@ -152,9 +152,7 @@ class Session:
 
     def rate(self, bench: Bench, corun: Corun, seconds: float) -> points_file.Ran:
         """Measure one co-run on `bench` and keep it."""
-        with self.driver.watch() as watch:
-            ran = measure(bench, corun, min(MAX_CORUN_S, seconds))
-        ran = structs.replace(ran, clocks=_slowest(watch))
+        ran = measure(bench, corun, min(MAX_CORUN_S, seconds))
         self.append("rates", ran)
         return ran
 
@@ -211,8 +209,8 @@ class Session:
                 l2=l2_state(timed, source.shape, cache),
             )
             self.append("point", point)
-            if clocks := _slowest(watch, timed):
-                self.append("clocks", clocks)
+            if clocks := watch.slowest():
+                self.append("clocks", points_file.Clocks(timed=timed, **structs.asdict(clocks)))
 
     def _host(self, budget_s: float) -> None:
         self.on_step("host", 0, 2)
@@ -255,12 +253,6 @@ class Session:
             # Of a captured side and one that is not, few rates tell everything.
             is_both = len({timed.launch for timed in corun.passes}) > 1
             self.rate(self.bench, corun, max(BESIDE_EAGER_S, share_s) if is_both else share_s)
-
-
-def _slowest(watch: Watch, timed: TimedPass | None = None) -> points_file.Clocks | None:
-    """The slowest that the driver said while `timed` was visited, as the points file has it."""
-    clocks = watch.slowest()
-    return None if clocks is None else points_file.Clocks(timed=timed, **structs.asdict(clocks))
 
 
 def _least(visits: int) -> int:

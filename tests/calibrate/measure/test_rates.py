@@ -70,11 +70,7 @@ def test_two_works_that_want_the_same_whole_device_have_half_of_it_each(corun: C
     assert device.max_waiting == 2
     for side, alone_s in zip(found.sides, (LONG_S, SHORT_S), strict=True):
         assert side.alone_s == pytest.approx(alone_s, rel=TOLERANCE)
-        assert side.together_s == pytest.approx(2.0 * alone_s, rel=TOLERANCE)
         assert side.rates == pytest.approx([0.5] * ROUNDS, rel=TOLERANCE)
-        assert side.alone_spread_s < TOLERANCE * alone_s
-        assert side.alone_passes >= ROUNDS * (MIN_PASSES - 1)
-    assert found.num_allocations == 0
 
 
 def test_works_that_take_turns_kernel_by_kernel_run_by_the_lengths_of_their_kernels() -> None:

@@ -221,7 +221,7 @@ def test_what_was_rated_before_is_not_rated_again(folder: Path, tmp_path: Path) 
     lines = (folder / "p.points.jsonl").read_text().splitlines(keepends=True)
     (tmp_path / "q.jsonl").write_text("".join(line for line in lines if not line.startswith('{"rates"')))
     planned = coruns_within(limits(spec))
-    before = [ran(corun, (1.0, 1.0), (2.0, 2.0), (0.5, 0.5)) for corun in (*coruns("cpu", 256)[:3], planned[0])]
+    before = [ran(corun, (1.0, 1.0), (0.5, 0.5)) for corun in (*coruns("cpu", 256)[:3], planned[0])]
     for each in before:
         points_file.append(tmp_path / "q.jsonl", "rates", each)
     for _ in range(2):

@@ -52,7 +52,7 @@ def test_a_stopped_run_goes_on_and_measures_only_what_is_missing(stopped: tuple[
     held = points_file.read(out)
     assert [each.corun for each in held.rates] == PLANNED
     assert (held.fingerprint["torch"], held.options["target"]) == (torch.__version__, "tiny-target")
-    assert all(min(each.sums) > 0.0 and min(side.together_passes for side in each.sides) >= 4 for each in held.rates)
+    assert all(min(each.sums) > 0.0 for each in held.rates)
 
 
 def test_what_is_measured_is_not_measured_again(

@@ -38,9 +38,9 @@ def rated(profile: Profile, contention: Contention, limits: Limits, noise: float
     for corun in coruns_within(limits):
         alone_s = tuple(costs.cost(work_of(timed)).device_s for timed in corun.passes)
         ones = (1.0,) * len(corun.passes)
-        rates = np.array(predicted(contention, beside(costs, ran(corun, alone_s, alone_s, ones)), turn))
+        rates = np.array(predicted(contention, beside(costs, ran(corun, alone_s, ones)), turn))
         wrong = np.exp(noise * random.standard_normal(len(rates)))
-        found.append(ran(corun, alone_s, alone_s, (rates * wrong).tolist()))
+        found.append(ran(corun, alone_s, (rates * wrong).tolist()))
     return found
 
 
@@ -81,7 +81,7 @@ def test_a_fit_uses_captured_pairs_on_the_whole_device_where_there_are_any() -> 
     both = (1.0, 1.0)
     captured, eager = ([each for each in coruns(*of) if len(each.passes) == 2] for of in (("cuda", 1024), ("cpu", 256)))
     others = [captured[0]._replace(share_pct=20), captured[0]._replace(favoured=1)]
-    rates = [ran(corun, both, both, both) for corun in (*others, *captured, *eager)]
+    rates = [ran(corun, both, both) for corun in (*others, *captured, *eager)]
     assert [ran.corun for ran in fitted_pairs(rates)] == captured
     assert [ran.corun for ran in fitted_pairs(rates[-len(eager) :])] == eager
 
