@@ -79,11 +79,6 @@ class Ran(msgspec.Struct, frozen=True, kw_only=True):
         """Medians over the rounds [sides]."""
         return tuple(median(side.rates) for side in self.sides)
 
-    @property
-    def sums(self) -> list[float]:
-        """Sums of the sides' rates [rounds]."""
-        return [sum(of_round) for of_round in zip(*(side.rates for side in self.sides), strict=True)]
-
 
 class _Header(msgspec.Struct):
     """The first line."""

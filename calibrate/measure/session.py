@@ -2,7 +2,7 @@
 
 Everything measured goes to the points file first; the profile is made from that file alone, so a measurement that was
 killed and one that was not give the same kind of result. Not here: the fits (calibrate.measure.fits), the command
-(calibrate.measure.command), the grid of co-runs of a lent GPU (calibrate.measure.campaign.corun).
+(calibrate.measure.command).
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from calibrate.fit.point_works import VISITS, Corun, TimedPass, l2_state
 from calibrate.fit.points_file import MeasuredSession
 from calibrate.measure import host_times
 from calibrate.measure.fits.measured_profile import profile_of
-from calibrate.measure.fits.serving_costs import ServingCosts, completed
 from calibrate.measure.machine import fingerprint, gpu, roofs
 from calibrate.measure.overlap_cells import coruns_within
 from calibrate.measure.pair import PairSpec, build, limits
@@ -37,11 +36,13 @@ from realrun.host.garbage_collector import frozen_heap
 from realrun.model.kv import LAYOUT
 from sim.costs.passes import HEAD_KERNELS
 from sim.costs.profile import MeasuredPoint, Profile
-from sim.files.json_values import Json, convert
+from sim.files.json_values import Json
 
 PILOT_RUNS = 2
 """Runs of which the faster one counts: one that something disturbed would spoil the plan."""
 BESIDE_EAGER_S = 4.0
+REPEAT_EVERY_S = 24.0
+"""Seconds of the budget for which requests are served once more, up to REPEATS times."""
 SHARES = {"points": 0.6, "host": 0.05, "overlap": 0.2}
 """Shares of the budget. The rest is building, warming up and fitting."""
 Pass = TypeVar("Pass", TimedPass, MeasuredPoint)
@@ -54,8 +55,6 @@ def measure_pair(
     path: Path,
     budget_s: float,
     *,
-    is_serving: bool = True,
-    repeats: int = REPEATS,
     on_step: OnStep = lambda stage, done, total: None,
     say: Callable[[str], None],
 ) -> Profile:
@@ -71,12 +70,11 @@ def measure_pair(
         session.measure(budget_s)
         try:
             # Before what runs beside each other: of an interrupted measurement this is worth more.
-            if is_serving:
-                session.in_service(session.profile(), repeats)
+            session.serve(budget_s)
         except ValueError as error:
             say(f"what serving adds was not measured: {error}")
         session.measure_beside(budget_s)
-        return session.so_far()
+        return session.profile()
 
 
 class Session:
@@ -127,28 +125,17 @@ class Session:
         with frozen_heap():
             self._overlap(budget_s)
 
-    def so_far(self) -> Profile:
-        """The profile of what the file holds, with what serving adds if that is known. Raises ValueError where it holds
-        too little."""
-        held = self.held
-        if not held.host:
-            raise ValueError("too little was measured for a profile; the same command goes on")
-        return self.in_service(self.profile()) if held.serving else self.profile()
-
     def profile(self) -> Profile:
-        """The profile of what the file holds."""
+        """The profile of what the file holds. Raises ValueError where it holds too little."""
         self.on_step("fit", 0, 1)
         return profile_of(self.held, self.spec.target.shape, self.spec.draft.shape if self.spec.draft else None)
 
-    def in_service(self, profile: Profile, repeats: int = REPEATS) -> Profile:
-        """`profile` with what serving adds to it. Raises ValueError where slots are too short for the requests that are
+    def serve(self, budget_s: float) -> None:
+        """Measure what serving adds, once. Raises ValueError where slots are too short for the requests that are
         served."""
-        if stated := self.held.serving:
-            costs = convert(stated, ServingCosts, f"points file {str(self.path)!r}: serving")
-        else:
-            costs = measure_serving(profile, self.bench.kernels, repeats)
-            self.append("serving", costs)
-        return completed(profile, costs, is_cpu=self.spec.device == "cpu")
+        if not self.held.serving:
+            repeats = min(REPEATS, ceil(budget_s / REPEAT_EVERY_S))
+            self.append("serving", measure_serving(self.profile(), self.bench.kernels, repeats))
 
     def rate(self, bench: Bench, corun: Corun, seconds: float) -> points_file.Ran:
         """Measure one co-run on `bench` and keep it."""

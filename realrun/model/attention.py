@@ -15,7 +15,6 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from realrun.host import cuda
 from realrun.model.kv import SlottedKv
 
 QUERY_TILE = 128
@@ -85,10 +84,9 @@ def make_attention(name: Attention, *, heads: int, kv: SlottedKv) -> AttentionKe
     return FlashAttention(heads, kv) if name is Attention.FLASH else GatheringAttention(name, heads, kv)
 
 
-def usual_attention(device: torch.device) -> Attention:
-    """Attention that passes on a device run with unless a person or a profile asks for another. Raises ValueError if
-    this machine has no such device."""
-    return Attention.FLASH if cuda.find(device).is_async else Attention.FLASH_CPU
+def usual_attention(device: str) -> Attention:
+    """Attention that passes on a device of this type run with unless a profile asks for another."""
+    return Attention.FLASH if device == "cuda" else Attention.FLASH_CPU
 
 
 def slot_tokens(attention: Attention, tokens: int) -> int:

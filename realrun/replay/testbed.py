@@ -101,10 +101,10 @@ def attention_of(profile: Profile, device: torch.device) -> Attention:
         draft = f" --draft {profile.draft.name}" if profile.draft else ""
         raise ValueError(
             f"profile {profile.name!r} was measured with attention {measured!r}, which was removed: a replay would run "
-            f"another program; use {usual_attention(device).value!r}: lanesim calibrate measure --device {device.type} "
-            f"--target {profile.target.name}{draft} --out measured.json"
+            f"another program; use {usual_attention(device.type).value!r}: lanesim calibrate measure --device "
+            f"{device.type} --target {profile.target.name}{draft} --out measured.json"
         )
-    return Attention(measured) if measured in list(Attention) else usual_attention(device)
+    return Attention(measured) if measured in list(Attention) else usual_attention(device.type)
 
 
 def dtype_of(shape: ModelShape) -> torch.dtype:

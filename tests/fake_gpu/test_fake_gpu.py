@@ -21,7 +21,7 @@ from tests.fake_gpu.site.sitecustomize import results
 
 LIBRARIES = os.environ.get("FAKE_LIBRARIES")
 SOUND = {
-    "process": ["cuda", "out", "smoke"],
+    "process": ["calibrate", "measure", "--device"],
     "planned": [100],
     "reserved": 90,
     "graphs": 3,
@@ -58,8 +58,8 @@ def test_made_up_results_are_what_a_tape_dictates_and_first_tokens_of_whole_prom
 
 def test_memory_beyond_the_plan_and_violations_are_found() -> None:
     assert list(_judged(SOUND)) == []
-    assert list(_judged({**SOUND, "violations": 2})) == ["smoke: 2 capture violations"]
-    assert list(_judged({**SOUND, "reserved": 101})) == ["smoke: 0.00 GiB reserved, 0.00 planned"]
+    assert list(_judged({**SOUND, "violations": 2})) == ["calibrate measure: 2 capture violations"]
+    assert list(_judged({**SOUND, "reserved": 101})) == ["calibrate measure: 0.00 GiB reserved, 0.00 planned"]
 
 
 @pytest.mark.skipif(LIBRARIES is None, reason="FAKE_LIBRARIES names no folder of fake CUDA libraries (make fake-gpu)")

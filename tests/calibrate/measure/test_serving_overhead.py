@@ -76,7 +76,7 @@ def test_what_a_look_takes_is_what_works_last_longer_by_looks_per_second() -> No
 
 
 def test_serving_on_a_gpu_is_measured_with_the_graphs_that_a_replay_launches() -> None:
-    spec = pair_spec("cuda", "llama-3.1-8b", "llama-3.2-1b", "bfloat16", 64, 4096, "flash", 0)
+    spec = pair_spec("cuda", "llama-3.1-8b", "llama-3.2-1b", 64, 4096)
     options = options_of(spec)
     assert options.cuda_graphs
     assert options.batch_buckets == (1, 2, 4, 8, 16, 32, 64)

@@ -68,8 +68,6 @@ def plan(module: ModuleType) -> None:
         module.CAMPAIGNS[name] = campaign._replace(
             job=campaign.job._replace(budget_s=40.0),
             loads=tuple(load._replace(num_prompts=16, replications=1) for load in campaign.loads),
-            repeats=1,
-            corun_s=40.0,
             patience=10.0,
         )
 
