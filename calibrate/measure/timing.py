@@ -77,7 +77,7 @@ class ReadyPass(NamedTuple):
     """A pass made ready to be issued."""
 
     shape: PassShape
-    rows: list[tuple[int, int, int, int]]
+    rows: list[tuple[int, int, int]]
     """Rows of integers, their columns named by realrun.kernels.device_passes.InputColumn."""
     known_tokens: int
     """Tokens of each slot before the pass."""
@@ -108,14 +108,14 @@ class Bench:
         if timed.kind == "prefill":
             chunk = ChunkShape(timed.rows, timed.tokens, model is Model.TARGET)
             shape = PassShape(Kind.PREFILL, model, chunks=(chunk,))
-            rows = [(slot, timed.tokens, NOT_FORCED, 0) for slot in slots]
+            rows = [(slot, timed.tokens, NOT_FORCED) for slot in slots]
             return ReadyPass(shape, rows, context + timed.tokens, context)
         if timed.kind == "draft":
             shape = PassShape(Kind.DRAFT, model, timed.rows, 1, timed.tokens)
-            return ReadyPass(shape, [(slot, 0, NOT_FORCED, 0) for slot in slots], context + 1, context)
+            return ReadyPass(shape, [(slot, 0, NOT_FORCED) for slot in slots], context + 1, context)
         shape = PassShape(Kind.VERIFY, model, timed.rows, timed.tokens)
         # Nothing accepted: one token emitted, whatever the random drafts say.
-        return ReadyPass(shape, [(slot, timed.tokens, 0, 0) for slot in slots], context + 1, context)
+        return ReadyPass(shape, [(slot, timed.tokens, 0) for slot in slots], context + 1, context)
 
     def reset(self, pass_: ReadyPass) -> None:
         """Set the slots back to before the pass."""

@@ -179,14 +179,6 @@ class PairKernels:
         """
         return self._submit(issuer, host_slots.plan_target(slots, chunks, forced, self.options), slots, chunks)
 
-    def recompute(self, slots: Sequence[Slot], num_tokens: Sequence[int], issuer: Issuer) -> Submitted:
-        """Run the newest `num_tokens` tokens of the target's KV again, as engines do that cannot roll back.
-
-        Every earlier pass of these slots must have been settled.
-        """
-        chunks = [PromptChunk(slot, count) for slot, count in zip(slots, num_tokens, strict=True)]
-        return self._submit(issuer, host_slots.plan_again(chunks, self.options), (), ())
-
     def warm(self, issuer: Issuer, shapes: Sequence[PassShape], *, again: bool = False) -> None:
         """Run every shape on the issuer's stream, and capture draft and verify ones where graphs are on; `again`: also
         what has run before."""

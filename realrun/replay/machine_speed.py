@@ -50,7 +50,7 @@ def probe(kernels: PairKernels, issuers: Sequence[Issuer]) -> tuple[float, ...]:
 
 def _repeated(kernels: PairKernels, issuer: Issuer, shape: PassShape) -> list[Event]:
     """Events at the ends of the repetitions of the shape that count."""
-    rows, now_s = [(kernels.sequences.scratch, 0, NOT_FORCED, 0)], kernels.runs_on.now_s
+    rows, now_s = [(kernels.sequences.scratch, 0, NOT_FORCED)], kernels.runs_on.now_s
     warmed, began_s = set(issuer.warmed), now_s()
     ends: list[Event] = []
     try:

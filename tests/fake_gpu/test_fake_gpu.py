@@ -52,7 +52,7 @@ def test_no_fake_gpu_computes_faster_than_its_data_sheet(gpu: Gpu) -> None:
 
 def test_made_up_results_are_what_a_tape_dictates_and_first_tokens_of_whole_prompts() -> None:
     shape = PassShape(Kind.STEP, Model.TARGET, 2, 3, chunks=(ChunkShape(1, 8, True), ChunkShape(1, 9, False)))
-    rows = [(0, 3, 1, 0), (1, 2, 5, 0), (2, 8, NOT_FORCED, 0), (3, 9, NOT_FORCED, 0)]
+    rows = [(0, 3, 1), (1, 2, 5), (2, 8, NOT_FORCED), (3, 9, NOT_FORCED)]
     assert results(shape, rows) == [[1, 1, 1, -1], [1, 1, 1, -1], [0, 1, -1, -1], [0, -1, -1, -1]]
 
 

@@ -48,7 +48,7 @@ def results(shape: Any, rows: Sequence[Sequence[int]]) -> list[list[int]]:
         return []
     is_sampled = [chunk.is_sampled for chunk in shape.chunks for _ in range(chunk.rows)]
     found = []
-    for number, (_, count, forced, _) in enumerate(rows):
+    for number, (_, count, forced) in enumerate(rows):
         if number < shape.rows:
             accepted = min(max(forced, 0), max(count - 1, 0))
             tokens = [1] * (accepted + 1)

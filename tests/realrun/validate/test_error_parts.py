@@ -220,6 +220,7 @@ def test_equal_chunks_of_one_prompt_get_the_time_of_each() -> None:
     ("policy", "changes", "named"),
     [
         ("pd", {"policy_options": {"kv": "none"}}, "kv=none"),
+        ("pd", {"policy_options": {"kv": "reforward"}}, "kv=reforward"),
         ("continuous", {"engine": {"async_scheduling": True}}, "async_scheduling=true"),
         ("pd", {"policy_options": {"partition": {"prefill": 0.4, "decode": 0.6}}}, "partition"),
         ("pd", {"engine": {"name": "vllm-0.12"}}, "'vllm-0.12'"),
