@@ -13,7 +13,7 @@ from calibrate.catalogue.model_configs import FAMILIES, ModelSource, source_of, 
 from calibrate.fit.grid import Limits
 from realrun.kernels.pair_kernels import PairKernels
 from realrun.kernels.pair_options import PairOptions, doubling
-from realrun.model.attention import Attention, slot_tokens, usual_attention
+from realrun.model.attention import attention_on, slot_tokens
 from realrun.model.memory import Ledger, Sizes, check_fits, ledger
 from realrun.model.weights import Family, load_model, random_model
 from sim.costs.shapes import MODELS
@@ -87,9 +87,8 @@ def pair_spec(
     rows = defaults["rows"] if rows is None else rows
     if rows < 1:
         raise ValueError(f"--rows {rows} must be at least 1")
-    attention = usual_attention(device)
-    context = min(slot_tokens(attention, context), longest)
-    return PairSpec(device, defaults["dtype"], sources[0], sources[1], rows, context, attention.value)
+    context = min(slot_tokens(device, context), longest)
+    return PairSpec(device, defaults["dtype"], sources[0], sources[1], rows, context, attention_on(device))
 
 
 def limits(spec: PairSpec) -> Limits:
@@ -125,7 +124,6 @@ def options_of(spec: PairSpec) -> PairOptions:
     return PairOptions(
         slots=spec.rows,
         max_tokens=spec.slot_tokens,
-        attention=Attention(spec.attention),
         draft_tokens_max=min(DRAFT_TOKENS, spec.slot_tokens // 4),
         seed=spec.seed,
         batch_buckets=doubling(spec.rows) if has_graphs else (),

@@ -100,7 +100,7 @@ for layers in (2, 6):
     shape = msgspec.structs.replace(model(name), layers=layers, vocab=1000)
     weights = random_model(shape, dtype=torch.bfloat16, seed=0, device="cuda")
     options = PairOptions(
-        slots=8, max_tokens=1024, attention=Attention.FLASH, batch_buckets=(1, 8), cuda_graphs=True
+        slots=8, max_tokens=1024, batch_buckets=(1, 8), cuda_graphs=True
     )
     kernels = PairKernels(weights, None, options)
     rows, verify = torch.zeros(8, 4, dtype=torch.int64, device="cuda"), PassShape(Kind.VERIFY, Model.TARGET, 8, 5)

@@ -25,7 +25,6 @@ from realrun.host.executor import ExecutorLane, Handle, SubmittedWork
 from realrun.kernels.device_passes import PassShape
 from realrun.kernels.issuer import Issuer
 from realrun.kernels.pair_kernels import PairKernels
-from realrun.model.attention import Attention
 from realrun.replay.machine_speed import DECODED, probe
 from realrun.replay.pair_executor import PairExecutor
 from sim.costs.forms.build import build_costs
@@ -71,7 +70,7 @@ class Measured:
     def __init__(self, device: TimedDevice) -> None:
         model = tiny_model(layers=1, kv_heads=1, heads=1, max_context=4096)
         draft = tiny_model(seed=1, layers=1, kv_heads=1, heads=1, max_context=4096)
-        options = tiny_options(slots=LIMITS.rows, max_tokens=LIMITS.slot_tokens, attention=Attention.MATH)
+        options = tiny_options(slots=LIMITS.rows, max_tokens=LIMITS.slot_tokens)
         self.device, self.kernels = device, PairKernels(model, draft, options, runs_on=device)
         self.truth: dict[tuple[PassShape, int], Lasts] = {}
         """By shape and tokens in KV before the pass."""

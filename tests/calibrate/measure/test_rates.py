@@ -18,7 +18,6 @@ from calibrate.measure.rates import MIN_PASSES, ROUNDS, measure, periods, steady
 from calibrate.measure.timing import Bench
 from realrun.kernels.issuer import Issuer
 from realrun.kernels.pair_kernels import PairKernels
-from realrun.model.attention import Attention
 from sim.devices.contention import Contention, Regime
 from sim.interface.work import Kind
 from tests.realrun.support import tiny_model, tiny_options
@@ -43,7 +42,7 @@ def measured(
     are those of a long and a short one."""
     runs_on = device or ThreadedDevice()
     sizes: dict[str, Any] = {"layers": 1, "kv_heads": 1, "heads": 1, "max_context": 512}
-    options = tiny_options(slots=8, max_tokens=128, attention=Attention.MATH)
+    options = tiny_options(slots=8, max_tokens=128)
     pair = PairKernels(tiny_model(**sizes), tiny_model(seed=1, **sizes), options, runs_on=runs_on)
 
     first, second = corun.passes

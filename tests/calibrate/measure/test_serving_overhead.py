@@ -32,7 +32,6 @@ from sim.costs.profile_files import load
 from sim.hosts.simulated import SimHost
 from sim.interface.work import Chunk, Kind, Model, Work
 from tests.realrun.replay.test_rehearsal import CountingCpu
-from tests.realrun.support import Attention
 from tests.sim.report.test_timelines import WORK
 
 BUSY = ServedLane(
@@ -88,10 +87,8 @@ def test_captured_works_and_those_on_prompts_are_told_apart_and_stand_side_by_si
     """Every decoding pass of the judged rounds is a graph, every prompt's is not."""
     profile, launched = load("cpu/tiny"), []
     models = [random_model(shape, dtype=torch.float32) for shape in (profile.target, profile.draft) if shape]
-    options = PairOptions(slots=4, max_tokens=160, attention=Attention.FLASH_CPU, draft_tokens_max=4)
-    # Past the check of attention, which on a CPU reads lengths back: nothing is really captured here.
-    object.__setattr__(options, "cuda_graphs", True)
-    object.__setattr__(options, "batch_buckets", (1, 4))
+    # Nothing is really captured here.
+    options = PairOptions(slots=4, max_tokens=160, draft_tokens_max=4, cuda_graphs=True, batch_buckets=(1, 4))
     kernels, issue = PairKernels(*models, options, runs_on=CountingCpu()), Issuer.issue
 
     def watched(self: Issuer, shape: PassShape, rows: Any) -> Any:
@@ -158,7 +155,7 @@ def test_a_pass_in_service_is_compared_with_the_profile_by_kind_and_run() -> Non
 
 def test_a_probe_changes_nothing_that_requests_or_streams_go_by() -> None:
     target = random_model(load("cpu/tiny").target, dtype=torch.float32)
-    kernels = PairKernels(target, None, PairOptions(slots=2, max_tokens=48, attention=Attention.FLASH_CPU))
+    kernels = PairKernels(target, None, PairOptions(slots=2, max_tokens=48))
     issuer = kernels.issuer("gpu")
     slot = kernels.admit([1, 2, 3])
     kernels.prefill([PromptChunk(slot, 3)], issuer).result()
@@ -167,7 +164,7 @@ def test_a_probe_changes_nothing_that_requests_or_streams_go_by() -> None:
     assert min(probe(kernels, [issuer])) > 0.0
     assert all(torch.equal(tensor[:-1], kept) for tensor, kept in zip(state, before, strict=True))
     assert issuer.warmed == warmed
-    short = PairKernels(target, None, PairOptions(slots=2, max_tokens=32, attention=Attention.FLASH_CPU))
+    short = PairKernels(target, None, PairOptions(slots=2, max_tokens=32))
     assert probe(short, [short.issuer("gpu")]) == ()
 
 

@@ -16,7 +16,7 @@ from calibrate.measure.campaign.plan import CAMPAIGNS
 from calibrate.measure.campaign.smoke import Ground, run_check
 from realrun.host.device import Cpu, DeviceStream, RealDevice
 from realrun.host.driver import Driver
-from realrun.model.attention import Attention, GatheringAttention
+from realrun.model.attention import GatheringAttention
 from tests.realrun.timed_device import TimedDevice
 
 
@@ -71,17 +71,17 @@ def test_clocks_that_run_apart_or_cannot_be_compared_are_red(
 
 def test_attention_that_is_not_the_references_is_red(monkeypatch: pytest.MonkeyPatch) -> None:
     """A kernel that sees one token too few of every row."""
-    assert run_check(smoke.kernels, ground(Cpu()))["is_ok"]
-    plan = GatheringAttention.plan
+    (shape,) = {source.shape for source in (ground(Cpu()).spec.target,)}
+    where = torch.device("cpu")
+    assert smoke._difference(shape, where) == 0.0
 
-    def short(self: Any, rectangles: Any) -> Any:
-        is_usual = int(self.name is Attention.FLASH_CPU)
-        return plan(self, [each._replace(starts=each.starts - is_usual) for each in rectangles])
+    class Short(GatheringAttention):
+        def plan(self, rectangles: Any) -> Any:
+            return super().plan([each._replace(starts=each.starts - 1) for each in rectangles])
 
-    monkeypatch.setattr(GatheringAttention, "plan", short)
-    check = run_check(smoke.kernels, ground(Cpu()))
-    assert not check["is_ok"]
-    assert "off the reference for tiny-draft" in check["said"]
+    monkeypatch.setattr(smoke, "make_attention", Short)
+    with pytest.raises(smoke.Red, match="off the reference for tiny-target"):
+        smoke._difference(shape, where)
 
 
 def test_a_check_that_raises_is_red_and_says_why() -> None:
