@@ -8,7 +8,7 @@ here: the command line (realrun.cli.replay), the comparison with the simulator (
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +55,7 @@ class Replay:
     wake: WakeLatency
     num_allocations: int
     """Times the device allocator went to the driver during the run: not 0 means that it disturbed the times."""
-    probed_s: list[tuple[float, ...]]
+    probed_s: list[tuple[float, ...]] = field(default_factory=list)
     """Seconds that realrun.replay.machine_speed took before the run and after it."""
 
 
@@ -96,7 +96,8 @@ def largest_passes(seen: Iterable[PassShape], experiment: Experiment, options: P
         if {part for _, of, *both in list(kinds) if of is model for part in (0, 1) if both[part]} == {0, 1}:
             kinds[kind, model, True, True] = None
     for kind, model, has_rows, has_chunks in kinds:
-        rows = options.padded_rows(max_rows) if has_rows else 0
+        # Whoever prefills has a slot that nobody decodes in.
+        rows = options.padded_rows(min(max_rows, options.slots - has_chunks)) if has_rows else 0
         # A draft catches up on two tokens at most.
         width = 1 if not has_rows else 2 if model is Model.DRAFT else experiment.resolved.lengths.max + 1
         # Buckets double, and rows that are padding leave their tokens to prompts.
@@ -127,14 +128,19 @@ def _serve_a_few(experiment: Experiment, executor: PairExecutor) -> None:
 
 
 def replay(experiment: Experiment, executor: PairExecutor) -> Replay:
-    """Run one policy in real time. Of a run that is interrupted nothing is kept.
+    """Rehearse one policy and run it, with fixed passes before and after. Of a run that is interrupted nothing is kept.
 
     Raises PolicyStalled if the policy stops with requests unserved.
     """
     rehearse(experiment, executor)
-    kernels = executor.kernels
-    probed_s = [probe(kernels, executor.issuers)]
-    runs_on = kernels.runs_on
+    before_s = probe(executor.kernels, executor.issuers)
+    done = run(experiment, executor)
+    return replace(done, probed_s=[before_s, probe(executor.kernels, executor.issuers)])
+
+
+def run(experiment: Experiment, executor: PairExecutor) -> Replay:
+    """Run one policy in real time. Raises PolicyStalled if it stops with requests unserved."""
+    runs_on = executor.kernels.runs_on
     allocations = runs_on.num_allocations()
     with frozen_heap(), GpuHost(executor, experiment.draws() if experiment.is_dictated else None) as host:
         serving = experiment.start(host, experiment.requests())
@@ -143,7 +149,6 @@ def replay(experiment: Experiment, executor: PairExecutor) -> Replay:
     experiment.check_served(serving)
     executor.reset()
     num_allocations = runs_on.num_allocations() - allocations
-    probed_s.append(probe(kernels, executor.issuers))
     works = [measured_work(ticket) for ticket in host.works]
     records = [work.record for work in works]
     return Replay(
@@ -161,7 +166,6 @@ def replay(experiment: Experiment, executor: PairExecutor) -> Replay:
         works=works,
         wake=WakeLatency(mean(host.reactions.wake_latencies_s[False]), mean(host.reactions.wake_latencies_s[True])),
         num_allocations=num_allocations,
-        probed_s=probed_s,
     )
 
 
