@@ -32,7 +32,7 @@ MAX_VISITS = 1000
 LONGEST_S = 1000.0
 """A pass of more seconds than this is a pass in other units."""
 HOST_KEYS = (
-    *("is_cpu", "gpu", "multiprocessors", "kv_layout", "date", "kernels_per_layer", "result_s"),
+    *("is_cpu", "gpu", "multiprocessors", "kv_layout", "date", "kernels_per_layer"),
     *("step_s", "row_s", "inflation_eager"),
 )
 MAY_CHANGE = ("clock", "date", "driver")

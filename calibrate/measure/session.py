@@ -214,7 +214,6 @@ class Session:
             "kv_layout": LAYOUT,
             "date": date.today().isoformat(),
             "kernels_per_layer": max(1, round((num_kernels - HEAD_KERNELS) / self.spec.target.shape.layers)),
-            "result_s": host_times.result_s(self.bench, smallest),
             **host_times.prepare_times(self.bench, self.spec.rows),
         }
         times["inflation_eager"] = host_times.inflation(self.bench, timed, self.spec.rows, seconds)

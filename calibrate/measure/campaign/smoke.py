@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from importlib import import_module
 from pathlib import Path
-from time import perf_counter, sleep
+from time import perf_counter
 
 import torch
 
@@ -24,7 +24,7 @@ from calibrate.measure.campaign.plan import CAMPAIGNS, SMOKE_FILE, Campaign, Mea
 from calibrate.measure.pair import DEFAULTS, PairSpec, build
 from calibrate.measure.timing import Bench
 from realrun.host import cuda
-from realrun.host.device import DeviceClock, DeviceStream, RealDevice
+from realrun.host.device import DeviceStream, RealDevice
 from realrun.host.driver import Driver
 from realrun.model.attention import FLASH, MATH, AttentionKernel, GatheringAttention, Rectangle, make_attention
 from realrun.model.kv import SlottedKv
@@ -43,8 +43,6 @@ STREAMS, HOLD_S = 8, 0.05
 """Streams that policies replayed together ask for, and how long each is held."""
 MAX_TOGETHER = 1.5
 """Times that all streams together may take of what one takes: sharing queues they take several."""
-WATCH_S, MAX_DRIFT_PPM, MAX_UNCERTAIN_S = 2.0, 200.0, 1e-3
-"""Seconds between looks at both clocks; crystals drift by up to 50 ppm."""
 
 
 class Red(ValueError):
@@ -161,19 +159,7 @@ def capture(ground: Ground) -> str | None:
     return f"{timed.name} gives the same tokens captured"
 
 
-def clock(ground: Ground) -> str:
-    """The device's clock beside the host's."""
-    both = DeviceClock(ground.runs_on, ground.runs_on.now_s)
-    sleep(WATCH_S)
-    both.look()
-    drift_ppm = both.drift_ppm
-    said = f"drifts by {drift_ppm or 0.0:+.1f} ppm, placed to {1e6 * both.uncertain_s:.0f} us"
-    if drift_ppm is None or abs(drift_ppm) > MAX_DRIFT_PPM or both.uncertain_s > MAX_UNCERTAIN_S:
-        raise Red(f"{said}; at most {MAX_DRIFT_PPM:.0f} ppm and {1e6 * MAX_UNCERTAIN_S:.0f} us can be used")
-    return said
-
-
-CHECKS: tuple[Callable[[Ground], str | None], ...] = (imports, clock, streams, kernels, capture)
+CHECKS: tuple[Callable[[Ground], str | None], ...] = (imports, streams, kernels, capture)
 """Checks of the machine, the cheap ones first."""
 
 

@@ -112,7 +112,7 @@ def host_costs(points: Sequence[MeasuredPoint], measured: dict[str, Any], layers
         max_graph_tokens=largest,
         graph_small_sizes=(1,),
         graph_size_step=1,
-        result_s=0.0 if is_cpu else round_constant(measured["result_s"]),
+        result_s=0.0,
         engine=MEASURED_HERE,
         step_s=round_constant(measured["step_s"]),
         row_s=round_constant(measured["row_s"]),

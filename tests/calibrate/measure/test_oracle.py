@@ -16,7 +16,6 @@ torch = pytest.importorskip("torch")
 
 from calibrate.fit.grid import Limits, grid
 from calibrate.fit.point_works import TimedPass, work_of
-from calibrate.measure import host_times
 from calibrate.measure.fits.overlap_fit import fit_overlap
 from calibrate.measure.overlap_cells import coruns_within
 from calibrate.measure.rates import measure
@@ -33,16 +32,13 @@ from sim.costs.profile_files import load
 from sim.devices.contention import Contention, Regime
 from sim.interface.host import Stream
 from sim.interface.work import Chunk, Kind, Model, Work
-from tests.calibrate.fit.test_points_file import point
 from tests.properties import assert_refused, some
 from tests.realrun.support import tiny_model, tiny_options
 from tests.realrun.threaded_device import ThreadedDevice
 from tests.realrun.timed_device import (
-    CALL_S,
     COPY_S,
     GRAPH_CALL_S,
     KERNEL_CALL_S,
-    LATENCY_S,
     WAKE_S,
     Lasts,
     TimedDevice,
@@ -173,16 +169,6 @@ def test_a_probe_on_a_gpu_sees_who_slows_the_device_and_not_who_slows_the_host(d
             measured.device.launch = lambda _: launch(Lasts(device_s))  # type: ignore[method-assign]  # noqa: B023
             (probed_s,) = probe(measured.kernels, issuers)
             assert probed_s == pytest.approx(device_s + 2 * COPY_S, rel=TOLERANCE)
-
-
-def test_the_way_of_a_result_comes_back() -> None:
-    measured = Measured(TimedDevice())
-    timed = TimedPass("decode", "target", 1, 1, 64, "graphed")
-    truth = measured.knows(timed)
-    found = point(timed, device_s=measured.bench.timer(timed)().device_s, host_s=GRAPH_CALL_S)
-    assert truth.device_s > GRAPH_CALL_S
-    # There and back: the call before the first launch, the launch's way, and that of the result.
-    assert host_times.result_s(measured.bench, found) == pytest.approx(CALL_S + LATENCY_S + WAKE_S, rel=TOLERANCE)
 
 
 @pytest.mark.parametrize("phi", [0.05, 0.2])

@@ -27,7 +27,6 @@ HOST: dict[str, Any] = {
     "kv_layout": "slot-head-token",
     "date": "2026-01-01",
     "kernels_per_layer": 12,
-    "result_s": 0.0,
     "step_s": 1e-5,
     "row_s": 1e-6,
     "inflation_eager": [1.0, 1.9, 2.8],
