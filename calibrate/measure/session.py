@@ -157,11 +157,11 @@ class Session:
                 moments_s.append(perf_counter())
             timed_s[timed] = min(after_s - before_s for before_s, after_s in pairwise(moments_s))
         estimate_s = grid.estimator(timed_s)
-        # Fewer visits where all of them would leave passes of the coarsest grid unmeasured.
+        # Fewer visits where all of them would leave passes of the grid unmeasured.
         for visits in range(VISITS[self.spec.device], 0, -1):
             repeats = visits * (BLOCK + _least(visits))
             planned = grid.plan(allowed, SHARES["points"] * budget_s, estimate_s, repeats)
-            if len(planned) >= len(grid.grid(allowed, 0)):
+            if len(planned) == len(grid.grid(allowed)):
                 break
         if not self._decodes(planned):
             raise ValueError(f"--budget {budget_s:g} is too small to time a single decode pass; raise it")
