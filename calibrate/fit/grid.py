@@ -1,4 +1,4 @@
-"""Passes to be timed: a grid of shapes in levels of fineness, and the finest level that a budget pays for.
+"""Passes to be timed: a grid of shapes, and those of them that a budget pays for.
 
 Pure: the plan follows from the limits and from a few pilot times, and is then fixed (it heads the points file), so that
 a measurement that was killed ends with the points it began with. Not here: timing (calibrate.measure.timing,
@@ -12,29 +12,22 @@ from hashlib import sha256
 from typing import NamedTuple
 
 from calibrate.fit.point_works import MixedPass, TimedPass
-from sim.costs.profile import Launch, PassKind, Role
+from sim.costs.profile import Launch, Role
 
-VERIFY_TOKENS = ((2, 8), (2, 5, 8), (2, 3, 5, 8), (2, 3, 4, 5, 6, 7, 8))
-"""Query tokens per row of verify passes, by level."""
-DRAFT_TOKENS = ((1, 4), (1, 4, 8), (1, 2, 4, 8), (1, 2, 4, 6, 8))
-NUM_ROWS = (2, 3, 4, 5)
-NUM_CONTEXTS = (2, 2, 3, 4)
-NUM_CHUNKS = (3, 4, 5, 7)
-"""Different row counts, contexts and chunk lengths by level, spread geometrically."""
-LEVELS = len(VERIFY_TOKENS)
+VERIFY_TOKENS, DRAFT_TOKENS = (2, 5, 8), (1, 4, 8)
+"""Query tokens per row of verify passes, and tokens per row of drafts."""
+NUM_ROWS, NUM_CONTEXTS = 3, 2
+NUM_CHUNKS: dict[Role, int] = {"target": 4, "draft": 3}
+"""Different row counts, contexts and chunk lengths, spread geometrically."""
 HELD_OUT_IN = 5
 """One point in this many is kept from the fit."""
 MIN_CONTEXT = 32
 MIN_CHUNK = 8
 
-
-MIXED: tuple[tuple[PassKind, int, int, int], ...] = (
-    ("verify", 16, 5, 1),
-    ("verify", 16, 5, 3),
-    ("verify", 64, 5, 4),
-    ("draft", 16, 4, 1),
-)
-"""Kind, rows, tokens per row and prompts of passes that have both, as continuous batching has them."""
+MIXED = ((16, 1), (16, 3), (64, 4))
+"""Rows and prompts of passes that have both, as continuous batching has them."""
+MIXED_TOKENS = 5
+"""Query tokens of each of those rows."""
 PROMPT_TOKENS = 512
 """Tokens of those prompts, where slots hold four times as many."""
 
@@ -52,37 +45,37 @@ class Limits(NamedTuple):
     has_graphs: bool
 
 
-def grid(limits: Limits, level: int) -> list[TimedPass]:
-    """Every pass of `level`, 0 the coarsest, in the order in which they are measured."""
-    rows = spread(1, limits.rows, NUM_ROWS[level])
-    widest = max(VERIFY_TOKENS[level][-1], limits.draft_tokens) + 2
-    contexts = spread(MIN_CONTEXT, limits.slot_tokens - widest, NUM_CONTEXTS[level])
+def grid(limits: Limits) -> list[TimedPass]:
+    """Every pass, in the order in which they are measured."""
+    rows = spread(1, limits.rows, NUM_ROWS)
+    widest = max(VERIFY_TOKENS[-1], limits.draft_tokens) + 2
+    contexts = spread(MIN_CONTEXT, limits.slot_tokens - widest, NUM_CONTEXTS)
     launches: list[Launch] = ["eager", "graphed"] if limits.has_graphs else ["eager"]
     launch = launches[-1]
-    passes = _prefills("target", limits, level)
+    passes = _prefills("target", limits)
     if limits.has_draft:
-        passes += _prefills("draft", limits, max(0, level - 1))
+        passes += _prefills("draft", limits)
     for num_rows in rows:
         for context in contexts:
             # Eager passes have the same kernels: what launching them takes, decoding and prefilling tell.
             passes += [TimedPass("decode", "target", num_rows, 1, context, each) for each in launches]
             passes += [
                 TimedPass("verify", "target", num_rows, tokens, context, launch)
-                for tokens in VERIFY_TOKENS[level]
+                for tokens in VERIFY_TOKENS
                 if tokens <= limits.draft_tokens + 1
             ]
             passes += [
                 TimedPass("draft", "draft", num_rows, tokens, context, launch)
-                for tokens in DRAFT_TOKENS[level]
+                for tokens in DRAFT_TOKENS
                 if limits.has_draft and tokens <= limits.draft_tokens
             ]
     return sorted(set(passes), key=_shuffled)
 
 
-def _prefills(model: Role, limits: Limits, level: int) -> list[TimedPass]:
+def _prefills(model: Role, limits: Limits) -> list[TimedPass]:
     longest = min(limits.slot_tokens - 2, limits.pass_tokens)
     passes = []
-    for tokens in spread(min(MIN_CHUNK, longest), longest, NUM_CHUNKS[level]):
+    for tokens in spread(min(MIN_CHUNK, longest), longest, NUM_CHUNKS[model]):
         for num_rows in spread(1, min(limits.rows, 8), 2):
             for context in (0, (limits.slot_tokens - 2) // 2):
                 if num_rows * tokens <= limits.pass_tokens and context + tokens + 1 < limits.slot_tokens:
@@ -91,16 +84,14 @@ def _prefills(model: Role, limits: Limits, level: int) -> list[TimedPass]:
 
 
 def mixed(limits: Limits) -> list[MixedPass]:
-    """Decoding rows with prompts, as in a replay: both have slots, and rows have half an answer behind their prompt."""
+    """Verifying rows with prompts, which judge a fit and are no part of it: both have slots, and rows have half an
+    answer behind their prompt."""
     tokens = min(PROMPT_TOKENS, limits.slot_tokens // 4)
-    launch: Launch = "graphed" if limits.has_graphs else "eager"
     found = []
-    for kind, rows, row_tokens, prompts in MIXED:
-        role: Role = "draft" if kind == "draft" else "target"
+    for rows, prompts in MIXED:
         num_rows = min(rows, limits.rows - prompts)
-        if num_rows > 0 and (role == "target" or limits.has_draft):
-            decoding = TimedPass(kind, role, num_rows, row_tokens, tokens + tokens // 8, launch)
-            found.append(MixedPass(decoding, prompts, tokens))
+        decoding = TimedPass("verify", "target", num_rows, MIXED_TOKENS, tokens + tokens // 8, "graphed")
+        found.append(MixedPass(decoding, prompts, tokens))
     return [*dict.fromkeys(found)]
 
 
@@ -117,12 +108,10 @@ def spread(low: int, high: int, number: int) -> list[int]:
 
 
 def plan(limits: Limits, budget_s: float, estimate_s: Callable[[TimedPass], float], repeats: int) -> list[TimedPass]:
-    """The finest grid of which `repeats` repetitions fit `budget_s`; if none does, of the coarsest the passes that each
-    fit their share."""
-    for level in reversed(range(LEVELS)):
-        passes = grid(limits, level)
-        if repeats * sum(estimate_s(timed) for timed in passes) <= budget_s:
-            return passes
+    """The grid, if `repeats` repetitions of it fit `budget_s`; else its passes that each fit their share."""
+    passes = grid(limits)
+    if repeats * sum(map(estimate_s, passes)) <= budget_s:
+        return passes
     share_s = budget_s / len(passes)
     return [timed for timed in passes if repeats * estimate_s(timed) <= 2.0 * share_s]
 
@@ -135,10 +124,10 @@ def is_held_out(timed: TimedPass, passes: Sequence[TimedPass]) -> bool:
 
 def pilots(limits: Limits) -> list[TimedPass]:
     """Shapes that tell what a pass costs: each kind's smallest and largest."""
-    coarse = grid(limits, 0)
+    passes = grid(limits)
     ends = []
-    for kind in dict.fromkeys((timed.kind, timed.model) for timed in coarse):
-        alike = sorted((p for p in coarse if (p.kind, p.model) == kind), key=_size)
+    for kind in dict.fromkeys((timed.kind, timed.model) for timed in passes):
+        alike = sorted((p for p in passes if (p.kind, p.model) == kind), key=_size)
         ends += [alike[0], alike[-1]] if len(alike) > 1 else alike
     return ends
 

@@ -2,8 +2,8 @@
 most.
 
 JSON lines. The first is the header: schema, fingerprint, options. Then `plan` (passes to be timed), and in any order
-`point` (one per visit to a pass), `clocks` (what the driver said of the visit before it), `host`, `mixed` (rows with
-prompts), `rates` (passes beside each other) and `serving` (what serving adds).
+`point` (one per visit to a pass), `clocks` (what the driver said of the visit before it), `host`, `rates` (passes
+beside each other) and `serving` (what serving adds). `mixed` lines of older files are skipped: no fit used them.
 Not here: measuring (calibrate.measure), the profile made of it (sim.costs.profile).
 """
 
@@ -20,7 +20,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from calibrate.fit.point_works import Corun, MixedPass, TimedPass, merged, timed_pass_of
+from calibrate.fit.point_works import Corun, TimedPass, merged, timed_pass_of
 from sim.costs.profile import MeasuredPoint
 from sim.files.json_values import Json, convert, parse_json
 from sim.files.lock import locked
@@ -32,7 +32,7 @@ MAX_VISITS = 1000
 LONGEST_S = 1000.0
 """A pass of more seconds than this is a pass in other units."""
 HOST_KEYS = (
-    *("is_cpu", "gpu", "multiprocessors", "kv_layout", "date", "kernels_per_layer", "result_s"),
+    *("is_cpu", "gpu", "multiprocessors", "kv_layout", "date", "kernels_per_layer"),
     *("step_s", "row_s", "inflation_eager"),
 )
 MAY_CHANGE = ("clock", "date", "driver")
@@ -60,28 +60,8 @@ class Steady(msgspec.Struct, frozen=True, kw_only=True):
     """Share of the multiprocessors that it could run on."""
     alone_s: Positive
     """Seconds without the others, on its share where there is one."""
-    together_s: Positive
     rates: Annotated[tuple[Positive, ...], msgspec.Meta(min_length=1)]
     """Completions per second beside the others, as a share of those alone [rounds]."""
-    alone_spread_s: float = 0.0
-    """Half of the 95 % interval of the median, as `together_spread_s`."""
-    together_spread_s: float = 0.0
-    alone_passes: int = 0
-    together_passes: int = 0
-
-
-class MixedPoint(msgspec.Struct, frozen=True, kw_only=True):
-    """Decoding rows with prompts that were timed as a replay runs them; no fit uses them yet."""
-
-    mixed: MixedPass
-    span_s: Positive
-    """From the first start to the last end on an idle device, launched as a replay does."""
-    device_s: Positive
-    """The same passes captured, with nothing of the host's between their kernels."""
-    host_s: Positive
-    """Seconds to issue them."""
-    half_width_pct: float
-    repetitions: int
 
 
 class Ran(msgspec.Struct, frozen=True, kw_only=True):
@@ -89,31 +69,15 @@ class Ran(msgspec.Struct, frozen=True, kw_only=True):
 
     corun: Corun
     sides: tuple[Steady, ...]
-    num_allocations: int = 0
-    """Calls of the device's allocator to the driver meanwhile: 0 of a sound measurement."""
-    clocks: Clocks | None = None
-
-    @property
-    def shares(self) -> tuple[float, ...]:
-        return tuple(side.share for side in self.sides)
 
     @property
     def alone_s(self) -> tuple[float, ...]:
         return tuple(side.alone_s for side in self.sides)
 
     @property
-    def together_s(self) -> tuple[float, ...]:
-        return tuple(side.together_s for side in self.sides)
-
-    @property
     def rates(self) -> tuple[float, ...]:
         """Medians over the rounds [sides]."""
         return tuple(median(side.rates) for side in self.sides)
-
-    @property
-    def sums(self) -> list[float]:
-        """Sums of the sides' rates [rounds]."""
-        return [sum(of_round) for of_round in zip(*(side.rates for side in self.sides), strict=True)]
 
 
 class _Header(msgspec.Struct):
@@ -145,7 +109,6 @@ class MeasuredSession:
     slowed: set[TimedPass] = field(default_factory=set)
     """Points of which a visit was slower than the GPU can be, by the driver's word."""
     host: dict[str, Any] = field(default_factory=dict)
-    mixed: list[MixedPoint] = field(default_factory=list)
     rates: list[Ran] = field(default_factory=list)
     serving: dict[str, Json] = field(default_factory=dict)
     """Costs of serving, by field; empty before they are known."""
@@ -226,8 +189,6 @@ def _enter(held: MeasuredSession, where: str, kind: str, value: Json) -> None:
         held.clocks.append(clocks)
         if clocks.throttled and clocks.timed is not None:
             held.slowed.add(clocks.timed)
-    elif kind == "mixed":
-        held.mixed.append(convert(value, MixedPoint, where))
     elif kind == "rates":
         ran = convert(value, Ran, where)
         if {len(side.rates) for side in ran.sides} != {len(ran.sides[0].rates)} or len(ran.sides) != len(
@@ -237,7 +198,7 @@ def _enter(held: MeasuredSession, where: str, kind: str, value: Json) -> None:
         held.rates.append(ran)
     elif kind in ("host", "serving"):
         getattr(held, kind).update(convert(value, dict[str, Any], where))
-    else:
+    elif kind != "mixed":
         raise ValueError(f"{where}: unknown kind of line {kind!r}")
 
 

@@ -31,8 +31,6 @@ from sim.interface.work import Chunk, Work
 KIND = "vllm-forward"
 LIMITS = Limits(rows=64, slot_tokens=4096, pass_tokens=8192, draft_tokens=7, has_draft=True, has_graphs=True)
 """KV of 64 requests of 4,096 tokens is 34 GB of an 8B model in bf16."""
-LEVEL = 1
-"""Fineness of the grid: about 60 cases, two or three seconds each."""
 SECONDS_PER_US = 1e-6
 Whole = Annotated[int, msgspec.Meta(ge=0, le=10**7)]
 
@@ -75,7 +73,7 @@ def passes(num_speculative_tokens: int | None) -> dict[int, list[TimedPass]]:
     a drafter there are no verify passes, since vLLM times none then."""
     has_draft = num_speculative_tokens is not None
     found: dict[int, list[TimedPass]] = {0: []}
-    for timed in grid(LIMITS._replace(has_draft=has_draft), LEVEL):
+    for timed in grid(LIMITS._replace(has_draft=has_draft)):
         if timed.model == "target":
             if timed.kind == "prefill" or timed.launch == ("graphed" if has_draft or timed.kind == "decode" else None):
                 found[0].append(timed)
@@ -119,7 +117,7 @@ def mixed_text(both: MixedPass) -> str:
 
 def mixed_passes() -> list[MixedPass]:
     """The target's passes with rows and prompts, which judge the fit and are no part of it."""
-    return [each for each in mixed(LIMITS) if each.decoding.model == "target"]
+    return mixed(LIMITS)
 
 
 def _target_of(timed: TimedPass) -> TimedPass:

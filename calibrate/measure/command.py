@@ -20,8 +20,7 @@ from sim.names import install_line, unknown
 if TYPE_CHECKING:
     from sim.costs.profile import Profile
 
-MIN_BUDGET_S, SERVING_S = 5.0, 30.0
-"""Least budget, and the one from which on what serving adds is timed too, for 1-2 minutes more."""
+MIN_BUDGET_S = 5.0
 MAX_NOISY = 8
 """Noisy points that are listed one by one."""
 
@@ -38,7 +37,7 @@ class MeasureFlags(Struct, frozen=True, kw_only=True):
     budget: Annotated[
         Seconds | None,
         key("measure.budget_s"),
-        "Rough time [120 cpu, 480 cuda]; from 30 on with what serving adds.",
+        "Rough time of the passes [120 cpu, 480 cuda]. What serving adds takes up to 2 minutes more.",
     ] = None
     rows: Annotated[
         int | None, Meta(ge=1, le=COUNT), key("measure.rows"), "Most sequences of a pass [16 cpu, 32 cuda]."
@@ -78,16 +77,7 @@ def measure_command(flags: MeasureFlags) -> None:
     from realrun.host import cuda
     from realrun.validate.gates import of_profile, verdict
 
-    spec = pair_spec(
-        device,
-        target=flags.target,
-        draft=flags.draft,
-        dtype=None,
-        rows=flags.rows,
-        context=flags.context,
-        attention=None,
-        seed=0,
-    )
+    spec = pair_spec(device, flags.target, flags.draft, flags.rows, flags.context)
     points_path = out.with_suffix(".points.jsonl")
     try:
         with progress() as on_step:
@@ -95,7 +85,6 @@ def measure_command(flags: MeasureFlags) -> None:
                 spec,
                 points_path,
                 float(DEFAULTS[device]["budget"]) if budget is None else budget,
-                is_serving=budget is None or budget >= SERVING_S,
                 on_step=on_step,
                 say=lambda line: print(line, file=sys.stderr),
             )

@@ -1,6 +1,7 @@
-"""Host times of a measured profile: preparing a work, launching kernels, a result's way back, threads in each other's
-way. Not here: device times (calibrate.measure.timing), the constants made of these
-(calibrate.measure.fits.measured_profile).
+"""Host times of a measured profile: preparing a work, launching kernels, threads in each other's way.
+
+Not here: device times (calibrate.measure.timing), the constants made of these
+(calibrate.measure.fits.measured_profile), the way of a result (calibrate.measure.serving_overhead).
 """
 
 from __future__ import annotations
@@ -11,17 +12,15 @@ from statistics import median
 from threading import Barrier
 from time import perf_counter
 
-from calibrate.fit.point_works import TimedPass, timed_pass_of
+from calibrate.fit.point_works import TimedPass
 from calibrate.measure.timing import Bench, at_once
 from realrun.kernels import host_slots
 from realrun.kernels.host_slots import Slot
 from realrun.kernels.issuer import Issuer
-from sim.costs.profile import MeasuredPoint
 
 ISSUERS = 3
 """Threads that issue at once, at most."""
 PREPARATIONS = 30
-ROUND_TRIPS = 15
 ROUNDS = 3
 
 
@@ -45,16 +44,6 @@ def _prepare_s(bench: Bench, num_rows: int) -> float:
         host_slots.record_results(plan, slots, (), [[0, 1]] * num_rows)
         times.append(perf_counter() - started_s)
     return median(times)
-
-
-def result_s(bench: Bench, point: MeasuredPoint) -> float:
-    """Seconds from the end of a pass on the device to its result on the host, by what a round trip of the pass of
-    `point` lasts longer."""
-    timed = timed_pass_of(point)
-    pass_, issuer = bench.ready(timed), bench.issuer(timed.launch)
-    bench.warm(timed, issuer)
-    trips_s = [bench.round_trip_s(pass_, issuer) for _ in range(ROUND_TRIPS)]
-    return max(0.0, median(trips_s) - max(point.device_s, point.host_s))
 
 
 def inflation(bench: Bench, timed: TimedPass, num_rows: int, seconds: float) -> list[float]:

@@ -13,12 +13,11 @@ from calibrate.catalogue.model_configs import FAMILIES, ModelSource, source_of, 
 from calibrate.fit.grid import Limits
 from realrun.kernels.pair_kernels import PairKernels
 from realrun.kernels.pair_options import PairOptions, doubling
-from realrun.model.attention import Attention, slot_tokens, usual_attention
+from realrun.model.attention import attention_on, slot_tokens
 from realrun.model.memory import Ledger, Sizes, check_fits, ledger
 from realrun.model.weights import Family, load_model, random_model
 from sim.costs.shapes import MODELS
 from sim.files.json_values import Json
-from sim.names import unknown
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -42,8 +41,8 @@ MIN_CONTEXT = 256
 DRAFT_TOKENS = 8
 PASS_TOKENS = {"cpu": 512, "cuda": 4096}
 """Prompt tokens of the longest pass that is timed."""
-ISSUERS = 8
-"""Streams that a measurement uses: eager and graphed, three sides; rows with prompts; the lane that serves."""
+ISSUERS = 7
+"""Streams that a measurement uses: eager and graphed, three sides; the lane that serves."""
 
 
 class PairSpec(NamedTuple):
@@ -56,7 +55,8 @@ class PairSpec(NamedTuple):
     rows: int
     slot_tokens: int
     attention: str
-    seed: int
+    seed: int = 0
+    """Of the weights and of what lies in unwritten KV."""
 
     def as_options(self) -> dict[str, Json]:
         """Plain values, to tell one measurement from another."""
@@ -68,40 +68,27 @@ class PairSpec(NamedTuple):
 
 
 def pair_spec(
-    device: str,
-    target: str,
-    draft: str | None,
-    dtype: str | None,
-    rows: int | None,
-    context: int | None,
-    attention: str | None,
-    seed: int,
+    device: str, target: str, draft: str | None = None, rows: int | None = None, context: int | None = None
 ) -> PairSpec:
     """The pair to build; raises ValueError for sizes and models that cannot be."""
     defaults = DEFAULTS[device]
-    dtype = str(defaults["dtype"]) if dtype is None else dtype
     sources = []
     for name in (target, draft):
         source = source_of(name) if name is not None else None
         if name is not None and source is not None and source.family is None and name not in MODELS:
             raise ValueError(f"{name}: passes can be built for {', '.join(FAMILIES)} (model_type), not for this one")
-        sources.append(source and source._replace(shape=with_dtype(source.shape, dtype)))
+        sources.append(source and source._replace(shape=with_dtype(source.shape, defaults["dtype"])))
     assert sources[0] is not None
     longest = min(source.shape.max_context for source in sources if source is not None)
     if context is None:
-        context = min(int(defaults["context"]), longest)
+        context = min(defaults["context"], longest)
     if not MIN_CONTEXT <= context <= longest:
         raise ValueError(f"--context {context} must be in {MIN_CONTEXT}..{longest}, what the models take")
-    rows = int(defaults["rows"]) if rows is None else rows
+    rows = defaults["rows"] if rows is None else rows
     if rows < 1:
         raise ValueError(f"measure.rows={rows} must be at least 1")
-    if attention is None:
-        attention = usual_attention(torch.device(device)).value
-    known = [name.value for name in Attention]
-    if attention not in known:
-        raise ValueError(unknown("attention", attention, known))
-    context = min(slot_tokens(Attention(attention), context), longest)
-    return PairSpec(device, dtype, sources[0], sources[1], rows, context, attention, seed)
+    context = min(slot_tokens(device, context), longest)
+    return PairSpec(device, defaults["dtype"], sources[0], sources[1], rows, context, attention_on(device))
 
 
 def limits(spec: PairSpec) -> Limits:
@@ -116,9 +103,8 @@ def limits(spec: PairSpec) -> Limits:
     )
 
 
-def build(spec: PairSpec, streams: int = ISSUERS) -> PairKernels:
-    """The pair, to be run on so many streams. Raises ValueError for models that do not fit or do not go together, or
-    an attention that does not run here."""
+def build(spec: PairSpec) -> PairKernels:
+    """The pair. Raises ValueError for models that do not fit or do not go together."""
     sources = [spec.target] if spec.draft is None else [spec.target, spec.draft]
     vocabularies = {source.shape.name: source.shape.vocab for source in sources}
     if len(set(vocabularies.values())) > 1:
@@ -126,7 +112,7 @@ def build(spec: PairSpec, streams: int = ISSUERS) -> PairKernels:
     names = " and ".join(source.shape.name for source in sources)
     what = f"{names} in {spec.dtype} with KV of {spec.rows} slots of {spec.slot_tokens} tokens"
     # All of it at once; each part alone is checked again where it is made.
-    check_fits(needs(spec, streams).total, what, torch.device(spec.device))
+    check_fits(needs(spec).total, what, torch.device(spec.device))
     options = options_of(spec)
     models = [_model(source, spec) for source in sources]
     return PairKernels(models[0], models[1] if len(models) > 1 else None, options)
@@ -138,7 +124,6 @@ def options_of(spec: PairSpec) -> PairOptions:
     return PairOptions(
         slots=spec.rows,
         max_tokens=spec.slot_tokens,
-        attention=Attention(spec.attention),
         draft_tokens_max=min(DRAFT_TOKENS, spec.slot_tokens // 4),
         seed=spec.seed,
         batch_buckets=doubling(spec.rows) if has_graphs else (),
@@ -146,15 +131,15 @@ def options_of(spec: PairSpec) -> PairOptions:
     )
 
 
-def needs(spec: PairSpec, streams: int = ISSUERS) -> Ledger:
-    """Bytes that measuring on so many streams takes of the device's memory."""
+def needs(spec: PairSpec) -> Ledger:
+    """Bytes that measuring takes of the device's memory."""
     allowed = limits(spec)
     sizes = Sizes(
         slots=spec.rows,
         max_tokens=spec.slot_tokens,
         draft_tokens=allowed.draft_tokens,
         prompt_tokens=allowed.pass_tokens,
-        streams=streams,
+        streams=ISSUERS,
         has_graphs=allowed.has_graphs,
     )
     shapes = [source.shape for source in (spec.target, spec.draft) if source is not None]

@@ -3,8 +3,7 @@
 A thread per side issues its pass again and again, two or three in flight, so that no stream runs dry; before each pass
 its slots are set back on the same stream.
 Completions are the device's events, on a CPU the host's clock. A rate is completions per second while all sides
-were at work, divided by those of the side alone, taken right before. Whatever is made on the device is made before: the
-allocator's calls in the windows are counted.
+were at work, divided by those of the side alone, taken right before. Whatever is made on the device is made before.
 
 Not here: which passes (calibrate.measure.overlap_cells), what follows from their rates (calibrate.measure.fits).
 """
@@ -22,7 +21,7 @@ from typing import NamedTuple
 
 from calibrate.fit.point_works import Corun
 from calibrate.fit.points_file import Ran, Steady
-from calibrate.measure.timing import Bench, ReadyPass, at_once, half_width
+from calibrate.measure.timing import Bench, ReadyPass, at_once
 from realrun.kernels.issuer import Issuer, Pending
 
 MAX_CORUN_S = 12.0
@@ -54,7 +53,6 @@ def measure(bench: Bench, corun: Corun, seconds: float) -> Ran:
     num, window_s = len(sides), seconds / ((len(sides) + 1) * ROUNDS)
     # Once unmeasured: whatever is made or loaded the first time that all run at once.
     _completions(bench, sides, 0.0, 0)
-    allocated = bench.runs_on.num_allocations()
     alone: list[list[list[float]]] = [[] for _ in sides]
     together: list[list[list[float]]] = [[] for _ in sides]
     for turn in range(ROUNDS):
@@ -62,23 +60,13 @@ def measure(bench: Bench, corun: Corun, seconds: float) -> Ran:
             alone[side] += periods(*_completions(bench, [sides[side]], window_s, 0))
         for side, side_rates in enumerate(_together(bench, sides, window_s, turn % num)):
             together[side].append(side_rates)
-    return Ran(
-        corun=corun,
-        sides=tuple(map(steady, alone, together)),
-        num_allocations=bench.runs_on.num_allocations() - allocated,
-    )
+    return Ran(corun=corun, sides=tuple(map(steady, alone, together)))
 
 
 def steady(alone: Sequence[Sequence[float]], together: Sequence[Sequence[float]]) -> Steady:
     """One side's account of its periods alone and together [rounds][passes]."""
-    one, many = (sorted(period_s for round_ in rounds for period_s in round_) for rounds in (alone, together))
     return Steady(
-        alone_s=median(one),
-        alone_spread_s=half_width(one),
-        alone_passes=len(one),
-        together_s=median(many),
-        together_spread_s=half_width(many),
-        together_passes=len(many),
+        alone_s=median(period_s for round_ in alone for period_s in round_),
         # By means: so many completions in so much time, whatever the order of short and long ones.
         rates=tuple(fmean(before) / fmean(during) for before, during in zip(alone, together, strict=True)),
     )

@@ -2,7 +2,7 @@
 
 Everything measured goes to the points file first; the profile is made from that file alone, so a measurement that was
 killed and one that was not give the same kind of result. Not here: the fits (calibrate.measure.fits), the command
-(calibrate.measure.command), the grid of co-runs of a lent GPU (calibrate.measure.campaign.corun).
+(calibrate.measure.command).
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from calibrate.fit.point_works import VISITS, Corun, TimedPass, l2_state
 from calibrate.fit.points_file import MeasuredSession
 from calibrate.measure import host_times
 from calibrate.measure.fits.measured_profile import profile_of
-from calibrate.measure.fits.serving_costs import ServingCosts, completed
 from calibrate.measure.machine import fingerprint, gpu, roofs
 from calibrate.measure.overlap_cells import coruns_within
 from calibrate.measure.pair import PairSpec, build, limits
@@ -32,18 +31,18 @@ from calibrate.measure.rates import MAX_CORUN_S, measure
 from calibrate.measure.serving_overhead import REPEATS, measure_serving
 from calibrate.measure.timing import BLOCK, MAX_REPETITIONS, MIN_REPETITIONS, Bench, count_kernels, repeat
 from realrun.host import cuda
-from realrun.host.driver import Driver, Watch
+from realrun.host.driver import Driver
 from realrun.host.garbage_collector import frozen_heap
 from realrun.model.kv import LAYOUT
 from sim.costs.passes import HEAD_KERNELS
 from sim.costs.profile import MeasuredPoint, Profile
-from sim.files.json_values import Json, convert
+from sim.files.json_values import Json
 
 PILOT_RUNS = 2
 """Runs of which the faster one counts: one that something disturbed would spoil the plan."""
-MIXED_S, MIXED_SHARE = 3.0, 0.04
-"""Seconds for rows with prompts, each, and at most so much of the budget."""
 BESIDE_EAGER_S = 4.0
+REPEAT_EVERY_S = 24.0
+"""Seconds of the budget for which requests are served once more, up to REPEATS times."""
 SHARES = {"points": 0.6, "host": 0.05, "overlap": 0.2}
 """Shares of the budget. The rest is building, warming up and fitting."""
 Pass = TypeVar("Pass", TimedPass, MeasuredPoint)
@@ -56,8 +55,6 @@ def measure_pair(
     path: Path,
     budget_s: float,
     *,
-    is_serving: bool = True,
-    repeats: int = REPEATS,
     on_step: OnStep = lambda stage, done, total: None,
     say: Callable[[str], None],
 ) -> Profile:
@@ -73,12 +70,11 @@ def measure_pair(
         session.measure(budget_s)
         try:
             # Before what runs beside each other: of an interrupted measurement this is worth more.
-            if is_serving:
-                session.in_service(session.profile(), repeats)
+            session.serve(budget_s)
         except ValueError as error:
             say(f"what serving adds was not measured: {error}")
         session.measure_beside(budget_s)
-        return session.so_far()
+        return session.profile()
 
 
 class Session:
@@ -125,39 +121,25 @@ class Session:
                 self._host(budget_s)
 
     def measure_beside(self, budget_s: float) -> None:
-        """Measure what the file does not hold yet of rows with prompts and of passes beside each other."""
+        """Measure what the file does not hold yet of passes beside each other."""
         with frozen_heap():
-            self._mixed(budget_s)
             self._overlap(budget_s)
 
-    def so_far(self) -> Profile:
-        """The profile of what the file holds, with what serving adds if that is known. Raises ValueError where it holds
-        too little."""
-        held = self.held
-        if not held.host:
-            raise ValueError("too little was measured for a profile; the same command goes on")
-        return self.in_service(self.profile()) if held.serving else self.profile()
-
     def profile(self) -> Profile:
-        """The profile of what the file holds."""
+        """The profile of what the file holds. Raises ValueError where it holds too little."""
         self.on_step("fit", 0, 1)
         return profile_of(self.held, self.spec.target.shape, self.spec.draft.shape if self.spec.draft else None)
 
-    def in_service(self, profile: Profile, repeats: int = REPEATS) -> Profile:
-        """`profile` with what serving adds to it. Raises ValueError where slots are too short for the requests that are
+    def serve(self, budget_s: float) -> None:
+        """Measure what serving adds, once. Raises ValueError where slots are too short for the requests that are
         served."""
-        if stated := self.held.serving:
-            costs = convert(stated, ServingCosts, f"points file {str(self.path)!r}: serving")
-        else:
-            costs = measure_serving(profile, self.bench.kernels, repeats)
-            self.append("serving", costs)
-        return completed(profile, costs, is_cpu=self.spec.device == "cpu")
+        if not self.held.serving:
+            repeats = min(REPEATS, ceil(budget_s / REPEAT_EVERY_S))
+            self.append("serving", measure_serving(self.profile(), self.bench.kernels, repeats))
 
     def rate(self, bench: Bench, corun: Corun, seconds: float) -> points_file.Ran:
         """Measure one co-run on `bench` and keep it."""
-        with self.driver.watch() as watch:
-            ran = measure(bench, corun, min(MAX_CORUN_S, seconds))
-        ran = structs.replace(ran, clocks=_slowest(watch))
+        ran = measure(bench, corun, min(MAX_CORUN_S, seconds))
         self.append("rates", ran)
         return ran
 
@@ -175,11 +157,11 @@ class Session:
                 moments_s.append(perf_counter())
             timed_s[timed] = min(after_s - before_s for before_s, after_s in pairwise(moments_s))
         estimate_s = grid.estimator(timed_s)
-        # Fewer visits where all of them would leave passes of the coarsest grid unmeasured.
+        # Fewer visits where all of them would leave passes of the grid unmeasured.
         for visits in range(VISITS[self.spec.device], 0, -1):
             repeats = visits * (BLOCK + _least(visits))
             planned = grid.plan(allowed, SHARES["points"] * budget_s, estimate_s, repeats)
-            if len(planned) >= len(grid.grid(allowed, 0)):
+            if len(planned) == len(grid.grid(allowed)):
                 break
         if not self._decodes(planned):
             raise ValueError(f"measure.budget_s={budget_s:g} is too small to time a single decode pass; raise it")
@@ -214,8 +196,8 @@ class Session:
                 l2=l2_state(timed, source.shape, cache),
             )
             self.append("point", point)
-            if clocks := _slowest(watch, timed):
-                self.append("clocks", clocks)
+            if clocks := watch.slowest():
+                self.append("clocks", points_file.Clocks(timed=timed, **structs.asdict(clocks)))
 
     def _host(self, budget_s: float) -> None:
         self.on_step("host", 0, 2)
@@ -232,7 +214,6 @@ class Session:
             "kv_layout": LAYOUT,
             "date": date.today().isoformat(),
             "kernels_per_layer": max(1, round((num_kernels - HEAD_KERNELS) / self.spec.target.shape.layers)),
-            "result_s": host_times.result_s(self.bench, smallest),
             **host_times.prepare_times(self.bench, self.spec.rows),
         }
         times["inflation_eager"] = host_times.inflation(self.bench, timed, self.spec.rows, seconds)
@@ -247,23 +228,6 @@ class Session:
         launch = "graphed" if limits(self.spec).has_graphs else "eager"
         return [each for each in passes if each.kind == "decode" and each.launch == launch]
 
-    def _mixed(self, budget_s: float) -> None:
-        known = {point.mixed for point in self.held.mixed}
-        left = [mixed for mixed in grid.mixed(limits(self.spec)) if mixed not in known]
-        for done, mixed in enumerate(left):
-            self.on_step("mixed", done, len(left))
-            run, captured_s = self.bench.in_turn(mixed)
-            timing = repeat(run, share_s=min(MIXED_S, MIXED_SHARE * budget_s), clock=perf_counter)
-            point = points_file.MixedPoint(
-                mixed=mixed,
-                span_s=timing.device_s,
-                device_s=captured_s,
-                host_s=timing.host_s,
-                half_width_pct=round(timing.half_width_pct, 2),
-                repetitions=timing.repetitions,
-            )
-            self.append("mixed", point)
-
     def _overlap(self, budget_s: float) -> None:
         """Rates of the planned co-runs that the file lacks."""
         held, planned = self.held.rates, coruns_within(limits(self.spec))
@@ -275,12 +239,6 @@ class Session:
             # Of a captured side and one that is not, few rates tell everything.
             is_both = len({timed.launch for timed in corun.passes}) > 1
             self.rate(self.bench, corun, max(BESIDE_EAGER_S, share_s) if is_both else share_s)
-
-
-def _slowest(watch: Watch, timed: TimedPass | None = None) -> points_file.Clocks | None:
-    """The slowest that the driver said while `timed` was visited, as the points file has it."""
-    clocks = watch.slowest()
-    return None if clocks is None else points_file.Clocks(timed=timed, **structs.asdict(clocks))
 
 
 def _least(visits: int) -> int:

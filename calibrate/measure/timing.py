@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from calibrate.fit.point_works import NOISY_PCT, MixedPass, TimedPass
+from calibrate.fit.point_works import NOISY_PCT, TimedPass
 from realrun.kernels.device_passes import NOT_FORCED, ChunkShape, PassShape
 from realrun.kernels.issuer import Issuer, Pending
 from realrun.kernels.pair_kernels import PairKernels
@@ -77,14 +77,12 @@ class ReadyPass(NamedTuple):
     """A pass made ready to be issued."""
 
     shape: PassShape
-    rows: list[tuple[int, int, int, int]]
+    rows: list[tuple[int, int, int]]
     """Rows of integers, their columns named by realrun.kernels.device_passes.InputColumn."""
     known_tokens: int
     """Tokens of each slot before the pass."""
     kv_tokens: int
     """Tokens of each slot in the KV of the pass's model."""
-    parts: tuple[ReadyPass, ...] = ()
-    """Passes whose slots are set back in place of its own."""
 
 
 class Bench:
@@ -110,14 +108,14 @@ class Bench:
         if timed.kind == "prefill":
             chunk = ChunkShape(timed.rows, timed.tokens, model is Model.TARGET)
             shape = PassShape(Kind.PREFILL, model, chunks=(chunk,))
-            rows = [(slot, timed.tokens, NOT_FORCED, 0) for slot in slots]
+            rows = [(slot, timed.tokens, NOT_FORCED) for slot in slots]
             return ReadyPass(shape, rows, context + timed.tokens, context)
         if timed.kind == "draft":
             shape = PassShape(Kind.DRAFT, model, timed.rows, 1, timed.tokens)
-            return ReadyPass(shape, [(slot, 0, NOT_FORCED, 0) for slot in slots], context + 1, context)
+            return ReadyPass(shape, [(slot, 0, NOT_FORCED) for slot in slots], context + 1, context)
         shape = PassShape(Kind.VERIFY, model, timed.rows, timed.tokens)
         # Nothing accepted: one token emitted, whatever the random drafts say.
-        return ReadyPass(shape, [(slot, timed.tokens, 0, 0) for slot in slots], context + 1, context)
+        return ReadyPass(shape, [(slot, timed.tokens, 0) for slot in slots], context + 1, context)
 
     def reset(self, pass_: ReadyPass) -> None:
         """Set the slots back to before the pass."""
@@ -126,13 +124,6 @@ class Bench:
 
     def back(self, pass_: ReadyPass) -> Callable[[], None]:
         """Function that sets the slots back to before the pass, to be run on the device."""
-        if backs := [self.back(part) for part in pass_.parts]:
-
-            def set_all_back() -> None:
-                for back in backs:
-                    back()
-
-            return set_all_back
         slots = torch.tensor([row[0] for row in pass_.rows], device=self.kernels.device)
         decoder = self.kernels.target if pass_.shape.model is Model.TARGET else self.kernels.draft_model
         assert decoder is not None, "a draft pass without a draft model"
@@ -199,45 +190,6 @@ class Bench:
                     "measure; end what else runs on it"
                 )
             self._hold_s = min(MAX_HOLD_S, HOLD_SHARE * host_s)
-
-    def in_turn(self, mixed: MixedPass) -> tuple[Callable[[], Sample], float]:
-        """A function that times one repetition of the passes of `mixed` on an idle device, launched as in a replay; and
-        the seconds that they take captured, their kernels without gaps."""
-        passes, issuer = self.ready_mixed(mixed), self.issuer("mixed")
-
-        def run() -> Sample:
-            self.reset(passes[0])
-            began_s = self.runs_on.now_s()
-            issued = [issuer.issue(each.shape, each.rows) for each in passes]
-            host_s = self.runs_on.now_s() - began_s
-            issued[-1].end.synchronize()
-            return Sample(issued[-1].end.seconds_after(issued[0].start), host_s)
-
-        scratch, is_async = self.kernels.sequences.scratch, self.runs_on.is_async
-        for each in passes:
-            issuer.warm(each.shape, scratch, capture=is_async and not each.shape.chunks)
-        if not is_async:
-            return run, run().device_s
-        graphed, captured_s = self.issuer("graphed"), 0.0
-        for each in passes:
-            graphed.warm(each.shape, scratch, capture=True)
-            _, pending = self.held(each, graphed)
-            captured_s += pending.end.seconds_after(pending.start)
-        return run, captured_s
-
-    def ready_mixed(self, mixed: MixedPass) -> list[ReadyPass]:
-        """The passes of `mixed`, one after the other; decoding rows are padded as in a replay."""
-        rows = self.ready(mixed.decoding)
-        prompt = TimedPass("prefill", mixed.decoding.model, mixed.prompts, mixed.prompt_tokens, 0, "eager")
-        prompts = self.ready(prompt, mixed.decoding.rows)
-        shape = rows.shape._replace(rows=self.kernels.options.padded_rows(rows.shape.rows))
-        absent = [(self.kernels.sequences.scratch, 0, NOT_FORCED, 0)] * (shape.rows - rows.shape.rows)
-        if shape.model is Model.DRAFT:
-            parts = [(prompts.shape, prompts.rows), (shape, [*rows.rows, *absent])]
-        else:
-            step = shape._replace(kind=Kind.STEP, chunks=prompts.shape.chunks)
-            parts = [(step, [*rows.rows, *absent, *prompts.rows])]
-        return [ReadyPass(each, inputs, 0, 0, (rows, prompts)) for each, inputs in parts]
 
     def issue_s(self, pass_: ReadyPass, issuer: Issuer) -> float:
         """Seconds to issue the pass on an idle device, which is waited for afterwards."""

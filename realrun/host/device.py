@@ -141,7 +141,6 @@ class _Look(NamedTuple):
     device_s: float
     """Seconds after the first look."""
     host_s: float
-    half_width_s: float
 
 
 class DeviceClock:
@@ -156,9 +155,9 @@ class DeviceClock:
     def look(self) -> None:
         """Look at both clocks; events after the last look are placed less well than those before it."""
         with self._lock:
-            event, host_s, half_width_s = min((self._glance() for _ in range(LOOKS)), key=lambda glance: glance[2])
-            last = self._looks[-1] if self._looks else _Look(event, 0.0, host_s, half_width_s)
-            self._looks.append(_Look(event, last.device_s + event.seconds_after(last.event), host_s, half_width_s))
+            event, host_s, _ = min((self._glance() for _ in range(LOOKS)), key=lambda glance: glance[2])
+            last = self._looks[-1] if self._looks else _Look(event, 0.0, host_s)
+            self._looks.append(_Look(event, last.device_s + event.seconds_after(last.event), host_s))
 
     def look_if_due(self) -> None:
         if self._now_s() - self._looks[-1].host_s > LOOK_EVERY_S:
@@ -175,18 +174,6 @@ class DeviceClock:
         # After the last look: a drift between looks close together would be noise.
         is_known = last.device_s >= MIN_SPAN_S
         return last.host_s + after_s * (_rate(looks[0], last) if is_known else 1.0)
-
-    @property
-    def drift_ppm(self) -> float | None:
-        """Parts per million by which the host's clock is faster than the device's, by the first look and the last; None
-        if they are too close together to tell."""
-        first, last = self._looks[0], self._looks[-1]
-        return 1e6 * (_rate(first, last) - 1.0) if last.device_s - first.device_s >= MIN_SPAN_S else None
-
-    @property
-    def uncertain_s(self) -> float:
-        """Seconds that the worst look may be wrong by."""
-        return max(look.half_width_s for look in self._looks)
 
     def _glance(self) -> tuple[Event, float, float]:
         before_s = self._now_s()

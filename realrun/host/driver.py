@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from threading import Event, Thread
-from time import perf_counter
 from types import ModuleType
 
 import msgspec
@@ -38,17 +37,14 @@ class Clocks(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Watch:
-    """Looks at the driver from a separate thread, `every_s` seconds."""
+    """Looks at the driver from a separate thread, every LOOK_EVERY_S."""
 
-    def __init__(self, read: Callable[[], Clocks | None], every_s: float = LOOK_EVERY_S) -> None:
-        self._read, self._every_s, self._over = read, every_s, Event()
-        self._began_s = 0.0
-        self.seen: list[tuple[float, Clocks]] = []
-        """Looks, and the seconds since this was entered."""
+    def __init__(self, read: Callable[[], Clocks | None]) -> None:
+        self._read, self._over = read, Event()
+        self._seen: list[Clocks] = []
         self._thread = Thread(target=self._look, name="driver")
 
     def __enter__(self) -> Watch:
-        self._began_s = perf_counter()
         self._thread.start()
         return self
 
@@ -59,15 +55,15 @@ class Watch:
     def _look(self) -> None:
         is_over = False
         while not is_over:
-            is_over = self._over.wait(self._every_s)
+            is_over = self._over.wait(LOOK_EVERY_S)
             clocks = self._read()
             if clocks is None:
                 return
-            self.seen.append((perf_counter() - self._began_s, clocks))
+            self._seen.append(clocks)
 
     def slowest(self) -> Clocks | None:
         """Lowest clocks, highest power and every reason of the looks; None if nothing was told."""
-        seen = [clocks for _, clocks in self.seen]
+        seen = self._seen
         if not seen:
             return None
         return Clocks(
@@ -106,9 +102,9 @@ class Driver:
             self._nvml = pynvml
             self.said = f"clocks are read with every visit, driver {self.version}"
 
-    def watch(self, every_s: float = LOOK_EVERY_S) -> Watch:
+    def watch(self) -> Watch:
         """A context to be entered while something is measured."""
-        return Watch(self.read, every_s)
+        return Watch(self.read)
 
     def read(self) -> Clocks | None:
         """Clocks right now; None where it tells nothing at all."""

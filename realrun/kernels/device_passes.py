@@ -27,15 +27,13 @@ from sim.interface.work import Kind, Model
 
 
 class InputColumn(IntEnum):
-    """Columns of a pass's inputs, int64 [rows, 4]."""
+    """Columns of a pass's inputs, int64 [rows, 3]."""
 
     SLOT = 0
     COUNT = 1
     """Query tokens of the row; not read for drafting rows, which take what their KV lacks."""
     FORCED = 2
     """Verify rows: accepted drafted tokens dictated from outside (a tape), or NOT_FORCED."""
-    REWIND = 3
-    """Chunks: tokens at the end of KV to forget first, to compute them again."""
 
 
 NOT_FORCED = -1
@@ -176,8 +174,7 @@ class Passes:
         for chunk in shape.chunks:
             rows = inputs[first : first + chunk.rows]
             slots = rows[:, InputColumn.SLOT]
-            starts = decoder.kv.lengths[slots] - rows[:, InputColumn.REWIND]
-            rectangles.append(Rectangle(slots, starts, rows[:, InputColumn.COUNT], chunk.width))
+            rectangles.append(Rectangle(slots, decoder.kv.lengths[slots], rows[:, InputColumn.COUNT], chunk.width))
             first += chunk.rows
         return rectangles
 

@@ -75,10 +75,10 @@ class PassPlan(NamedTuple):
     """One pass, ready to be issued."""
 
     shape: PassShape
-    inputs: list[tuple[int, int, int, int]]
+    inputs: list[tuple[int, int, int]]
     """One per row of the shape, as realrun.kernels.device_passes.InputColumn."""
     chunk_rows: list[int]
-    """Row of the shape of each chunk that has a result: none of a pass that computes again."""
+    """Row of the shape of each chunk."""
     draft_lags: list[int]
     """Lags of the decoding rows, before the pass."""
 
@@ -87,7 +87,7 @@ def plan_draft(
     slots: Sequence[Slot], chunks: Sequence[PromptChunk], draft_tokens: int, options: PairOptions
 ) -> PassPlan:
     """A draft of `draft_tokens` for each of `slots`, or with no slots the draft model's prefill alone."""
-    rows = [(slot.index, 0, NOT_FORCED, 0) for slot in slots]
+    rows = [(slot.index, 0, NOT_FORCED) for slot in slots]
     width = max((slot.draft_lag for slot in slots if slot.draft_lag > 0), default=1)
     _check_room(slots, max(draft_tokens, width - 1), options)
     kind = Kind.DRAFT if slots else Kind.PREFILL
@@ -108,7 +108,7 @@ def plan_target(
     for slot in slots:
         assert slot.is_prefilled, f"slot {slot.index} decodes before its prompt is in KV"
     dictated = forced if forced is not None else [NOT_FORCED] * len(slots)
-    rows = [(slot.index, slot.drafted + 1, wanted, 0) for slot, wanted in zip(slots, dictated, strict=True)]
+    rows = [(slot.index, slot.drafted + 1, wanted) for slot, wanted in zip(slots, dictated, strict=True)]
     kind = Kind.PREFILL if not slots else Kind.STEP if chunks else Kind.VERIFY
     width = max((slot.drafted + 1 for slot in slots), default=1)
     _check_room(slots, width - 1, options)
@@ -127,18 +127,12 @@ def plan_target(
     return plan
 
 
-def plan_again(chunks: Sequence[PromptChunk], options: PairOptions) -> PassPlan:
-    """Compute the newest `new_tokens` of each slot's target KV once more; nothing is emitted, no account changes."""
-    shape = PassShape(Kind.PREFILL, Model.TARGET)
-    return _with_chunks(shape, [], chunks, options, is_again=True)._replace(chunk_rows=[])
-
-
 def record_results(
     plan: PassPlan, slots: Sequence[Slot], chunks: Sequence[PromptChunk], values: Sequence[Sequence[int]]
 ) -> list[RowResult]:
     """Enter a target pass's results [rows][1 + width] into the account; passes of one slot in the order of issue."""
     results = []
-    for slot, (_, count, _, _), row, lag in zip(slots, plan.inputs, values, plan.draft_lags, strict=False):
+    for slot, (_, count, _), row, lag in zip(slots, plan.inputs, values, plan.draft_lags, strict=False):
         accepted = row[0]
         tokens = list(row[1 : 2 + accepted])
         # In this order: another thread may plan meanwhile, and too large a bound does no harm.
@@ -160,25 +154,23 @@ def record_results(
 
 def _with_chunks(
     shape: PassShape,
-    rows: list[tuple[int, int, int, int]],
+    rows: list[tuple[int, int, int]],
     chunks: Sequence[PromptChunk],
     options: PairOptions,
-    *,
-    is_again: bool = False,
 ) -> PassPlan:
     """Add absent rows up to the bucket, then the chunks, equal lengths together, in order of first appearance."""
-    inputs = rows + [(options.slots, 0, NOT_FORCED, 0)] * (shape.rows - len(rows))
+    inputs = rows + [(options.slots, 0, NOT_FORCED)] * (shape.rows - len(rows))
     alike: dict[tuple[int, bool], list[int]] = {}
     for number, (slot, new_tokens) in enumerate(chunks):
-        end = slot.known_tokens if is_again else _end_of_chunk(slot, new_tokens, shape.model)
-        is_sampled = shape.model is Model.TARGET and not is_again and end == slot.prompt_tokens
+        is_end = _end_of_chunk(slot, new_tokens, shape.model) == slot.prompt_tokens
+        is_sampled = shape.model is Model.TARGET and is_end
         alike.setdefault((new_tokens, is_sampled), []).append(number)
     chunk_shapes, chunk_rows = [], [0] * len(chunks)
     for (new_tokens, is_sampled), members in alike.items():
         chunk_shapes.append(ChunkShape(len(members), new_tokens, is_sampled))
         for number in members:
             chunk_rows[number] = len(inputs)
-            inputs.append((chunks[number].slot.index, new_tokens, NOT_FORCED, new_tokens if is_again else 0))
+            inputs.append((chunks[number].slot.index, new_tokens, NOT_FORCED))
     return PassPlan(shape._replace(chunks=tuple(chunk_shapes)), inputs, chunk_rows, [])
 
 

@@ -123,7 +123,7 @@ class Issuer:
 
         What has run and is captured already is left alone, or with `again` runs once more.
         """
-        absent = [(scratch, 0, NOT_FORCED, 0)] * shape.num_rows
+        absent = [(scratch, 0, NOT_FORCED)] * shape.num_rows
         is_to_be_captured = capture and shape not in self._graphs
         is_new = shape not in self.warmed or is_to_be_captured
         for _ in range(WARM_UP_RUNS if is_new else int(again)):

@@ -20,6 +20,7 @@ from realrun.kernels.device_passes import Passes, PassShape, Sequences
 from realrun.kernels.host_slots import PromptChunk, RowResult, Slot
 from realrun.kernels.issuer import Issuer, Pending
 from realrun.kernels.pair_options import PairOptions
+from realrun.model.attention import attention_on
 from realrun.model.decoder import Decoder
 from realrun.model.kv import LAYOUT
 from sim.interface.work import Kind, Model
@@ -66,14 +67,7 @@ class PairKernels:
         self.options = options
         models = [target] if draft is None else [target, draft]
         target_decoder, *drafts = [
-            Decoder(
-                model,
-                slots=options.slots,
-                max_tokens=options.max_tokens,
-                attention=options.attention,
-                seed=options.seed,
-            )
-            for model in models
+            Decoder(model, slots=options.slots, max_tokens=options.max_tokens, seed=options.seed) for model in models
         ]
         draft_decoder = drafts[0] if drafts else None
         for decoder in drafts:
@@ -94,7 +88,7 @@ class PairKernels:
         """Everything but shapes that the time of a pass depends on; part of a cost table's key."""
         options = self.options
         parts = {
-            "attention": options.attention.value,
+            "attention": attention_on(self.device.type),
             "kv": LAYOUT,
             "packing": "rectangles",
             "launch": "graph" if options.cuda_graphs else "eager",
@@ -178,14 +172,6 @@ class PairKernels:
         tokens are accepted (cut to the draft), as a tape does.
         """
         return self._submit(issuer, host_slots.plan_target(slots, chunks, forced, self.options), slots, chunks)
-
-    def recompute(self, slots: Sequence[Slot], num_tokens: Sequence[int], issuer: Issuer) -> Submitted:
-        """Run the newest `num_tokens` tokens of the target's KV again, as engines do that cannot roll back.
-
-        Every earlier pass of these slots must have been settled.
-        """
-        chunks = [PromptChunk(slot, count) for slot, count in zip(slots, num_tokens, strict=True)]
-        return self._submit(issuer, host_slots.plan_again(chunks, self.options), (), ())
 
     def warm(self, issuer: Issuer, shapes: Sequence[PassShape], *, again: bool = False) -> None:
         """Run every shape on the issuer's stream, and capture draft and verify ones where graphs are on; `again`: also

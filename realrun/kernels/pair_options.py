@@ -1,4 +1,4 @@
-"""Options of a pair of models: sizes, attention, buckets. Checked once, at construction.
+"""Options of a pair of models: sizes and buckets.
 
 Not here: the models themselves (realrun.model.weights).
 """
@@ -9,19 +9,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from realrun.kernels.device_passes import PassShape
-from realrun.model.attention import CAPTURABLE, Attention
 from sim.interface.work import Kind, Model
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairOptions:
-    """Raises ValueError where an attention that reads lengths back is to be captured."""
-
     slots: int
     """Requests in KV at once."""
     max_tokens: int
     """Tokens per slot, prompt, output and drafts in flight."""
-    attention: Attention
     draft_tokens_max: int = 8
     seed: int = 0
     """Seed of the noise in unwritten KV."""
@@ -29,10 +25,6 @@ class PairOptions:
     """Numbers of decoding rows that passes are padded to; empty pads none."""
     cuda_graphs: bool = False
     """Capture draft and verify passes at warm-up; needs buckets, or every number of rows would be its own."""
-
-    def __post_init__(self) -> None:
-        if self.cuda_graphs and self.attention not in CAPTURABLE:
-            raise ValueError(f"attention={self.attention.value!r} reads lengths back: it needs cuda_graphs=False")
 
     @property
     def max_rows(self) -> int:

@@ -1,6 +1,6 @@
-"""Attention over slotted KV, in place and at true lengths: the implementations, by the name that keys a cost table.
+"""Attention over slotted KV, in place and at true lengths: one for a GPU, one for a CPU.
 
-Every implementation computes the same thing: query i of a row, at position start + i, sees the row's keys at positions
+Both compute the same thing: query i of a row, at position start + i, sees the row's keys at positions
 0..start + i. How many keys a row has is known on the device alone: no shape and no captured graph depends on it.
 None is chosen silently: the named kernel is called directly, so neither a mask nor a process-wide switch can put
 another one instead, and one that cannot serve the models or the device raises.
@@ -10,12 +10,10 @@ Not here: projections and rotary positions (realrun.model.decoder).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from enum import StrEnum
 from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from realrun.host import cuda
 from realrun.model.kv import SlottedKv
 
 QUERY_TILE = 128
@@ -26,21 +24,12 @@ MAX_SPLITS = 16
 """Parts beyond which putting a row's parts together costs more than reading them side by side saves."""
 
 
-class Attention(StrEnum):
-    """Attention implementation. The flash ones on CUDA read KV where it lies."""
-
-    MATH = "math"
-    """Two matrix products and a softmax (float32 or better); any device, the reference. Reads lengths back."""
-    FLASH_CPU = "flash-cpu"
-    """torch's fused CPU kernel, over KV copied together up to the longest row."""
-    FLASH = "flash"
-    """torch's variable-length FlashAttention (2); CUDA, float16 or bfloat16."""
-
-
-CAPTURABLE = (Attention.FLASH,)
-"""Those that read no length back."""
-REMOVED = ("flash-3", "vllm")
+MATH, FLASH = "math", "flash"
+"""Two matrix products and a softmax, in float32 or better: what a CPU runs, and the reference of a GPU. torch's
+variable-length FlashAttention (2), which reads KV where it lies: what a GPU runs."""
+REMOVED = ("flash-3", "vllm", "flash-cpu")
 """Attention that profiles were measured with and that no pass here has any more."""
+HALVES = torch.bfloat16, torch.float16
 PAGE_TOKENS = 256
 """Tokens of a page of FLASH. FlashAttention-2 splits the keys of rows of several queries only where KV has pages."""
 
@@ -73,27 +62,24 @@ class AttentionKernel(Protocol):
         ...
 
 
-def make_attention(name: Attention, *, heads: int, kv: SlottedKv) -> AttentionKernel:
-    """The kernel called `name`. Raises ValueError where the device or precision of `kv` cannot run it."""
-    wanted = {Attention.FLASH_CPU: "cpu", Attention.MATH: None}.get(name, "cuda")
-    if wanted not in (None, kv.keys.device.type):
-        raise ValueError(f"attention={name.value!r} runs on {wanted} only; KV is on {kv.keys.device.type}")
-    halves = torch.bfloat16, torch.float16
-    if name in CAPTURABLE and kv.keys.dtype not in halves:
-        known = " or ".join(str(dtype).removeprefix("torch.") for dtype in halves)
-        raise ValueError(f"attention={name.value!r} takes {known}, not {kv.keys.dtype}; use 'math'")
-    return FlashAttention(heads, kv) if name is Attention.FLASH else GatheringAttention(name, heads, kv)
+def make_attention(heads: int, kv: SlottedKv) -> AttentionKernel:
+    """That of the device of `kv`. Raises ValueError for a precision that it does not have."""
+    if kv.keys.device.type != "cuda":
+        return GatheringAttention(heads, kv)
+    if kv.keys.dtype not in HALVES:
+        known = " or ".join(str(dtype).removeprefix("torch.") for dtype in HALVES)
+        raise ValueError(f"attention on a GPU takes {known}, not {kv.keys.dtype}")
+    return FlashAttention(heads, kv)
 
 
-def usual_attention(device: torch.device) -> Attention:
-    """Attention that passes on a device run with unless a person or a profile asks for another. Raises ValueError if
-    this machine has no such device."""
-    return Attention.FLASH if cuda.find(device).is_async else Attention.FLASH_CPU
+def attention_on(device: str) -> str:
+    """Name of the attention of a device of this type, which keys a cost table."""
+    return FLASH if device == "cuda" else MATH
 
 
-def slot_tokens(attention: Attention, tokens: int) -> int:
-    """Tokens of a slot that holds `tokens`: whole pages where `attention` reads pages."""
-    page = PAGE_TOKENS if attention is Attention.FLASH else 1
+def slot_tokens(device: str, tokens: int) -> int:
+    """Tokens of a slot that holds `tokens`: whole pages where attention reads pages."""
+    page = PAGE_TOKENS if device == "cuda" else 1
     return -(-tokens // page) * page
 
 
@@ -197,8 +183,8 @@ class GatheringAttention:
     The longest row is read back from the device: nothing of this can be captured.
     """
 
-    def __init__(self, name: Attention, heads: int, kv: SlottedKv) -> None:
-        self.name, self.group, self.kv = name, heads // kv.kv_heads, kv
+    def __init__(self, heads: int, kv: SlottedKv) -> None:
+        self.group, self.kv = heads // kv.kv_heads, kv
         self._keys_at = torch.arange(kv.max_tokens, device=kv.keys.device)
 
     def plan(self, rectangles: Sequence[Rectangle]) -> list[_Gathered]:
@@ -233,8 +219,6 @@ class GatheringAttention:
     def _attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         """All [rows, kv_heads, tokens, head_dim]; mask [rows, 1, queries, keys]."""
         scale = self.kv.head_dim**-0.5
-        if self.name is Attention.FLASH_CPU:
-            return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, attn_mask=mask, scale=scale)[0]
         wide = torch.float64 if q.dtype is torch.float64 else torch.float32
         scores = torch.matmul(q, k.transpose(-1, -2)) * scale + mask
         return torch.matmul(torch.softmax(scores, dim=-1, dtype=wide).to(q.dtype), v)

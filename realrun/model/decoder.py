@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from realrun.model.attention import Attention, Rectangle, make_attention
+from realrun.model.attention import Rectangle, make_attention
 from realrun.model.kv import SlottedKv
 
 if TYPE_CHECKING:
@@ -41,9 +41,7 @@ class LayerWeights:
 class Decoder:
     """A causal language model bound to its own KV cache."""
 
-    def __init__(
-        self, model: PreTrainedModel, *, slots: int, max_tokens: int, attention: Attention, seed: int = 0
-    ) -> None:
+    def __init__(self, model: PreTrainedModel, *, slots: int, max_tokens: int, seed: int = 0) -> None:
         config = model.config
         _check_supported(config)
         weight = model.lm_head.weight
@@ -62,7 +60,7 @@ class Decoder:
             device=self.device,
             seed=seed,
         )
-        self.attention = make_attention(attention, heads=self.heads, kv=self.kv)
+        self.attention = make_attention(self.heads, self.kv)
         self._steps = torch.arange(max_tokens, device=self.device)
         cos, sin = model.model.rotary_emb(weight, self._steps.unsqueeze(0))
         half = self.head_dim // 2

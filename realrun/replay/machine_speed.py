@@ -26,8 +26,6 @@ MIN_REPETITIONS = 3
 """Fewest repetitions, of which the first does not count."""
 MAX_S = 0.5
 """Seconds per pass; slow ones are repeated less often."""
-LAUNCHED = PassShape(Kind.PREFILL, Model.TARGET, chunks=(ChunkShape(1, PROBED_TOKENS[0], True),))
-"""The pass whose launching, kernel by kernel, says how fast a GPU's host is."""
 WARM_SHARE = 0.2
 """Share of the repetitions that do not count either: a machine that did nothing for a while comes up again."""
 
@@ -46,37 +44,21 @@ def probe(kernels: PairKernels, issuers: Sequence[Issuer]) -> tuple[float, ...]:
         shapes = [PassShape(Kind.PREFILL, Model.TARGET, chunks=(ChunkShape(1, n, True),)) for n in PROBED_TOKENS]
     if issuer is None or kernels.options.max_tokens < max(shape.num_tokens for shape in shapes):
         return ()
-    periods = [_repeated(kernels, issuer, shape) for shape in shapes]
-    return tuple(fmean(later.seconds_after(one) for one, later in pairwise(ends)) for _, ends in periods)
+    repeated = [_repeated(kernels, issuer, shape) for shape in shapes]
+    return tuple(fmean(later.seconds_after(one) for one, later in pairwise(ends)) for ends in repeated)
 
 
-def launch_s(kernels: PairKernels, issuers: Sequence[Issuer]) -> float | None:
-    """Mean seconds that the host takes to launch LAUNCHED on an idle GPU; None on a CPU, whose passes `probe` times."""
-    if not kernels.runs_on.is_async:
-        return None
-    seconds, _ = _repeated(kernels, issuers[0], LAUNCHED, waits=True)
-    return fmean(seconds)
-
-
-def _repeated(
-    kernels: PairKernels, issuer: Issuer, shape: PassShape, *, waits: bool = False
-) -> tuple[list[float], list[Event]]:
-    """Seconds that issuing the shape took and the events at its ends, of the repetitions that count; with `waits` each
-    begins when the one before it is over."""
-    rows, now_s = [(kernels.sequences.scratch, 0, NOT_FORCED, 0)], kernels.runs_on.now_s
+def _repeated(kernels: PairKernels, issuer: Issuer, shape: PassShape) -> list[Event]:
+    """Events at the ends of the repetitions of the shape that count."""
+    rows, now_s = [(kernels.sequences.scratch, 0, NOT_FORCED)], kernels.runs_on.now_s
     warmed, began_s = set(issuer.warmed), now_s()
-    issued: list[tuple[float, Event]] = []
+    ends: list[Event] = []
     try:
         with frozen_heap():
-            while len(issued) < MIN_REPETITIONS or (len(issued) <= REPETITIONS and now_s() - began_s < MAX_S):
-                issue_s = now_s()
-                end = issuer.issue(shape, rows).end
-                issued.append((now_s() - issue_s, end))
-                if waits:
-                    end.synchronize()
-            issued[-1][1].synchronize()
+            while len(ends) < MIN_REPETITIONS or (len(ends) <= REPETITIONS and now_s() - began_s < MAX_S):
+                ends.append(issuer.issue(shape, rows).end)
+            ends[-1].synchronize()
     finally:
         # What a stream has run says what it is used for (realrun.replay.replays).
         issuer.warmed = warmed
-    counted = issued[int(WARM_SHARE * len(issued)) :]
-    return [seconds for seconds, _ in counted], [end for _, end in counted]
+    return ends[int(WARM_SHARE * len(ends)) :]

@@ -55,6 +55,8 @@ class MeasuredWork:
     """Drafted tokens accepted of each row; of VERIFY and STEP works."""
     is_captured: bool = False
     """Replayed from captured graphs, with nothing launched kernel by kernel."""
+    work: Work | None = None
+    """As it was submitted; None of one that is read back."""
 
     @property
     def key(self) -> Key:
@@ -87,6 +89,7 @@ def measured_work(ticket: GpuTicket) -> MeasuredWork:
         emitted=ticket.job.emitted,
         accepted=_accepted(ticket),
         is_captured=outcome is not None and outcome.is_captured,
+        work=ticket.work,
     )
 
 

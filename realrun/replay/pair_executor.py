@@ -45,8 +45,6 @@ class PairExecutor:
         self._lock = threading.Condition()
         self._slots: dict[int, tuple[Request, Slot]] = {}
         self._num_in_flight: dict[int, int] = {}
-        self._accepted: dict[int, int] = {}
-        """Drafted tokens that the newest verify of a request accepted."""
         self.outputs: dict[int, list[int]] = {}
         """Emitted tokens of requests that have given their slot back, by arrival index; may run past what was asked."""
 
@@ -86,12 +84,6 @@ class PairExecutor:
         if self._clock is not None:
             self._clock.look()
 
-    @property
-    def drift_ppm(self) -> float | None:
-        """Parts per million by which the host's clock is faster than that of the newest run's device; None without a
-        run."""
-        return self._clock.drift_ppm if self._clock is not None else None
-
     def reset(self) -> None:
         """Take every slot back; nothing may be in flight."""
         with self._lock:
@@ -99,7 +91,6 @@ class PairExecutor:
             for index in list(self._slots):
                 self._release(index)
             self._num_in_flight.clear()
-            self._accepted.clear()
 
     # -- on the issuer threads
 
@@ -107,10 +98,7 @@ class PairExecutor:
         """Issue the passes of a job, one after the other. Raises ValueError for works these passes cannot do."""
         work, kernels = job.work, self.kernels
         requests = work.requests
-        if work.kind is Kind.PREFILL and work.rows:
-            counts = [self._accepted[request.index] + 1 for request in requests]
-            return [kernels.recompute(self._slots_of(requests), counts, issuer)]
-        if work.kind is Kind.PREFILL:
+        if work.kind is Kind.PREFILL and not work.rows:
             return [kernels.prefill(self._chunks(job), issuer, model=work.model)]
         if work.kind is Kind.DRAFT and (work.rows or work.draft_tokens):
             return self._draft(job, issuer)
@@ -122,8 +110,8 @@ class PairExecutor:
                 slot.drafted = drafted
             return [kernels.verify(slots, issuer, chunks=self._chunks(job), forced=job.forced)]
         raise ValueError(
-            f"a {work.kind.value} work that recomputes whole sequences (kv: none) or copies has no real passes; "
-            "use kv: rollback or reforward"
+            f"a {work.kind.value} work that computes tokens again (kv: reforward, none) or copies has no real passes; "
+            "use kv: rollback"
         )
 
     def _draft(self, job: SubmittedWork, issuer: Issuer) -> list[Submitted]:
@@ -189,12 +177,7 @@ class PairExecutor:
         results = [submitted.result() for submitted in passes]
         if job.work.kind not in (Kind.VERIFY, Kind.STEP):
             return ()
-        accepted = tuple(row.accepted for row in results[-1][: job.work.rows])
-        with self._lock:
-            self._accepted.update(
-                (request.index, count) for request, count in zip(job.work.requests, accepted, strict=False)
-            )
-        return accepted
+        return tuple(row.accepted for row in results[-1][: job.work.rows])
 
 
 class PairLane:

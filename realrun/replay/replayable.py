@@ -34,9 +34,9 @@ def check_replayable(experiment: Experiment) -> None:
             "a replay drafts with a model of its own (a profile target+draft, speculation.method=draft_model)",
         ),
         (
-            scenario.policy_options.kv is KvMode.NONE and not policy.is_continuous,
-            "policy_options.kv=none",
-            "a replay keeps KV: use rollback or reforward",
+            scenario.policy_options.kv is not KvMode.ROLLBACK and not policy.is_continuous,
+            f"policy_options.kv={scenario.policy_options.kv}",
+            "a replay rolls KV back: use rollback",
         ),
         (policy.drafts_ahead, f"policy {policy.name!r}", "a replay's kernels draft from verified tokens"),
         (num_gpus > 1, f"policy {policy.name!r} on {num_gpus} GPUs", "a replay has one"),

@@ -8,21 +8,19 @@ here: the command line (realrun.cli.replay), the comparison with the simulator (
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from realrun.host import cuda
-from realrun.host.driver import Clocks, Driver
 from realrun.host.garbage_collector import frozen_heap
 from realrun.host.gpuhost import GpuHost
 from realrun.host.machine import fingerprint
 from realrun.kernels.device_passes import ChunkShape, PassShape
 from realrun.kernels.pair_kernels import PairKernels
 from realrun.kernels.pair_options import PairOptions, decoding_shapes
-from realrun.replay.machine_speed import launch_s, probe
+from realrun.replay.machine_speed import probe
 from realrun.replay.measured_costs import MeasuredWork, WakeLatency, mean, measured_work, real_columns
 from realrun.replay.pair_executor import PairExecutor
 from realrun.replay.replayable import busy_seconds, max_at_once, usage_of
@@ -41,7 +39,6 @@ from sim.run.experiment import Accounts, Experiment
 from sim.run.resolve import Resolved, resolve
 from sim.run.scenario import Scenario, to_plain
 
-CLOCKS_EVERY_S = 0.05
 SHORTER = 4
 """Times that each prompt of a rehearsal is shorter than the one before."""
 REHEARSAL_REQUESTS = 4
@@ -58,16 +55,8 @@ class Replay:
     wake: WakeLatency
     num_allocations: int
     """Times the device allocator went to the driver during the run: not 0 means that it disturbed the times."""
-    is_partial: bool
-    """Interrupted before its end."""
-    drift_ppm: float | None
-    """Parts per million by which the host's clock is faster than the device's (realrun.host.device)."""
-    probed_s: list[tuple[float, ...]]
-    """Seconds that realrun.replay.machine_speed took before the run and, unless it was interrupted, after it."""
-    launch_s: list[float | None]
-    """Seconds that the host took to launch a fixed pass, likewise."""
-    clocks: list[tuple[float, Clocks]]
-    """Seconds into the run, and what the GPU's driver said then, every CLOCKS_EVERY_S; empty where it says nothing."""
+    probed_s: list[tuple[float, ...]] = field(default_factory=list)
+    """Seconds that realrun.replay.machine_speed took before the run and after it."""
 
 
 def rehearse(experiment: Experiment, executor: PairExecutor) -> None:
@@ -107,7 +96,8 @@ def largest_passes(seen: Iterable[PassShape], experiment: Experiment, options: P
         if {part for _, of, *both in list(kinds) if of is model for part in (0, 1) if both[part]} == {0, 1}:
             kinds[kind, model, True, True] = None
     for kind, model, has_rows, has_chunks in kinds:
-        rows = options.padded_rows(max_rows) if has_rows else 0
+        # Whoever prefills has a slot that nobody decodes in.
+        rows = options.padded_rows(min(max_rows, options.slots - has_chunks)) if has_rows else 0
         # A draft catches up on two tokens at most.
         width = 1 if not has_rows else 2 if model is Model.DRAFT else experiment.resolved.lengths.max + 1
         # Buckets double, and rows that are padding leave their tokens to prompts.
@@ -137,35 +127,28 @@ def _serve_a_few(experiment: Experiment, executor: PairExecutor) -> None:
     executor.reset()
 
 
-def replay(experiment: Experiment, executor: PairExecutor, driver: Driver | None = None) -> Replay:
-    """Run one policy in real time. An interrupt (Ctrl-C) ends it early and marks it partial.
+def replay(experiment: Experiment, executor: PairExecutor) -> Replay:
+    """Rehearse one policy and run it, with fixed passes before and after. Of a run that is interrupted nothing is kept.
 
     Raises PolicyStalled if the policy stops with requests unserved.
     """
     rehearse(experiment, executor)
-    kernels = executor.kernels
-    probed_s, launched_s = [probe(kernels, executor.issuers)], [launch_s(kernels, executor.issuers)]
-    runs_on = kernels.runs_on
+    before_s = probe(executor.kernels, executor.issuers)
+    done = run(experiment, executor)
+    return replace(done, probed_s=[before_s, probe(executor.kernels, executor.issuers)])
+
+
+def run(experiment: Experiment, executor: PairExecutor) -> Replay:
+    """Run one policy in real time. Raises PolicyStalled if it stops with requests unserved."""
+    runs_on = executor.kernels.runs_on
     allocations = runs_on.num_allocations()
-    is_partial = False
-    watch = (driver or Driver(None)).watch(CLOCKS_EVERY_S)
-    with frozen_heap(), watch, GpuHost(executor, experiment.draws() if experiment.is_dictated else None) as host:
+    with frozen_heap(), GpuHost(executor, experiment.draws() if experiment.is_dictated else None) as host:
         serving = experiment.start(host, experiment.requests())
-        try:
-            host.run_until(experiment.scenario.window.stop_s)
-        except KeyboardInterrupt:
-            is_partial = True
+        host.run_until(experiment.scenario.window.stop_s)
         end_s = host.now_s
-    if not is_partial:
-        experiment.check_served(serving)
+    experiment.check_served(serving)
     executor.reset()
     num_allocations = runs_on.num_allocations() - allocations
-    if not is_partial:
-        try:
-            probed_s.append(probe(kernels, executor.issuers))
-            launched_s.append(launch_s(kernels, executor.issuers))
-        except KeyboardInterrupt:
-            is_partial = True
     works = [measured_work(ticket) for ticket in host.works]
     records = [work.record for work in works]
     return Replay(
@@ -183,31 +166,22 @@ def replay(experiment: Experiment, executor: PairExecutor, driver: Driver | None
         works=works,
         wake=WakeLatency(mean(host.reactions.wake_latencies_s[False]), mean(host.reactions.wake_latencies_s[True])),
         num_allocations=num_allocations,
-        is_partial=is_partial,
-        drift_ppm=executor.drift_ppm,
-        probed_s=probed_s,
-        launch_s=launched_s,
-        clocks=watch.seen,
     )
 
 
 def replay_all(
     experiments: Sequence[Experiment], executor: PairExecutor, *, on_run: Callable[[Replay], None]
 ) -> list[Replay]:
-    """Every experiment in turn; the first interrupted one is the last."""
+    """Every experiment in turn. An interrupt (Ctrl-C) keeps the runs that are over, and is raised where none is."""
     done: list[Replay] = []
-    driver = Driver(cuda.properties().uuid if executor.kernels.device.type == "cuda" else None)
     for experiment in experiments:
         try:
-            done.append(replay(experiment, executor, driver))
+            done.append(replay(experiment, executor))
         except KeyboardInterrupt:
-            # Between two runs: what is done is kept.
             if not done:
                 raise
             break
         on_run(done[-1])
-        if done[-1].is_partial:
-            break
     return done
 
 
@@ -233,7 +207,7 @@ def result_of(scenario: Scenario, replays: Sequence[Replay], described: Mapping[
     for run in runs:
         load = loads[str(run["policy"])]
         run |= {"load": load.verdict.value, "unstable": load.verdict is Verdict.OVERLOADED}
-    is_partial = any(each.is_partial for each in replays) or len(runs) < len(scenario.policy) * scenario.replications
+    is_partial = len(runs) < len(scenario.policy) * scenario.replications
     num_allocations = sum(each.num_allocations for each in replays)
     return {
         "schema": RESULT_SCHEMA,
@@ -250,17 +224,10 @@ def result_of(scenario: Scenario, replays: Sequence[Replay], described: Mapping[
                 {
                     "policy": each.record.policy,
                     "seed": each.record.seed,
-                    "partial": each.is_partial,
                     "num_device_allocations": each.num_allocations,
                     "plain_wake_s": each.wake.plain_s,
                     "polled_wake_s": each.wake.polled_s,
-                    "clock_drift_ppm": each.drift_ppm,
                     "probed_s": each.probed_s,
-                    "launch_s": each.launch_s,
-                    "clocks": [
-                        [round(at_s, 3), clocks.sm_mhz, clocks.power_w, list(clocks.throttled)]
-                        for at_s, clocks in each.clocks
-                    ],
                 }
                 for each in replays
             ],

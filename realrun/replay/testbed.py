@@ -13,7 +13,7 @@ import torch
 from realrun.host import cuda
 from realrun.kernels.pair_kernels import PairKernels
 from realrun.kernels.pair_options import PairOptions, doubling
-from realrun.model.attention import REMOVED, Attention, slot_tokens, usual_attention
+from realrun.model.attention import REMOVED, attention_on, slot_tokens
 from realrun.model.memory import GIB, Sizes, ledger
 from realrun.model.weights import random_model
 from realrun.replay.machine_speed import PROBED_TOKENS
@@ -40,6 +40,7 @@ def sizes_for(experiments: Sequence[Experiment], device: torch.device) -> Sizes:
     Raises ValueError where not even one fits.
     """
     first = experiments[0].resolved
+    _check_attention(first.profile, device.type)
     drafted = max(experiment.resolved.lengths.max for experiment in experiments)
     # Behind the output: what the last round accepts too much, and with async drafting one draft and its bounds more.
     requests = [request for experiment in experiments for request in experiment.requests()]
@@ -48,7 +49,7 @@ def sizes_for(experiments: Sequence[Experiment], device: torch.device) -> Sizes:
     is_cuda = device.type == "cuda"
     wanted = Sizes(
         slots=max(max_at_once(experiment) for experiment in experiments) + SPARE_SLOTS,
-        max_tokens=slot_tokens(attention_of(first.profile, device), max(longest, *PROBED_TOKENS)),
+        max_tokens=slot_tokens(device.type, max(longest, *PROBED_TOKENS)),
         draft_tokens=drafted,
         prompt_tokens=max(
             min(
@@ -84,7 +85,6 @@ def build_kernels(
     options = PairOptions(
         slots=sizes.slots,
         max_tokens=sizes.max_tokens,
-        attention=attention_of(profile, device),
         draft_tokens_max=sizes.draft_tokens,
         seed=seed,
         batch_buckets=doubling(sizes.slots - SPARE_SLOTS) if sizes.has_graphs else (),
@@ -93,18 +93,16 @@ def build_kernels(
     return PairKernels(models[0], models[1] if len(models) > 1 else None, options)
 
 
-def attention_of(profile: Profile, device: torch.device) -> Attention:
-    """Attention that `profile` was measured with, where that is one of ours; what is usual on this device for a profile
-    of another engine's kernels. Raises ValueError for a profile measured with an attention that was removed."""
+def _check_attention(profile: Profile, device: str) -> None:
+    """Raise ValueError for a profile measured with an attention that was removed."""
     measured = profile.kernels.attention_implementation
     if measured in REMOVED:
         draft = f" --draft {profile.draft.name}" if profile.draft else ""
         raise ValueError(
             f"profile {profile.name!r} was measured with attention {measured!r}, which was removed: a replay would run "
-            f"another program; use {usual_attention(device).value!r}: lanesim calibrate measure --device {device.type} "
+            f"another program; use {attention_on(device)!r}: lanesim calibrate measure --device {device} "
             f"--target {profile.target.name}{draft} --out measured.json"
         )
-    return Attention(measured) if measured in list(Attention) else usual_attention(device)
 
 
 def dtype_of(shape: ModelShape) -> torch.dtype:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from math import inf, nan
+from math import inf
 from operator import truediv
 from statistics import fmean
 from typing import Any
@@ -21,13 +21,12 @@ from realrun.validate.divergence import first_divergence
 from sim.costs.cost import CostModel, Demands
 from sim.costs.profile import HostCosts, Profile
 from sim.devices.contention import Contention
-from sim.files.json_values import Json
 from sim.hosts.simulated import RunLength, SimHost
 from sim.interface.request import Request
 from sim.interface.work import Work
 from sim.metrics.compared import PERCENTILES, errors
 from sim.metrics.records import RunRecord, WorkRecord
-from sim.metrics.summary import Run, number, summarise
+from sim.metrics.summary import Run, summarise
 from sim.run.compiled import PYTHON
 from sim.run.experiment import Experiment
 from sim.run.simulate import OnWork, run_recorded
@@ -45,7 +44,6 @@ class Observed:
     requests: list[Request]
     works: list[MeasuredWork]
     wake: WakeLatency
-    is_partial: bool
     probed_s: Sequence[Sequence[float]] = ()
     """Seconds that fixed passes took before and after it (realrun.replay.machine_speed)."""
 
@@ -69,7 +67,7 @@ class JudgedRun:
     simulated: RunRecord
     """Simulated with the profile's times and contention: what `lanesim compare` would say."""
     verdict: dict[str, Any]
-    """`metrics`, `decomposition`, `lookups`, `machine`, `divergence`, `works`, `waits`, for JSON."""
+    """`metrics`, `decomposition`, `lookups`, `machine`, `divergence`, `works`, for JSON."""
 
 
 def result_of(summary: Mapping[str, Any], profile: Profile, judged: Sequence[JudgedRun]) -> dict[str, Any]:
@@ -113,10 +111,9 @@ def judge(observed: Observed) -> JudgedRun:
     alone = Contention(eta_compute=inf, eta_bandwidth=inf)
     measured = MeasuredCosts(observed.works)
     draws = observed.draws()
-    stop_s = number(observed.run, "duration") if observed.is_partial else None
 
     def simulated_on(build: Callable[[OnWork], SimHost]) -> RunRecord:
-        return run_recorded(experiment, experiment.requests(), build, stop_s=stop_s)
+        return run_recorded(experiment, experiment.requests(), build)
 
     mechanism = simulated_on(lambda on_work: MeasuredHost(measured, draws, observed.wake, on_work=on_work))
     cost = simulated_on(lambda on_work: SimHost(StreamsAlone(costs), draws, contention=alone, on_work=on_work))
@@ -136,7 +133,6 @@ def judge(observed: Observed) -> JudgedRun:
         "machine": _machine(profile.host.probed_s, observed.probed_s),
         "divergence": first_divergence(observed.requests, observed.records, mechanism),
         "works": _work_times(observed.records, simulated.works),
-        "waits": wait_sums(observed.works),
     }
     return JudgedRun(observed=observed, simulated=simulated, verdict=verdict)
 
@@ -162,44 +158,6 @@ def _work_times(real: Sequence[WorkRecord], simulated: Sequence[WorkRecord]) -> 
             for how, works in zip(("alone", "together"), parts, strict=True)
         }
     return times
-
-
-def wait_sums(works: Sequence[MeasuredWork]) -> list[dict[str, Json]]:
-    """Numbers of works alike, and sums of their waits, s: until they start, are issued, end, and are reacted to,
-    and from there to the next submission on their stream. What nobody reacted to, or nothing followed, adds nothing.
-    Rows are rounded up to what a replay pads them to.
-    """
-    on_device = [work for work in works if work.record.kind != "host" and not work.record.is_cancelled]
-    alone = {id(record) for record in _alone_and_together([work.record for work in on_device])[0]}
-    next_s: dict[int, float] = {}
-    streams: dict[str, MeasuredWork] = {}
-    for work in sorted(on_device, key=lambda work: work.record.submitted_s):
-        if (former := streams.get(work.record.stream)) is not None:
-            next_s[id(former)] = work.record.submitted_s
-        streams[work.record.stream] = work
-    alike: dict[tuple[Json, ...], list[MeasuredWork]] = {}
-    for work in on_device:
-        record, rows = work.record, work.record.rows
-        padded = 1 << (rows - 1).bit_length() if rows else 0
-        key = record.kind, record.model, padded, len(record.requests) - rows, work.is_captured, id(record) in alone
-        alike.setdefault(key, []).append(work)
-    waits: dict[str, Callable[[MeasuredWork], float]] = {
-        "start_s": lambda work: work.record.start_s - work.eligible_s,
-        "issued_s": lambda work: work.record.issued_s - work.record.start_s,
-        "end_s": lambda work: work.record.end_s - work.record.start_s,
-        "reacted_s": lambda work: work.reacted_s - work.record.end_s,
-        "next_s": lambda work: next_s.get(id(work), nan) - work.reacted_s,
-    }
-    return [
-        {
-            **dict(zip(("kind", "model", "rows", "prompts", "is_captured", "is_alone"), key, strict=True)),
-            "works": len(group),
-            "started_after_issued": sum(work.record.start_s > work.record.issued_s for work in group),
-            "prompt_tokens": sum(work.record.chunk_tokens for work in group),
-            **{name: round(sum(wait for wait in map(of, group) if wait == wait), 6) for name, of in waits.items()},
-        }
-        for key, group in alike.items()
-    ]
 
 
 def _alone_and_together(works: Sequence[WorkRecord]) -> tuple[list[WorkRecord], list[WorkRecord]]:

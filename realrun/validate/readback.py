@@ -51,7 +51,6 @@ class _About(msgspec.Struct):
 
     policy: str
     seed: int
-    partial: bool
     plain_wake_s: float
     polled_wake_s: float
     probed_s: list[list[float]] = []
@@ -109,6 +108,9 @@ def read_replay(directory: Path, scenario: Scenario, summary: Mapping[str, Any],
             )
     observed = []
     for run, about in zip(summary["runs"], summary["replay"]["runs"], strict=True):
+        # Former versions kept what an interrupt had left of a run.
+        if about.get("partial"):
+            continue
         policy, seed = run["policy"], run["seed"]
         rows = _rows(requests, policy, seed)
         if len(rows) != run["completed"] + run["censored"] or not rows:
@@ -127,10 +129,11 @@ def read_replay(directory: Path, scenario: Scenario, summary: Mapping[str, Any],
                 requests=[_request(row) for row in rows],
                 works=[_work(row) for row in _rows(works, policy, seed)],
                 wake=WakeLatency(about["plain_wake_s"], about["polled_wake_s"]),
-                is_partial=about["partial"],
                 probed_s=about.get("probed_s", []),
             )
         )
+    if not observed:
+        raise ValueError(f"results {str(directory)!r}: no run was served to its end; replay it again")
     return observed
 
 

@@ -307,7 +307,7 @@ def replay(folder: Path) -> dict[str, bytes]:
     """The files of a replay, of which a simulation is made to look like one."""
     made = results(folder, "cpu/tiny")
     summary = json.loads(made["summary.json"])
-    about = {"partial": False, "plain_wake_s": 1e-5, "polled_wake_s": 1e-5, "probed_s": []}
+    about = {"plain_wake_s": 1e-5, "polled_wake_s": 1e-5, "probed_s": []}
     runs = [{name: run[name] for name in ("policy", "seed")} | about for run in summary["runs"]]
     more = {"acceptance": "tape", "slots": 4, "partial": False}
     summary["replay"] = more | {"runs": runs}

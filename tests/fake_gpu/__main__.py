@@ -92,8 +92,8 @@ def _killed(process: subprocess.Popen[bytes], out: Path, step: Step) -> bool:
         previous = STEPS[: STEPS.index(step)]
         if all(done_file(out, each).exists() for each in previous):
             began_s = began_s or time.monotonic()
-            has_points = step in ("measure", "corun") and len(_points(out)) >= len(before) + KILLED_AT_LINES
-            if has_points or (step not in ("measure", "corun") and time.monotonic() > began_s + WITHIN_S):
+            has_points = step == "measure" and len(_points(out)) >= len(before) + KILLED_AT_LINES
+            if has_points or (step != "measure" and time.monotonic() > began_s + WITHIN_S):
                 kept = _points(out)
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
@@ -109,7 +109,7 @@ def _points(out: Path) -> list[bytes]:
 
 
 def _judged(line: dict[str, Any]) -> Iterator[str]:
-    step, planned = " ".join(line["process"][2:]) or "?", line["planned"][0] if line["planned"] else 0
+    step, planned = " ".join(line["process"][:2]) or "?", line["planned"][0] if line["planned"] else 0
     print(
         f"{step}: {line['graphs']} graphs of {line['nodes']} nodes, {line['launches']} launches, reserved "
         f"{line['reserved'] / GIB:.1f} of {planned / GIB:.1f} GiB planned, {line['violations']} violations, "

@@ -21,7 +21,7 @@ from tests.fake_gpu.site.sitecustomize import results
 
 LIBRARIES = os.environ.get("FAKE_LIBRARIES")
 SOUND = {
-    "process": ["cuda", "out", "smoke"],
+    "process": ["calibrate", "measure", "--device"],
     "planned": [100],
     "reserved": 90,
     "graphs": 3,
@@ -52,14 +52,14 @@ def test_no_fake_gpu_computes_faster_than_its_data_sheet(gpu: Gpu) -> None:
 
 def test_made_up_results_are_what_a_tape_dictates_and_first_tokens_of_whole_prompts() -> None:
     shape = PassShape(Kind.STEP, Model.TARGET, 2, 3, chunks=(ChunkShape(1, 8, True), ChunkShape(1, 9, False)))
-    rows = [(0, 3, 1, 0), (1, 2, 5, 0), (2, 8, NOT_FORCED, 0), (3, 9, NOT_FORCED, 0)]
+    rows = [(0, 3, 1), (1, 2, 5), (2, 8, NOT_FORCED), (3, 9, NOT_FORCED)]
     assert results(shape, rows) == [[1, 1, 1, -1], [1, 1, 1, -1], [0, 1, -1, -1], [0, -1, -1, -1]]
 
 
 def test_memory_beyond_the_plan_and_violations_are_found() -> None:
     assert list(_judged(SOUND)) == []
-    assert list(_judged({**SOUND, "violations": 2})) == ["smoke: 2 capture violations"]
-    assert list(_judged({**SOUND, "reserved": 101})) == ["smoke: 0.00 GiB reserved, 0.00 planned"]
+    assert list(_judged({**SOUND, "violations": 2})) == ["calibrate measure: 2 capture violations"]
+    assert list(_judged({**SOUND, "reserved": 101})) == ["calibrate measure: 0.00 GiB reserved, 0.00 planned"]
 
 
 @pytest.mark.skipif(LIBRARIES is None, reason="FAKE_LIBRARIES names no folder of fake CUDA libraries (make fake-gpu)")
@@ -100,7 +100,7 @@ for layers in (2, 6):
     shape = msgspec.structs.replace(model(name), layers=layers, vocab=1000)
     weights = random_model(shape, dtype=torch.bfloat16, seed=0, device="cuda")
     options = PairOptions(
-        slots=8, max_tokens=1024, attention=Attention.FLASH, batch_buckets=(1, 8), cuda_graphs=True
+        slots=8, max_tokens=1024, batch_buckets=(1, 8), cuda_graphs=True
     )
     kernels = PairKernels(weights, None, options)
     rows, verify = torch.zeros(8, 4, dtype=torch.int64, device="cuda"), PassShape(Kind.VERIFY, Model.TARGET, 8, 5)

@@ -12,7 +12,7 @@ from realrun.kernels.host_slots import Slot
 from realrun.kernels.issuer import Issuer
 from realrun.kernels.pair_kernels import PairKernels, PromptChunk
 from realrun.kernels.pair_options import PairOptions
-from realrun.model.attention import Attention, Rectangle
+from realrun.model.attention import Rectangle
 from realrun.model.decoder import Decoder
 from realrun.model.weights import Family, random_model
 from realrun.replay.pair_executor import PairExecutor
@@ -77,7 +77,7 @@ def tied_pair(target: Any, draft_layers: int, epsilon: float) -> tuple[Any, Any]
 
 
 def tiny_options(**changes: Any) -> PairOptions:
-    base: dict[str, Any] = {"slots": 6, "max_tokens": 64, "attention": Attention.MATH, "draft_tokens_max": 6}
+    base: dict[str, Any] = {"slots": 6, "max_tokens": 64, "draft_tokens_max": 6}
     return PairOptions(**{**base, **changes})
 
 

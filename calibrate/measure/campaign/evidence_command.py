@@ -60,11 +60,11 @@ class EvidenceFlags(Struct, frozen=True, kw_only=True):
 def evidence_command(flags: EvidenceFlags) -> None:
     """Measure this machine, predict lanes beside continuous batching on it, replay both, and say whether lanes pay.
 
-    Six steps, the most valuable first, each within its own time: smoke (checks), measure (the passes of a pair, and
-    OUT/prediction.json of what follows), closed (16 requests in flight, three runs), open (at 0.6 of capacity), many
-    (64 in flight, five policies) and corun (passes beside each other). OUT/send/docs/validation/GPU/README.md is the
-    page. Where something else disturbed a step, it states no verdict. The same command goes on after a kill, or after
-    --until; with --overwrite it begins anew.
+    Five steps, the most valuable first, each within its own time: smoke (checks), measure (the passes of a pair, and
+    OUT/prediction.json of what follows), closed (16 requests in flight, three runs), open (at 0.6 of capacity) and
+    many (64 in flight, five policies). Each prints the commands that it runs. The page is
+    OUT/send/docs/validation/GPU/README.md. Where something else disturbed a step, it states no verdict. The same
+    command goes on after a kill, or after --until; with --overwrite it begins anew.
 
     With --serve no kernel of ours runs: the server that COMMAND starts is looked at, predicted and sent a load, without
     its options of speculation and with them (`lanesim validate URL --restart`); OUT/send/README.md says what they gain.

@@ -1,6 +1,6 @@
-"""The campaign of a lent GPU: six steps in the order of what they are worth, each within a time of its own.
+"""The campaign of a lent GPU: five steps in the order of what they are worth, each within a time of its own.
 
-Not here: doing them (calibrate.measure.campaign.steps), calling them one by one (calibrate.measure.campaign.runner).
+Not here: their commands, called one by one (calibrate.measure.campaign.runner).
 """
 
 from __future__ import annotations
@@ -13,12 +13,10 @@ from sim.files.json_values import Json
 if TYPE_CHECKING:
     from calibrate.measure.pair import PairSpec
 
-Step = Literal["smoke", "measure", "closed", "open", "many", "corun"]
+Step = Literal["smoke", "measure", "closed", "open", "many"]
 STEPS: tuple[Step, ...] = get_args(Step)
-SMOKE, MEASURE, CLOSED, OPEN, MANY, CORUN = STEPS
-REPORT = "report"
-"""Behind every call."""
-LIMITS_S = {SMOKE: 30.0, MEASURE: 120.0, CLOSED: 110.0, OPEN: 100.0, MANY: 120.0, CORUN: 100.0, REPORT: 60.0}
+SMOKE, MEASURE, CLOSED, OPEN, MANY = STEPS
+LIMITS_S: dict[str, float] = {SMOKE: 30.0, MEASURE: 190.0, CLOSED: 110.0, OPEN: 100.0, MANY: 120.0}
 """Seconds on a GPU after which a step is ended; what it has by then is kept."""
 SMOKE_FILE, PREDICTION = "smoke.json", "prediction.json"
 """Files in the campaign's directory: of the first step, and of what the second predicts of the replays."""
@@ -52,14 +50,10 @@ class MeasuredPair(NamedTuple):
     def spec(self, device: str) -> PairSpec:
         from calibrate.measure.pair import pair_spec
 
-        return pair_spec(device, self.target, self.draft, None, self.rows, self.context, None, 0)
+        return pair_spec(device, self.target, self.draft, self.rows, self.context)
 
     def profile_path(self, out: Path) -> Path:
         return out / f"{self.name}.json"
-
-    def refit_path(self, out: Path) -> Path:
-        """The profile with the co-runs of the last step, too; predictions are of the former."""
-        return out / f"{self.name}-measured.json"
 
     def points_path(self, out: Path) -> Path:
         return out / f"{self.name}.points.jsonl"
@@ -85,10 +79,6 @@ class Campaign(NamedTuple):
     loads: tuple[Loop, ...]
     input_tokens: int
     output_tokens: int
-    repeats: int = 2
-    """Runs of each kind that say what serving adds."""
-    corun_s: float = 80.0
-    """Seconds for the rates of two streams."""
     patience: float = 1.0
     """Times that a limit is longer than on a GPU."""
 
@@ -123,7 +113,7 @@ BESIDE = "continuous"
 LANES = "pd", "pdv", "unified"
 POLICIES = ("autoregressive", *LANES, BESIDE)
 _LARGE = Campaign(
-    job=MeasuredPair("llama-3.1-8b", "llama-3.2-1b", 72.0, 64, 4096),
+    job=MeasuredPair("llama-3.1-8b", "llama-3.2-1b", 120.0, 64, 4096),
     loads=(
         Loop(CLOSED, 16, 48, (BESIDE, "pd", "pdv"), 3),
         Loop(OPEN, None, 96, (BESIDE, "pd"), 3),
@@ -134,7 +124,7 @@ _LARGE = Campaign(
 )
 CAMPAIGNS = {
     "cuda": _LARGE,
-    "cuda-24gb": _LARGE._replace(job=MeasuredPair("qwen2.5-1.5b", "qwen2.5-0.5b", 72.0, 32, 2048)),
+    "cuda-24gb": _LARGE._replace(job=MeasuredPair("qwen2.5-1.5b", "qwen2.5-0.5b", 120.0, 32, 2048)),
     "cpu": Campaign(
         job=MeasuredPair("tiny-target", "tiny-draft", 15.0),
         loads=(
@@ -144,8 +134,6 @@ CAMPAIGNS = {
         ),
         input_tokens=48,
         output_tokens=16,
-        repeats=1,
-        corun_s=10.0,
         patience=10.0,
     ),
 }

@@ -1,17 +1,19 @@
 """What the measured profile predicts of every replay, written down before the first one runs.
 
-From the profile alone, with the seeds that the replays have. Not here: replaying (calibrate.measure.campaign.steps),
-predicted beside measured (realrun.validate.error_parts).
+From the profile alone, with the seeds that the replays have. Not here: replaying (realrun.replay.replays), predicted
+beside measured (realrun.validate.error_parts).
 """
 
 from __future__ import annotations
 
 import json
+import warnings
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from calibrate.measure.campaign.plan import BESIDE, OPEN_SHARE, PREDICTION, Campaign, Loop
+from sim.costs.extrapolation import OutsideProfileWarning
 from sim.costs.profile import Profile
 from sim.costs.profile_files import load as load_profile
 from sim.draws import child_seed
@@ -30,6 +32,8 @@ METRICS = (
 
 def predict(out: Path, campaign: Campaign) -> None:
     """Write OUT/prediction.json: every run of every load, and the rate of the open loop."""
+    # Replays have longer prompts than the passes alone: what is judged says so itself.
+    warnings.simplefilter("ignore", OutsideProfileWarning)
     profile = load_profile(campaign.job.profile_path(out))
     runs = {each.name: _runs(out, campaign, each, profile, 0.0) for each in campaign.loads if each.concurrency}
     served = [run["request_throughput"] for run in runs[campaign.largest.name] if run["policy"] == BESIDE]

@@ -1,8 +1,8 @@
 """Report of a campaign, and what it sends: profile, rates, raw points, verdicts and a report, under OUT/send as in the
 repository.
 
-Everything comes from the campaign's directory. Not here: measuring (calibrate.measure.campaign.steps), any fit
-(calibrate.measure.fits).
+A page whose measurements are disturbed states no verdict. Everything comes from the campaign's directory. Not here:
+measuring, any fit (calibrate.measure).
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from typing import Any
 
 from calibrate.fit import points_file
 from calibrate.fit.point_works import TimedPass
-from calibrate.measure.campaign.gates import disturbed
-from calibrate.measure.campaign.plan import BESIDE, OPEN_SHARE, PREDICTION, SMOKE_FILE, STEPS, Campaign
+from calibrate.measure.campaign.plan import BESIDE, MEASURE, OPEN_SHARE, PREDICTION, SMOKE_FILE, STEPS, Campaign
 from calibrate.measure.campaign.verdict import findings
 from calibrate.server.served_page import Rows, table
+from realrun.validate.gates import of_profile, of_replay
 from sim.costs.profile import Profile
 from sim.costs.profile_files import changed, load, ship_profile
 from sim.files.write import new_folder
 
-SEND, MEASURED = "send", "-measured"
+MEASURED = "-measured"
 BARS = {"output_throughput": 5.0, "e2el p50": 5.0, "ttft p99": 10.0, "mechanism": 5.0}
 """Percent: predicted against measured, closed loop; of the mechanism the mean E2EL."""
 
@@ -35,11 +35,10 @@ def report(out: Path, campaign: Campaign) -> None:
             raise ValueError(f"{str(path)!r} is missing: its step failed, the reason stands above")
     results = {name: json.loads(path.read_text()) for name, path in verdicts.items() if path.exists()}
     lacking = [name for name in verdicts if name not in results]
-    refit, points = job.refit_path(out), job.points_path(out)
-    profile = load(refit if refit.exists() else job.profile_path(out))
+    points, profile = job.points_path(out), load(job.profile_path(out))
     # A profile of the repository carries no points: they lie beside the report.
-    profile = changed(profile, name=measured_name(profile.name.removesuffix(MEASURED)), points=())
-    with new_folder(out / SEND) as scratch:
+    profile = changed(profile, name=measured_name(profile.name), points=())
+    with new_folder(out / "send") as scratch:
         told = scratch / "docs" / "validation" / profile.gpu.name
         told.mkdir(parents=True)
         sent = out / SMOKE_FILE, out / PREDICTION, points, *(verdicts[name] for name in results)
@@ -53,6 +52,16 @@ def report(out: Path, campaign: Campaign) -> None:
         verdict = _disturbed(profile, reasons) if reasons else _verdict(profile, judged)
         lines = [*verdict, *_lines(profile, smoke, results, lacking, held.slowed)]
         (told / "README.md").write_text("\n".join(lines))
+
+
+def disturbed(out: Path, campaign: Campaign, step: str) -> list[str]:
+    """Disturbances of a step that is over, a line each; none of steps without gates, nor of one that left nothing."""
+    if step == MEASURE and campaign.job.profile_path(out).exists():
+        return of_profile(load(campaign.job.profile_path(out)))
+    judged = out / f"{step}.json"
+    if any(step == each.name for each in campaign.loads) and judged.exists():
+        return of_replay(json.loads(judged.read_text()))
+    return []
 
 
 def measured_name(name: str) -> str:

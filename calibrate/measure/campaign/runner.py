@@ -1,39 +1,53 @@
 """Runs a campaign's steps one after the other; it may be interrupted or killed anywhere, and goes on when called again.
 
-A finished step is not begun again, a measurement goes on where it was, a replay begins anew. A step that reaches its
-limit is over with what it has. Every call begins with the smoke step, which ends at once on a machine that it has
-passed on; where it fails, nothing is measured. Not here: which steps there are (calibrate.measure.campaign.plan), what
-one does (calibrate.measure.campaign.steps).
+A step is the commands that a user would type, each in a process: what it held on the device is free when it ends. A
+finished step is not begun again, a measurement goes on where it was, a replay begins anew. A step that reaches its
+limit is interrupted and over with what it has. Every call begins with the smoke step, which ends at once on a machine
+that it has passed on; where it fails, nothing is measured. Not here: which steps there are
+(calibrate.measure.campaign.plan).
 """
 
 from __future__ import annotations
 
+import ctypes
 import json
+import shlex
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from shutil import rmtree
 
-from calibrate.measure.campaign.gates import disturbed, forget
+from calibrate.catalogue.model_configs import source_of, with_dtype
+from calibrate.fit import points_file
 from calibrate.measure.campaign.plan import (
     CAMPAIGNS,
     DONE,
     MEASURE,
     PREDICTION,
-    REPORT,
     SMOKE,
     SMOKE_FILE,
     STEPS,
     Campaign,
+    Loop,
+    MeasuredPair,
     Step,
     device_of,
     done_file,
 )
+from calibrate.measure.campaign.prediction import open_rate_per_s, predict
+from calibrate.measure.campaign.report import disturbed, report
 from calibrate.measure.campaign.verdict import findings
+from calibrate.measure.fits.measured_profile import profile_of
+from sim.costs.profile_files import encode
+from sim.files.write import write_text
 
 GRACE_S = 30.0
 """Seconds for a step at its limit to write what it has."""
+PR_SET_PDEATHSIG = 1
+"""Of Linux's prctl(2): the signal that a process gets when its parent ends."""
 
 
 def run_campaign(name: str, out: Path, *, until: Step | None = None, only: Step | None = None) -> int:
@@ -46,19 +60,22 @@ def run_campaign(name: str, out: Path, *, until: Step | None = None, only: Step 
     campaign = CAMPAIGNS[name]
     failed: list[str] = []
     if only is not None and done_file(out, only).exists():
-        # Again: co-runs go on with what they lack, a replay begins anew by itself.
         done_file(out, only).unlink()
         if only == MEASURE:
-            forget(out, campaign)
+            _forget(out, campaign.job)
     wanted = (only,) if only else STEPS[: STEPS.index(until) + 1] if until else STEPS
     left = _left(out, wanted)
     print("\n".join(_found(out, name) if not left else [_next(campaign, left)]), flush=True)
     for step in dict.fromkeys((SMOKE, *left)):
+        print(f"campaign: {step}", flush=True)
         try:
-            is_over = _run(name, out, step)
+            is_over = _do(name, out, step)
         except KeyboardInterrupt:
             print("campaign: interrupted; the same command goes on from here", file=sys.stderr)
             return 130
+        except ValueError as error:
+            print(f"campaign: {step}: {error}", file=sys.stderr)
+            is_over = False
         if is_over:
             done_file(out, step).parent.mkdir(exist_ok=True)
             done_file(out, step).touch()
@@ -68,8 +85,8 @@ def run_campaign(name: str, out: Path, *, until: Step | None = None, only: Step 
             failed.append(step)
             if step == SMOKE:
                 break
-    if SMOKE not in failed and campaign.job.profile_path(out).exists() and not _run(name, out, REPORT):
-        failed.append(REPORT)
+    if SMOKE not in failed and campaign.job.profile_path(out).exists():
+        report(out, campaign)
     if failed:
         print(f"campaign: failed: {', '.join(failed)}; the reason stands above", file=sys.stderr)
         return 1
@@ -110,16 +127,64 @@ def _found(out: Path, name: str) -> list[str]:
     return [*lines, f"what to send is in {out / 'send'} (docs/gpu.md)"]
 
 
-def _run(name: str, out: Path, step: str) -> bool:
-    """A process of its own: what it held on the device is free when it ends, or is killed; it ends with this one. At
-    its limit it is interrupted, and keeps what it has."""
-    print(f"campaign: {step}", flush=True)
-    limit_s = CAMPAIGNS[name].limit_s(step)
-    command = [sys.executable, "-m", "calibrate.measure.campaign.steps", name, str(out), step]
-    with subprocess.Popen(command, stdin=subprocess.PIPE) as process:
+def _do(name: str, out: Path, step: Step) -> bool:
+    """Whether the step is over. Raises ValueError, one line, for what cannot be done."""
+    campaign, device = CAMPAIGNS[name], device_of(name)
+    limit_s = campaign.limit_s(step)
+    if step == SMOKE:
+        return _run("calibrate.measure.campaign", [name, str(out)], limit_s)
+    if step == MEASURE:
+        return _measure(device, out, campaign)
+    return _replay(device, out, campaign, next(load for load in campaign.loads if step == load.name))
+
+
+def _measure(device: str, out: Path, campaign: Campaign) -> bool:
+    """A pair's points and profile, then what it predicts. Goes on where an earlier measurement was ended."""
+    job = campaign.job
+    line = ["calibrate", "measure", "--device", device, "--target", job.target, "--draft", job.draft]
+    for flag, value in (("--budget", job.budget_s), ("--rows", job.rows), ("--context", job.context)):
+        line += [] if value is None else [flag, f"{value:g}"]
+    profile, points = job.profile_path(out), job.points_path(out)
+    profile.unlink(missing_ok=True)
+    _run("lanesim", [*line, "--out", str(profile)], campaign.limit_s(MEASURE))
+    if not profile.exists():
+        # At its limit: replays are worth more than the rest of the points.
+        if not points.exists():
+            return False
+        held = points_file.read(points)
+        shapes = [with_dtype(source_of(name).shape, str(held.options["dtype"])) for name in (job.target, job.draft)]
+        write_text(profile, encode(profile_of(held, *shapes)).decode())
+    predict(out, campaign)
+    return True
+
+
+def _replay(device: str, out: Path, campaign: Campaign, load: Loop) -> bool:
+    """Replay `load` into OUT/LOAD and judge it there, as far as it came."""
+    directory, scenario, judged = out / load.name, out / f"{load.name}.yaml", out / f"{load.name}.json"
+    raw = campaign.scenario(load, str(campaign.job.profile_path(out)), open_rate_per_s(out))
+    # JSON is YAML, too.
+    write_text(scenario, json.dumps(raw))
+    rmtree(directory, ignore_errors=True)
+    limit_s = campaign.limit_s(load.name)
+    _run("lanesim", ["replay", str(scenario), "--device", device, "--out", str(directory), "--overwrite"], limit_s)
+    return _run("lanesim", ["validate", str(directory), "--json", str(judged), "--overwrite"], limit_s)
+
+
+def _forget(out: Path, job: MeasuredPair) -> None:
+    """Take away a measurement, so that it is made again."""
+    if job.points_path(out).exists():
+        job.points_path(out).rename(job.points_path(out).with_suffix(".former.jsonl"))
+    job.profile_path(out).unlink(missing_ok=True)
+
+
+def _run(module: str, words: Sequence[str], limit_s: float) -> bool:
+    """Run `python -m MODULE WORDS` to its end, with exit code 0 or not. At its limit it is interrupted, and keeps what
+    it has."""
+    print(f"campaign: {shlex.join([module, *words])}", flush=True)
+    with subprocess.Popen([sys.executable, "-m", module, *words], preexec_fn=_begin_as_child) as process:
         with suppress(subprocess.TimeoutExpired):
             return process.wait(limit_s) == 0
-        print(f"campaign: {step} is at its limit of {limit_s:.0f} s", flush=True)
+        print(f"campaign: at its limit of {limit_s:.0f} s", flush=True)
         # Twice: an interrupt may come where a lock is held, and the step then waits for ever.
         for _ in range(2):
             process.send_signal(signal.SIGINT)
@@ -127,3 +192,10 @@ def _run(name: str, out: Path, step: str) -> bool:
                 return process.wait(GRACE_S) == 0
         process.kill()
         return False
+
+
+def _begin_as_child() -> None:
+    """It hears interrupts, which a shell has what it starts in the background ignore, and ends with this process."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

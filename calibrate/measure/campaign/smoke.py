@@ -1,4 +1,4 @@
-"""A minute of checks before anything is measured: whether this machine can be, and is the one that was measured before.
+"""Checks before anything is measured: whether this machine can be, and is the one that was measured before.
 
 One red check, and the campaign refuses with a line that says what failed. A check that does not apply (a CPU has no
 graphs) says so. Not here: the measurement (calibrate.measure), clocks and memory of a device (realrun.host.device).
@@ -7,28 +7,26 @@ graphs) says so. Not here: the measurement (calibrate.measure), clocks and memor
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import import_module
 from pathlib import Path
-from time import perf_counter, sleep
+from time import perf_counter
 
 import torch
 
 from calibrate.fit import points_file
-from calibrate.fit.grid import grid
 from calibrate.fit.point_works import TimedPass
 from calibrate.measure import machine
-from calibrate.measure.campaign.plan import SMOKE_FILE, Campaign, MeasuredPair
-from calibrate.measure.overlap_cells import coruns_within
-from calibrate.measure.pair import DEFAULTS, PairSpec, build, limits
-from calibrate.measure.rates import measure
+from calibrate.measure.campaign.plan import CAMPAIGNS, SMOKE_FILE, Campaign, MeasuredPair, device_of
+from calibrate.measure.pair import DEFAULTS, PairSpec, build
 from calibrate.measure.timing import Bench
 from realrun.host import cuda
-from realrun.host.device import DeviceClock, DeviceStream, RealDevice
+from realrun.host.device import DeviceStream, RealDevice
 from realrun.host.driver import Driver
-from realrun.model.attention import Attention, Rectangle, make_attention, usual_attention
+from realrun.model.attention import FLASH, MATH, AttentionKernel, GatheringAttention, Rectangle, make_attention
 from realrun.model.kv import SlottedKv
 from sim.costs.shapes import ModelShape
 from sim.files.json_values import Json
@@ -45,11 +43,6 @@ STREAMS, HOLD_S = 8, 0.05
 """Streams that policies replayed together ask for, and how long each is held."""
 MAX_TOGETHER = 1.5
 """Times that all streams together may take of what one takes: sharing queues they take several."""
-MIN_SLOWER = 0.7
-"""Times of its duration that a pass takes beside another, at least: less is a time of something else."""
-WATCH_S, MAX_DRIFT_PPM, MAX_UNCERTAIN_S = 2.0, 200.0, 1e-3
-"""Seconds between looks at both clocks; crystals drift by up to 50 ppm."""
-OVERLAP_SHARE_S = 1.0
 
 
 class Red(ValueError):
@@ -80,16 +73,17 @@ def imports(ground: Ground) -> str:
     return f"{', '.join(versions)}; {ground.driver.said}"
 
 
-def kernels(ground: Ground) -> str:
-    """Attention as it will be measured beside the reference, for every model."""
+def kernels(ground: Ground) -> str | None:
+    """A GPU's attention beside the reference, for every model."""
     where = torch.device(ground.device)
-    name = usual_attention(where)
+    if where.type == "cpu":
+        return None
     shapes = {source.shape for source in (ground.spec.target, ground.spec.draft) if source is not None}
-    worst = max(_difference(shape, name, where) for shape in sorted(shapes, key=lambda shape: shape.name))
-    return f"{name.value} is within {worst:.1e} of {Attention.MATH.value}"
+    worst = max(_difference(shape, where) for shape in sorted(shapes, key=lambda shape: shape.name))
+    return f"{FLASH} is within {worst:.1e} of {MATH}"
 
 
-def _difference(shape: ModelShape, name: Attention, where: torch.device) -> float:
+def _difference(shape: ModelShape, where: torch.device) -> float:
     """The largest difference over ragged rows of every width, and all widths in one pass."""
     dtype = getattr(torch, DEFAULTS[where.type]["dtype"])
     generator = torch.Generator(where).manual_seed(0)
@@ -105,23 +99,21 @@ def _difference(shape: ModelShape, name: Attention, where: torch.device) -> floa
     starts = torch.tensor(STARTS, device=where)
     slots = torch.arange(len(STARTS), device=where).flip(0)
     rectangles = [Rectangle(slots, starts, torch.full_like(starts, width), width) for width in WIDTHS]
+    ours, reference = make_attention(shape.heads, kv), GatheringAttention(shape.heads, kv)
     worst = 0.0
     for rows in (*([each] for each in rectangles), rectangles):
         size = sum(each.num_tokens for each in rows), shape.heads, shape.head_dim
         queries = torch.randn(size, generator=generator, device=where, dtype=torch.float32).to(dtype)
-        given, wanted = (_attended(which, shape, kv, rows, queries) for which in (name, Attention.MATH))
+        given, wanted = (_attended(kernel, rows, queries) for kernel in (ours, reference))
         share = float((given - wanted).abs().max() / wanted.abs().max())
         if not share <= TOLERANCES[dtype]:
-            raise Red(f"{name.value} is {share:.1e} off the reference for {shape.name}, {size[0]} queries")
+            raise Red(f"{FLASH} is {share:.1e} off the reference for {shape.name}, {size[0]} queries")
         worst = max(worst, share)
     return worst
 
 
-def _attended(
-    name: Attention, shape: ModelShape, kv: SlottedKv, rows: Sequence[Rectangle], queries: torch.Tensor
-) -> torch.Tensor:
+def _attended(kernel: AttentionKernel, rows: Sequence[Rectangle], queries: torch.Tensor) -> torch.Tensor:
     with torch.inference_mode():
-        kernel = make_attention(name, heads=shape.heads, kv=kv)
         return kernel.run(kernel.plan(rows), queries, 0).float()
 
 
@@ -146,19 +138,6 @@ def _held_s(runs_on: RealDevice, streams: Sequence[DeviceStream]) -> float:
     return max(end.seconds_after(start) for end in ends)
 
 
-def memory(ground: Ground) -> str:
-    """The largest passes of the pair run, at the full number of rows."""
-    free = ground.runs_on.free_bytes()
-    bench, allowed = ground.bench, limits(ground.spec)
-    passes = grid(allowed, 0)
-    for kind, model in dict.fromkeys((timed.kind, timed.model) for timed in passes):
-        alike = [timed for timed in passes if (timed.kind, timed.model) == (kind, model)]
-        largest = max(alike, key=lambda timed: (timed.total_tokens, timed.context_tokens))
-        bench.warm(largest, bench.issuer(largest.launch))
-    left = ground.runs_on.free_bytes()
-    return f"{(free - left) / 2**30:.1f} GiB taken, {left / 2**30:.1f} GiB left" if left < free else "not counted here"
-
-
 def capture(ground: Ground) -> str | None:
     """A captured pass gives what the same pass launched kernel by kernel gives."""
     if not ground.runs_on.is_async:
@@ -180,30 +159,7 @@ def capture(ground: Ground) -> str | None:
     return f"{timed.name} gives the same tokens captured"
 
 
-def overlap(ground: Ground) -> str:
-    """One pair of passes alone and beside each other, as all pairs are measured."""
-    corun = coruns_within(limits(ground.spec))[0]
-    slower = [1.0 / rate for rate in measure(ground.bench, corun, OVERLAP_SHARE_S).rates]
-    said = f"{corun.kinds} took {slower[0]:.2f} and {slower[1]:.2f} times as long"
-    # A CPU that others use, too, is as noisy as this.
-    if ground.runs_on.is_async and min(slower) < MIN_SLOWER:
-        raise Red(said)
-    return said
-
-
-def clock(ground: Ground) -> str:
-    """The device's clock beside the host's."""
-    both = DeviceClock(ground.runs_on, ground.runs_on.now_s)
-    sleep(WATCH_S)
-    both.look()
-    drift_ppm = both.drift_ppm
-    said = f"drifts by {drift_ppm or 0.0:+.1f} ppm, placed to {1e6 * both.uncertain_s:.0f} us"
-    if drift_ppm is None or abs(drift_ppm) > MAX_DRIFT_PPM or both.uncertain_s > MAX_UNCERTAIN_S:
-        raise Red(f"{said}; at most {MAX_DRIFT_PPM:.0f} ppm and {1e6 * MAX_UNCERTAIN_S:.0f} us can be used")
-    return said
-
-
-CHECKS: tuple[Callable[[Ground], str | None], ...] = (imports, clock, streams, kernels, memory, capture, overlap)
+CHECKS: tuple[Callable[[Ground], str | None], ...] = (imports, streams, kernels, capture)
 """Checks of the machine, the cheap ones first."""
 
 
@@ -244,3 +200,15 @@ def run_check(check: Callable[[Ground], str | None], ground: Ground) -> dict[str
     except Exception as error:
         said, is_ok = " ".join(f"{error}".split()) or type(error).__name__, False
     return {"name": check.__name__, "is_ok": is_ok, "said": said, "seconds": round(perf_counter() - started_s, 1)}
+
+
+def main(args: Sequence[str]) -> int:
+    """Exit code 1 and one line where a check is red."""
+    name, out = args
+    torch.set_num_threads(1)
+    try:
+        smoke(device_of(name), Path(out), CAMPAIGNS[name])
+    except ValueError as error:
+        print(f"campaign: {error}", file=sys.stderr)
+        return 1
+    return 0

@@ -36,11 +36,10 @@ class Change(NamedTuple):
 
 
 def runs_of(result: Mapping[str, Any]) -> dict[str, Runs]:
-    """Whole runs of a judged replay, by policy; one that its time ended says nothing."""
+    """Runs of a judged replay, by policy."""
     means: dict[str, list[dict[str, float]]] = {}
-    for run, about in zip(result["runs"], result["replay"]["runs"], strict=True):
-        if not about["partial"]:
-            means.setdefault(run["policy"], []).append(run["metrics"]["e2el"]["mean"])
+    for run in result["runs"]:
+        means.setdefault(run["policy"], []).append(run["metrics"]["e2el"]["mean"])
     return {
         policy: Runs([each["real"] for each in pairs], [each["simulated"] for each in pairs])
         for policy, pairs in means.items()

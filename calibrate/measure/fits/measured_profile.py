@@ -23,10 +23,13 @@ from sim.costs.passes import HEAD_KERNELS
 from sim.costs.profile import IN_A_LOOP, SCHEMA, Gpu, HostCosts, MeasuredPoint, Overlap, Profile
 from sim.costs.profile_files import round_constant
 from sim.costs.shapes import ModelShape
+from sim.files.json_values import convert
 
 
 def profile_of(held: MeasuredSession, target: ModelShape, draft: ModelShape | None) -> Profile:
-    """Raises ValueError where the file has too few points to fit."""
+    """What serving adds is in it, if that was measured. Raises ValueError where the file has too little to fit."""
+    if not held.host:
+        raise ValueError("too little was measured for a profile; the same command goes on")
     points, gpu = held.points, msgspec.convert(held.host["gpu"], Gpu)
     shapes = {"target": target, "draft": draft or target}
     is_cpu = bool(held.host["is_cpu"])
@@ -49,14 +52,16 @@ def profile_of(held: MeasuredSession, target: ModelShape, draft: ModelShape | No
         date=str(held.host["date"]),
     )
     fitted = fit_passes(start, points)
-    return fit_overlap(fitted, held.rates, cores=_cores(held.fingerprint) if is_cpu else None)
+    profile = fit_overlap(fitted, held.rates, cores=_cores(held.fingerprint) if is_cpu else None)
+    if not held.serving:
+        return profile
+    return completed(profile, convert(held.serving, ServingCosts, "points file: serving"), is_cpu=is_cpu)
 
 
 def refit(held: MeasuredSession, shipped: Profile) -> Profile:
     """`shipped`, made anew of its points file. Its phi stays, which is pooled over GPUs. So does its curve of shares of
     the multiprocessors, whose fit is in the history."""
-    alone = profile_of(held, shipped.target, shipped.draft)
-    fresh = completed(alone, msgspec.convert(held.serving, ServingCosts), is_cpu=False)
+    fresh = profile_of(held, shipped.target, shipped.draft)
     overlap = msgspec.structs.replace(fresh.overlap, phi=shipped.overlap.phi, partition=shipped.overlap.partition)
     errors = fresh.errors | {kind: error for kind, error in shipped.errors.items() if kind not in fresh.errors}
     return msgspec.structs.replace(fresh, name=shipped.name, overlap=overlap, errors=errors, points=())
@@ -107,7 +112,7 @@ def host_costs(points: Sequence[MeasuredPoint], measured: dict[str, Any], layers
         max_graph_tokens=largest,
         graph_small_sizes=(1,),
         graph_size_step=1,
-        result_s=0.0 if is_cpu else round_constant(measured["result_s"]),
+        result_s=0.0,
         engine=MEASURED_HERE,
         step_s=round_constant(measured["step_s"]),
         row_s=round_constant(measured["row_s"]),

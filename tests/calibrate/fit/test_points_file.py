@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from calibrate.fit import points_file
-from calibrate.fit.point_works import Corun, MixedPass, TimedPass
+from calibrate.fit.point_works import Corun, TimedPass
 from calibrate.fit.points_file import Clocks
 from sim.costs.profile import MeasuredPoint
 from tests.properties import assert_refused
@@ -42,20 +42,18 @@ def path(tmp_path: Path) -> Path:
 def test_what_was_appended_is_read_back(path: Path) -> None:
     points_file.append(path, "host", {"step_s": 1e-5})
     points_file.append(path, "rates", PAIR)
-    times = {"span_s": 0.3, "device_s": 0.2, "host_s": 0.1, "half_width_pct": 1.0, "repetitions": 7}
-    points_file.append(path, "mixed", {"mixed": [PLACES[1], 3, 512], **times})
+    points_file.append(path, "mixed", {"of a former version": 1})
     points_file.append(path, "clocks", {"sm_mhz": None})
     points_file.append(path, "clocks", {"sm_mhz": 1410.0, "throttled": ["power cap"]})
     found = points_file.read(path)
     assert found.fingerprint == MACHINE
     assert found.passes == PLACES
     assert found.points == [point()]
-    assert [each.mixed for each in found.mixed] == [MixedPass(PLACES[1], 3, 512)]
     assert found.clocks == [Clocks(), Clocks(sm_mhz=1410.0, throttled=("power cap",))]
     assert found.host == {"step_s": 1e-5}
     (ran,) = found.rates
     assert ran.corun == Corun((PLACES[1], PLACES[0]), 20)
-    assert (ran.shares, ran.alone_s, ran.together_s, ran.rates) == ((0.25, 0.75), (1.0, 2.0), (2.0, 3.0), (0.5, 0.6))
+    assert (ran.alone_s, ran.rates) == ((1.0, 2.0), (0.5, 0.6))
     assert found.left == [PLACES[1], *PLACES, *PLACES]
 
 

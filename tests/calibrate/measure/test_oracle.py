@@ -15,8 +15,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from calibrate.fit.grid import Limits, grid
-from calibrate.fit.point_works import MixedPass, TimedPass, work_of
-from calibrate.measure import host_times
+from calibrate.fit.point_works import TimedPass, work_of
 from calibrate.measure.fits.overlap_fit import fit_overlap
 from calibrate.measure.overlap_cells import coruns_within
 from calibrate.measure.rates import measure
@@ -25,8 +24,7 @@ from realrun.host.executor import ExecutorLane, Handle, SubmittedWork
 from realrun.kernels.device_passes import PassShape
 from realrun.kernels.issuer import Issuer
 from realrun.kernels.pair_kernels import PairKernels
-from realrun.model.attention import Attention
-from realrun.replay.machine_speed import DECODED, launch_s, probe
+from realrun.replay.machine_speed import DECODED, probe
 from realrun.replay.pair_executor import PairExecutor
 from sim.costs.forms.build import build_costs
 from sim.costs.profile import Overlap
@@ -34,16 +32,13 @@ from sim.costs.profile_files import load
 from sim.devices.contention import Contention, Regime
 from sim.interface.host import Stream
 from sim.interface.work import Chunk, Kind, Model, Work
-from tests.calibrate.fit.test_points_file import point
 from tests.properties import assert_refused, some
 from tests.realrun.support import tiny_model, tiny_options
 from tests.realrun.threaded_device import ThreadedDevice
 from tests.realrun.timed_device import (
-    CALL_S,
     COPY_S,
     GRAPH_CALL_S,
     KERNEL_CALL_S,
-    LATENCY_S,
     WAKE_S,
     Lasts,
     TimedDevice,
@@ -71,7 +66,7 @@ class Measured:
     def __init__(self, device: TimedDevice) -> None:
         model = tiny_model(layers=1, kv_heads=1, heads=1, max_context=4096)
         draft = tiny_model(seed=1, layers=1, kv_heads=1, heads=1, max_context=4096)
-        options = tiny_options(slots=LIMITS.rows, max_tokens=LIMITS.slot_tokens, attention=Attention.MATH)
+        options = tiny_options(slots=LIMITS.rows, max_tokens=LIMITS.slot_tokens)
         self.device, self.kernels = device, PairKernels(model, draft, options, runs_on=device)
         self.truth: dict[tuple[PassShape, int], Lasts] = {}
         """By shape and tokens in KV before the pass."""
@@ -96,31 +91,12 @@ class Measured:
 @pytest.mark.parametrize("drift_ppm", [-50.0, 20.0, 50.0])
 def test_device_times_come_back_whatever_the_clock_and_the_launches(drift_ppm: float) -> None:
     measured = Measured(TimedDevice(drift_ppm=drift_ppm, start_s=5000.0))
-    for timed in grid(LIMITS, 0)[::3]:
+    for timed in grid(LIMITS)[::3]:
         truth = measured.knows(timed)
         sample = measured.bench.timer(timed)()
         assert sample.device_s == pytest.approx(truth.device_s + 2 * COPY_S, rel=TOLERANCE), timed
         issue_s = GRAPH_CALL_S if timed.launch == "graphed" else KERNEL_CALL_S * truth.num_kernels
         assert sample.host_s == pytest.approx(issue_s, rel=TOLERANCE, abs=6e-6), timed
-
-
-@pytest.mark.parametrize(("kind", "tokens", "launches"), [("verify", 5, 1), ("draft", 4, 2)])
-def test_rows_with_prompts_last_as_a_replay_launches_them(kind: Any, tokens: int, launches: int) -> None:
-    """A step is one pass; the draft's prefill is one of its own, before the captured draft."""
-    measured = Measured(TimedDevice())
-    model: Any = "draft" if kind == "draft" else "target"
-    mixed = MixedPass(TimedPass(kind, model, 2, tokens, 64, "graphed"), 1, 48)
-    passes = measured.bench.ready_mixed(mixed)
-    assert len(passes) == launches
-    for each, held in zip(passes, [64] if launches == 1 else [0, 64], strict=True):
-        measured.truth[each.shape, held] = Lasts(0.01, 100)
-    run, captured_s = measured.bench.in_turn(mixed)
-    assert captured_s == pytest.approx(launches * (0.01 + 2 * COPY_S), rel=TOLERANCE)
-    sample = run()
-    assert sample.host_s == pytest.approx(100 * KERNEL_CALL_S + (launches - 1) * GRAPH_CALL_S, rel=TOLERANCE, abs=9e-6)
-    assert sample.device_s >= captured_s - 1e-9
-    # Set back each time: the truth is of a pass with just so many tokens in KV.
-    assert run().device_s == pytest.approx(sample.device_s, rel=TOLERANCE)
 
 
 def test_the_held_pass_counts_as_the_first_begins_below_its_clocks() -> None:
@@ -193,21 +169,6 @@ def test_a_probe_on_a_gpu_sees_who_slows_the_device_and_not_who_slows_the_host(d
             measured.device.launch = lambda _: launch(Lasts(device_s))  # type: ignore[method-assign]  # noqa: B023
             (probed_s,) = probe(measured.kernels, issuers)
             assert probed_s == pytest.approx(device_s + 2 * COPY_S, rel=TOLERANCE)
-        launched_s = launch_s(measured.kernels, issuers)
-    # Launching is the host's alone, and what a stream is used for is not changed by it.
-    assert launched_s is not None
-    assert delay_s < launched_s < delay_s + 0.02
-    assert issuers[0].warmed == set()
-
-
-def test_the_way_of_a_result_comes_back() -> None:
-    measured = Measured(TimedDevice())
-    timed = TimedPass("decode", "target", 1, 1, 64, "graphed")
-    truth = measured.knows(timed)
-    found = point(timed, device_s=measured.bench.timer(timed)().device_s, host_s=GRAPH_CALL_S)
-    assert truth.device_s > GRAPH_CALL_S
-    # There and back: the call before the first launch, the launch's way, and that of the result.
-    assert host_times.result_s(measured.bench, found) == pytest.approx(CALL_S + LATENCY_S + WAKE_S, rel=TOLERANCE)
 
 
 @pytest.mark.parametrize("phi", [0.05, 0.2])

@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import gc
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -12,11 +12,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from calibrate.measure import lanes, serving_overhead
+from calibrate.measure import serving_overhead
 from calibrate.measure.fits.serving_costs import ServingCosts, completed
-from calibrate.measure.lanes import LaneSetting, ServedLane
 from calibrate.measure.pair import options_of, pair_spec
-from calibrate.measure.serving_overhead import look_s, served, waits
+from calibrate.measure.serving_overhead import look_s, measure_serving, served, waits
 from realrun.host.garbage_collector import frozen_heap
 from realrun.kernels.device_passes import PassShape
 from realrun.kernels.host_slots import PromptChunk
@@ -26,34 +25,27 @@ from realrun.kernels.pair_options import PairOptions
 from realrun.model.weights import random_model
 from realrun.replay.machine_speed import probe
 from realrun.replay.measured_costs import MeasuredWork
-from realrun.replay.pair_executor import PairExecutor
+from realrun.replay.replays import Replay
 from sim.costs.forms.build import build_costs
 from sim.costs.profile_files import load
 from sim.hosts.simulated import SimHost
 from sim.interface.work import Chunk, Kind, Model, Work
 from tests.realrun.replay.test_rehearsal import CountingCpu
-from tests.realrun.support import Attention
 from tests.sim.report.test_timelines import WORK
 
-BUSY = ServedLane(
-    setting=LaneSetting(draft_tokens=4),
-    works=[],
-    submitted=[],
-    span_s=0.4,
-)
 VERIFY = Work(kind=Kind.VERIFY, rows=2, row_tokens=10, context_tokens=100, head_rows=10)
 DRAFT = Work(kind=Kind.DRAFT, model=Model.DRAFT, rows=2, row_tokens=2, context_tokens=100, head_rows=2, draft_tokens=4)
 
 
-def lasting(submitted: list[Work], lasts_s: list[float], **about: Any) -> ServedLane:
-    """A run whose works lasted so long."""
+def lasting(submitted: list[Work], lasts_s: list[float]) -> list[MeasuredWork]:
+    """A run's works, which lasted so long."""
     works = []
     for work, last_s in zip(submitted, lasts_s, strict=True):
         record = msgspec.structs.replace(
             WORK, kind=work.kind.value, model=work.model.value, issued_s=last_s, end_s=last_s
         )
-        works.append(MeasuredWork(record=record, eligible_s=0.0, reacted_s=0.0, padded_tokens=0, emitted=()))
-    return dataclasses.replace(BUSY, works=works, submitted=submitted, **about)
+        works.append(MeasuredWork(record=record, eligible_s=0.0, reacted_s=0.0, padded_tokens=0, emitted=(), work=work))
+    return works
 
 
 def test_the_hosts_time_before_a_work_reaches_to_its_first_kernel_where_the_device_waited() -> None:
@@ -63,20 +55,23 @@ def test_the_hosts_time_before_a_work_reaches_to_its_first_kernel_where_the_devi
         timed = msgspec.structs.replace(record, start_s=start_s)
         work = MeasuredWork(record=timed, eligible_s=1.0, reacted_s=3.0, padded_tokens=0, emitted=())
         assert tuple(work.cost)[:3] == pytest.approx((prepare_s, launch_s, 3.0 - start_s))
-        assert waits([[dataclasses.replace(BUSY, works=[work])]]).prepare_s == pytest.approx(prepare_s)
+        assert waits([[[work]]], lambda _: True).prepare_s == pytest.approx(prepare_s)
 
 
 def test_what_a_look_takes_is_what_works_last_longer_by_looks_per_second() -> None:
     """Verify takes 3 ms instead of 2, draft as before, at 1,000 looks a second: (4 / 3 - 1) / 1000."""
-    plain = lasting([VERIFY, DRAFT], [0.002, 0.001])
-    one = BUSY.setting._replace(num_pollers=1)
-    polled = lasting([VERIFY, DRAFT], [0.003, 0.001], setting=one)
-    assert look_s([(plain, polled)]) == pytest.approx(1e-3 / 3.0)
-    assert look_s([(polled, dataclasses.replace(plain, setting=one))]) == 0.0
+
+    def of(verify_s: float) -> Replay:
+        works: Any = lasting([VERIFY, DRAFT], [verify_s, 0.001])
+        return SimpleNamespace(works=works, record=SimpleNamespace(end_s=0.5, num_polls=500))  # type: ignore[return-value]
+
+    plain, polled = of(0.002), of(0.003)
+    assert look_s([plain], [polled]) == pytest.approx(1e-3 / 3.0)
+    assert look_s([polled], [plain]) == 0.0
 
 
 def test_serving_on_a_gpu_is_measured_with_the_graphs_that_a_replay_launches() -> None:
-    spec = pair_spec("cuda", "llama-3.1-8b", "llama-3.2-1b", "bfloat16", 64, 4096, "flash", 0)
+    spec = pair_spec("cuda", "llama-3.1-8b", "llama-3.2-1b", 64, 4096)
     options = options_of(spec)
     assert options.cuda_graphs
     assert options.batch_buckets == (1, 2, 4, 8, 16, 32, 64)
@@ -88,10 +83,8 @@ def test_captured_works_and_those_on_prompts_are_told_apart_and_stand_side_by_si
     """Every decoding pass of the judged rounds is a graph, every prompt's is not."""
     profile, launched = load("cpu/tiny"), []
     models = [random_model(shape, dtype=torch.float32) for shape in (profile.target, profile.draft) if shape]
-    options = PairOptions(slots=4, max_tokens=160, attention=Attention.FLASH_CPU, draft_tokens_max=4)
-    # Past the check of attention, which on a CPU reads lengths back: nothing is really captured here.
-    object.__setattr__(options, "cuda_graphs", True)
-    object.__setattr__(options, "batch_buckets", (1, 4))
+    # Nothing is really captured here.
+    options = PairOptions(slots=4, max_tokens=160, draft_tokens_max=4, cuda_graphs=True, batch_buckets=(1, 4))
     kernels, issue = PairKernels(*models, options, runs_on=CountingCpu()), Issuer.issue
 
     def watched(self: Issuer, shape: PassShape, rows: Any) -> Any:
@@ -99,15 +92,15 @@ def test_captured_works_and_those_on_prompts_are_told_apart_and_stand_side_by_si
         return pending
 
     with monkeypatch.context() as patch:
-        rounds = serving_overhead._rounds
+        measured = serving_overhead.run
 
         def begun(*given: Any) -> Any:
             patch.setattr(Issuer, "issue", watched)
-            return rounds(*given)
+            return measured(*given)
 
-        patch.setattr(serving_overhead, "_rounds", begun)
-        patch.setattr(lanes, "REQUESTS", 4)
-        costs = serving_overhead.on_gpu(PairExecutor(kernels, seed=1), 1)
+        patch.setattr(serving_overhead, "run", begun)
+        patch.setattr(serving_overhead, "REQUESTS", 4)
+        costs = measure_serving(profile, kernels, 1)
     found = completed(profile, costs, is_cpu=False).host
     assert msgspec.convert(msgspec.to_builtins(costs), ServingCosts) == costs
     assert set(launched) == {(True, False), (False, True)}
@@ -158,7 +151,7 @@ def test_a_pass_in_service_is_compared_with_the_profile_by_kind_and_run() -> Non
 
 def test_a_probe_changes_nothing_that_requests_or_streams_go_by() -> None:
     target = random_model(load("cpu/tiny").target, dtype=torch.float32)
-    kernels = PairKernels(target, None, PairOptions(slots=2, max_tokens=48, attention=Attention.FLASH_CPU))
+    kernels = PairKernels(target, None, PairOptions(slots=2, max_tokens=48))
     issuer = kernels.issuer("gpu")
     slot = kernels.admit([1, 2, 3])
     kernels.prefill([PromptChunk(slot, 3)], issuer).result()
@@ -167,7 +160,7 @@ def test_a_probe_changes_nothing_that_requests_or_streams_go_by() -> None:
     assert min(probe(kernels, [issuer])) > 0.0
     assert all(torch.equal(tensor[:-1], kept) for tensor, kept in zip(state, before, strict=True))
     assert issuer.warmed == warmed
-    short = PairKernels(target, None, PairOptions(slots=2, max_tokens=32, attention=Attention.FLASH_CPU))
+    short = PairKernels(target, None, PairOptions(slots=2, max_tokens=32))
     assert probe(short, [short.issuer("gpu")]) == ()
 
 

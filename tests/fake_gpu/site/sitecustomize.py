@@ -48,7 +48,7 @@ def results(shape: Any, rows: Sequence[Sequence[int]]) -> list[list[int]]:
         return []
     is_sampled = [chunk.is_sampled for chunk in shape.chunks for _ in range(chunk.rows)]
     found = []
-    for number, (_, count, forced, _) in enumerate(rows):
+    for number, (_, count, forced) in enumerate(rows):
         if number < shape.rows:
             accepted = min(max(forced, 0), max(count - 1, 0))
             tokens = [1] * (accepted + 1)
@@ -68,8 +68,6 @@ def plan(module: ModuleType) -> None:
         module.CAMPAIGNS[name] = campaign._replace(
             job=campaign.job._replace(budget_s=40.0),
             loads=tuple(load._replace(num_prompts=16, replications=1) for load in campaign.loads),
-            repeats=1,
-            corun_s=40.0,
             patience=10.0,
         )
 

@@ -120,8 +120,6 @@ def test_events_of_a_long_run_are_placed_by_looks_at_both_clocks_at_its_ends(ppm
     errors = [abs(clock.host_s(event) - event.true_s) for event in events]
     # One look at the start alone is wrong by the drift, up to 50 ms here.
     assert max(errors) < 5e-6
-    assert clock.drift_ppm == pytest.approx(ppm, abs=0.1)
-    assert clock.uncertain_s < 1e-5
 
 
 def test_a_look_is_due_every_few_seconds_as_event_times_are_float32() -> None:
@@ -140,7 +138,6 @@ def test_looks_close_together_tell_no_drift() -> None:
     clock.look()
     device.passes(5.0)
     event: Any = device.record()
-    assert clock.drift_ppm is None
     assert clock.host_s(event) == pytest.approx(event.true_s, abs=5.0 * 60e-6)
 
 

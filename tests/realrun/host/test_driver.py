@@ -90,9 +90,6 @@ def test_a_watch_keeps_the_slowest_of_what_it_saw(monkeypatch: pytest.MonkeyPatc
         while len(threads) < 3:
             time.sleep(0.001)
     assert watch.slowest() == Clocks(sm_mhz=1200.0, power_w=700.0, throttled=("power cap",))
-    moments_s = [at_s for at_s, _ in watch.seen]
-    assert moments_s == sorted(moments_s)
-    assert moments_s[0] >= 0.0
     assert threading.current_thread() not in threads
     with Driver(None).watch() as nothing:
         pass

@@ -14,7 +14,6 @@ torch = pytest.importorskip("torch")
 from realrun.kernels.device_passes import ChunkShape, PassShape
 from realrun.kernels.pair_kernels import PairKernels
 from realrun.kernels.pair_options import PairOptions
-from realrun.model.attention import Attention
 from realrun.model.memory import SPLIT_BYTES, Sizes, pass_bytes
 from sim.costs.shapes import model as shape_of
 from sim.interface.work import Kind, Model
@@ -59,7 +58,7 @@ def watched() -> dict[tuple[Pair, PassShape], Watcher]:
 
 def kernels_of(pair: Pair) -> PairKernels:
     sizes: dict[str, Any] = {"slots": SLOTS, "max_tokens": 1000, "draft_tokens_max": DRAFT_TOKENS}
-    options = PairOptions(attention=Attention.FLASH, batch_buckets=(1, SLOTS), cuda_graphs=True, **sizes)
+    options = PairOptions(batch_buckets=(1, SLOTS), cuda_graphs=True, **sizes)
     return PairKernels(*map(full_size, pair), options)
 
 

@@ -127,11 +127,6 @@ def test_static_buffers_stay_where_they_are() -> None:
     assert [tensor.data_ptr() for tensor in after] == before
 
 
-def test_what_reads_lengths_back_is_not_captured() -> None:
-    with pytest.raises(ValueError, match="reads lengths back"):
-        tiny_options(cuda_graphs=True, batch_buckets=(4,))
-
-
 def test_a_pair_without_a_common_vocabulary_is_refused() -> None:
     with pytest.raises(ValueError, match="must share vocabulary, dtype and device"):
         PairKernels(tiny_model(), tiny_model(vocab=60), tiny_options())

@@ -14,12 +14,10 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from transformers.models.qwen2.modeling_qwen2 import Qwen2RMSNorm
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
-from realrun.model.attention import Attention, Rectangle
+from realrun.model.attention import Rectangle
 from realrun.model.decoder import Decoder
 from realrun.model.weights import Family
 from tests.realrun.support import prompts, tiny_model
-
-WIDE = [pytest.param(Attention.MATH, id="math"), pytest.param(Attention.FLASH_CPU, id="flash-cpu")]
 
 
 @pytest.fixture
@@ -53,12 +51,11 @@ def chunked_logits(decoder: Decoder, texts: list[list[int]], sizes: list[list[in
 
 
 def decoder_of(model: Any, **changes: Any) -> Decoder:
-    base: dict[str, Any] = {"slots": 3, "max_tokens": 48, "attention": Attention.MATH}
+    base: dict[str, Any] = {"slots": 3, "max_tokens": 48}
     return Decoder(model, **{**base, **changes})
 
 
 @pytest.mark.usefixtures("exact_norms")
-@pytest.mark.parametrize("attention", WIDE)
 @pytest.mark.parametrize(
     "dimensions",
     [
@@ -70,11 +67,11 @@ def decoder_of(model: Any, **changes: Any) -> Decoder:
         pytest.param({"tied_embeddings": True}, id="tied"),
     ],
 )
-def test_ragged_chunks_give_the_librarys_logits(dimensions: dict[str, Any], attention: Attention) -> None:
+def test_ragged_chunks_give_the_librarys_logits(dimensions: dict[str, Any]) -> None:
     model = tiny_model(**dimensions)
     texts = prompts([14, 9, 20])
     expected = [model(torch.tensor([text]), use_cache=False).logits[0] for text in texts]
-    decoder = decoder_of(model, attention=attention)
+    decoder = decoder_of(model)
     got = chunked_logits(decoder, texts, [[5, 1, 8], [7, 7, 1], [2, 1, 11]])
     for ours, theirs in zip(got, expected, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-9)
@@ -123,13 +120,7 @@ def test_a_model_with_another_forward_pass_is_refused(changes: dict[str, Any], m
             SimpleNamespace(config=SimpleNamespace(**{**known, **changes})),
             slots=1,
             max_tokens=16,
-            attention=Attention.MATH,
         )
-
-
-def test_a_cuda_kernel_is_refused_on_the_cpu_and_never_replaced() -> None:
-    with pytest.raises(ValueError, match="runs on cuda only"):
-        decoder_of(tiny_model(), attention=Attention.FLASH)
 
 
 @pytest.fixture(autouse=True)

@@ -15,7 +15,6 @@ from realrun.model.attention import (
     GPU_TILES,
     MAX_SPLITS,
     PAGE_TOKENS,
-    Attention,
     FlashAttention,
     make_attention,
     num_splits,
@@ -50,7 +49,7 @@ def with_flash(decoder: Decoder) -> Decoder:
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
 def test_ragged_rows_and_chunks_in_one_pass_see_their_own_keys(kv_heads: int) -> None:
     """Rows of three slots, one of them absent, behind chunks of another width; slots full to the last token."""
-    model, sizes = tiny_model(kv_heads=kv_heads), {"slots": 4, "max_tokens": 21, "attention": Attention.MATH}
+    model, sizes = tiny_model(kv_heads=kv_heads), {"slots": 4, "max_tokens": 21}
     reference, ours = Decoder(model, **sizes), with_flash(Decoder(model, **sizes))
     torch.testing.assert_close(ragged_hidden(ours), ragged_hidden(reference), rtol=0, atol=1e-9)
 
@@ -77,7 +76,7 @@ def test_rows_of_several_queries_read_pages_so_that_their_keys_are_split() -> No
     for max_tokens, has_pages in ((2 * PAGE_TOKENS, True), (300, False)):
         hidden = []
         for is_flash in (False, True):
-            decoder = Decoder(model, slots=3, max_tokens=max_tokens, attention=Attention.MATH)
+            decoder = Decoder(model, slots=3, max_tokens=max_tokens)
             if is_flash:
                 attend = with_flash(decoder).attention._attend
                 decoder.attention._attend = lambda *args, attend=attend, **more: (
@@ -89,8 +88,8 @@ def test_rows_of_several_queries_read_pages_so_that_their_keys_are_split() -> No
             hidden.append(decoder.forward(torch.arange(10) * 3 % 61, verify))
         torch.testing.assert_close(hidden[1], hidden[0], rtol=0, atol=1e-9)
         assert all(("block_table" in call) is has_pages and call["num_splits"] > 1 for call in calls[-1:])
-    assert slot_tokens(Attention.FLASH, 655) == 3 * PAGE_TOKENS
-    assert slot_tokens(Attention.MATH, 655) == 655
+    assert slot_tokens("cuda", 655) == 3 * PAGE_TOKENS
+    assert slot_tokens("cpu", 655) == 655
 
 
 def test_splits_fill_the_gpu_and_no_more() -> None:
@@ -102,7 +101,7 @@ def test_every_call_says_how_many_splits_there_are_where_torch_can_be_told(
     takes_splits: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """0 would let the kernel choose, by how long the slots are; the operation of torch 2.11 has no such argument."""
-    decoder = with_flash(Decoder(tiny_model(), slots=2, max_tokens=64, attention=Attention.MATH))
+    decoder = with_flash(Decoder(tiny_model(), slots=2, max_tokens=64))
     monkeypatch.setattr(decoder.attention, "_takes_splits", takes_splits)
     given: list[dict[str, Any]] = []
     attend = decoder.attention._attend
@@ -116,11 +115,11 @@ def test_every_call_says_how_many_splits_there_are_where_torch_can_be_told(
 def test_a_precision_that_a_kernel_does_not_have_is_refused(
     precision: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    decoder = Decoder(tiny_model(), slots=2, max_tokens=16, attention=Attention.MATH)
+    decoder = Decoder(tiny_model(), slots=2, max_tokens=16)
 
     class OnCuda:
         device, dtype = torch.device("cuda"), precision
 
     monkeypatch.setattr(decoder.kv, "keys", OnCuda)
-    with pytest.raises(ValueError, match=rf"takes bfloat16 or float16, not {precision}; use 'math'"):
-        make_attention(Attention.FLASH, heads=4, kv=decoder.kv)
+    with pytest.raises(ValueError, match=rf"takes bfloat16 or float16, not {precision}"):
+        make_attention(4, decoder.kv)

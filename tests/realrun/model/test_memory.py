@@ -15,7 +15,6 @@ from calibrate.measure.campaign.plan import CAMPAIGNS
 from calibrate.measure.pair import needs, pair_spec
 from realrun.host import cuda
 from realrun.model import memory
-from realrun.model.attention import Attention
 from realrun.model.memory import GIB, Ledger, Sizes, ledger
 from sim.costs.shapes import model
 
@@ -41,7 +40,7 @@ def replayed(target: str, draft: str, slots: int, *, max_tokens: int = 655, prom
 def test_every_step_of_a_campaign_fits_the_gpu_that_it_is_for(name: str) -> None:
     """Llama-2-7B with 48 rows of 2,048 tokens and fifteen workspaces took 88 GiB of 80."""
     job = CAMPAIGNS[name].job
-    spec = pair_spec("cuda", job.target, job.draft, None, job.rows, job.context, Attention.FLASH.value, 0)
+    spec = pair_spec("cuda", job.target, job.draft, job.rows, job.context)
     assert needs(spec).total <= 0.95 * USABLE[name]
     assert replayed(job.target, job.draft, slots=64 + 8, max_tokens=768).total <= UTILISATION * USABLE[name]
 
@@ -55,7 +54,7 @@ def test_the_recipe_for_32_gb_fits_32_gb() -> None:
         if line.startswith((".venv-gpu/bin/lanesim calibrate measure", ".venv-gpu/bin/lanesim replay"))
     )
     rows, context = int(measure["rows"]), int(measure["context"])
-    spec = pair_spec("cuda", measure["target"], measure["draft"], None, rows, context, Attention.FLASH.value, 0)
+    spec = pair_spec("cuda", measure["target"], measure["draft"], rows, context)
     assert needs(spec).total <= 0.95 * 31.0 * GIB
     slots, prompts = int(replay["max-concurrency"]) + 8, int(replay["set"].rpartition("=")[2])
     found = replayed(measure["target"], measure["draft"], slots, max_tokens=768, prompt_tokens=prompts)

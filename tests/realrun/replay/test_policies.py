@@ -44,16 +44,15 @@ def run(
 
 
 @pytest.mark.parametrize("lengths", [None, ByBatch(((1, 1, 3), (2, 9, 0)), 3)], ids=["3", "3 of one row, else 0"])
-@pytest.mark.parametrize("kv", [KvMode.ROLLBACK, KvMode.REFORWARD])
 @pytest.mark.parametrize("batching", list(Batching))
 @pytest.mark.parametrize("policy", EVERY)
-def test_every_policy_emits_the_targets_greedy_text(policy: str, batching: Batching, kv: KvMode, lengths: Any) -> None:
-    if find_policy(policy).is_continuous and (kv is KvMode.REFORWARD or batching is Batching.PER_REQUEST):
-        pytest.skip("continuous batching keeps its KV and batches")
+def test_every_policy_emits_the_targets_greedy_text(policy: str, batching: Batching, lengths: Any) -> None:
+    if find_policy(policy).is_continuous and batching is Batching.PER_REQUEST:
+        pytest.skip("continuous batching batches")
     if find_policy(policy).drafts_ahead:
         pytest.skip("real kernels draft from verified tokens")
     pair, target = executor()
-    options = PolicyOptions(batching=batching, kv=kv, workers=3, poll_s=0.0005)
+    options = PolicyOptions(batching=batching, workers=3, poll_s=0.0005)
     run(policy, pair, options, None, EngineLimits(max_num_batched_tokens=16), controller=lengths)
     assert_greedy(pair, target, requests())
 
@@ -81,7 +80,8 @@ def test_a_slot_is_used_again_and_waits_for_the_last_pass_of_its_former_request(
     assert sorted(pair.outputs) == list(range(NUM_REQUESTS))
 
 
-def test_a_work_that_keeps_no_kv_has_no_real_passes() -> None:
+@pytest.mark.parametrize("kv", [KvMode.NONE, KvMode.REFORWARD])
+def test_a_work_that_computes_tokens_again_has_no_real_passes(kv: KvMode) -> None:
     pair, _ = executor()
-    with pytest.raises(ValueError, match="use kv: rollback or reforward"):
-        run("pd", pair, PolicyOptions(kv=KvMode.NONE), PeriodicDraws(), EngineLimits())
+    with pytest.raises(ValueError, match="use kv: rollback"):
+        run("pd", pair, PolicyOptions(kv=kv), PeriodicDraws(), EngineLimits())

@@ -105,7 +105,7 @@ def runs(policies: Sequence[str], *, has_graphs: bool) -> tuple[list[Replay], Co
     kernels = build_kernels(profile, sizes, torch.device("cpu"), seed=0)
     slots = sizes.slots - SPARE_SLOTS
     if has_graphs:
-        # Past the check of attention, which on a CPU reads lengths back: nothing is really captured here.
+        # Nothing is really captured here.
         object.__setattr__(kernels.options, "cuda_graphs", True)
         object.__setattr__(kernels.options, "batch_buckets", (slots,))
     device, executor = counted(kernels), PairExecutor(kernels, seed=0)

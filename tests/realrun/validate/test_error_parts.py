@@ -4,7 +4,6 @@ virtual clock, works of constant time. No torch."""
 from __future__ import annotations
 
 import dataclasses
-from math import nan
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from msgspec.structs import replace
 from realrun.host.gpuhost import GpuHost
 from realrun.replay.measured_costs import MeasuredCosts, WakeLatency, measured_work
 from realrun.replay.replayable import busy_seconds, check_replayable, max_at_once, usage_of
-from realrun.validate.error_parts import Observed, judge, wait_sums
+from realrun.validate.error_parts import Observed, judge
 from sim.costs.profile import Profile
 from sim.costs.profile_files import load
 from sim.drafters.registry import DRAFTERS
@@ -66,7 +65,6 @@ def observe(run: Experiment, seconds: dict[Kind, float] | None = None) -> Observ
         requests=record.requests,
         works=works,
         wake=WakeLatency(0.0, 0.0),
-        is_partial=False,
     )
 
 
@@ -118,37 +116,6 @@ def test_a_machine_that_changed_since_its_profile_was_measured_is_told() -> None
     )
     assert judge(probed).verdict["machine"] == pytest.approx([1.1, 2.0])
     assert judge(dataclasses.replace(probed, probed_s=[()])).verdict["machine"] is None
-
-
-def test_works_alike_are_summed_so_that_a_run_can_be_priced_without_its_works() -> None:
-    """Nothing is lost or counted twice, and what is alone on the device is told from what is not."""
-    observed = observe(experiment("pd"))
-    works = [work for work in observed.works if work.record.kind != "host"]
-    groups = judge(observed).verdict["waits"]
-    assert sum(group["works"] for group in groups) == len(works)
-    device_s = sum(work.record.end_s - work.record.start_s for work in works)
-    assert sum(group["end_s"] for group in groups) == pytest.approx(device_s, abs=1e-5)
-    assert sum(group["prompt_tokens"] for group in groups) == 2 * 30 * 64
-    assert {group["rows"] for group in groups} <= {0, 1, 2, 4, 8, 16, 32}
-    assert {group["is_alone"] for group in groups} == {True, False}
-    captured = [dataclasses.replace(work, is_captured=work.record.kind == "verify") for work in observed.works]
-    split = wait_sums(captured)
-    assert {group["kind"] for group in split if group["is_captured"]} == {"verify"}
-    assert len(split) == len(groups)
-
-
-def test_waits_of_a_work_are_its_own_and_up_to_the_next_one_of_its_stream() -> None:
-    """One work of 2 ms, ready at 1.000, started at 1.003 and issued at 1.001, acted on at 1.006; the next at 1.010."""
-    first, *_ = (work for work in observe(experiment("pd")).works if work.record.kind == "draft" and work.record.rows)
-    times = {"issue_start_s": 1.0, "issued_s": 1.001, "start_s": 1.003, "end_s": 1.005}
-    record = replace(first.record, submitted_s=0.999, **times)
-    work = dataclasses.replace(first, record=record, eligible_s=1.0, reacted_s=1.006)
-    later = dataclasses.replace(work, record=replace(record, submitted_s=1.010, start_s=2.0, end_s=2.0), reacted_s=nan)
-    (group,) = wait_sums([work, later])
-    assert (group["works"], group["started_after_issued"], group["is_alone"]) == (2, 2, True)
-    assert [group[name] for name in ("start_s", "issued_s", "end_s", "reacted_s", "next_s")] == pytest.approx(
-        [0.003 + 1.0, -0.002 - 0.999, 0.002, 0.001, 0.004]
-    )
 
 
 def test_an_experiment_is_what_the_simulator_runs() -> None:
@@ -253,6 +220,7 @@ def test_equal_chunks_of_one_prompt_get_the_time_of_each() -> None:
     ("policy", "changes", "named"),
     [
         ("pd", {"policy_options": {"kv": "none"}}, "kv=none"),
+        ("pd", {"policy_options": {"kv": "reforward"}}, "kv=reforward"),
         ("continuous", {"engine": {"async_scheduling": True}}, "async_scheduling=true"),
         ("pd", {"policy_options": {"partition": {"prefill": 0.4, "decode": 0.6}}}, "partition"),
         ("pd", {"engine": {"name": "vllm-0.12"}}, "'vllm-0.12'"),

@@ -1,10 +1,9 @@
-"""Gates of a campaign: what counts as disturbed, that it is measured again once, and what the page says then."""
+"""Gates of a campaign: what counts as disturbed, and what is said then."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
@@ -12,14 +11,13 @@ import pytest
 pytest.importorskip("torch")
 
 from calibrate.fit.point_works import TimedPass
-from calibrate.measure.campaign import gates
 from calibrate.measure.campaign import runner as campaign
 from calibrate.measure.campaign.evidence_command import campaign_of
-from calibrate.measure.campaign.gates import disturbed, forget
 from calibrate.measure.campaign.plan import CAMPAIGNS, done_file
+from calibrate.measure.campaign.report import disturbed
 from realrun.validate.gates import of_profile, of_replay, verdict
 from sim.costs.profile import KindError, Profile
-from sim.costs.profile_files import encode, load
+from sim.costs.profile_files import load
 from tests.calibrate.fit.test_points_file import point
 
 CPU = CAMPAIGNS["cpu"]
@@ -57,17 +55,17 @@ def test_fixed_passes_beside_a_replay_are_a_gate() -> None:
 def test_a_disturbed_step_is_named_with_what_does_it_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def runs(name: str, out: Path, step: str, **_: Any) -> bool:
+    def runs(name: str, out: Path, step: str) -> bool:
         if step == "closed":
             judged = {
                 "policy": "pd",
                 "machine": [1.5, 1.5],
                 "metrics": {"e2el": {"mean": {"real": 2.0, "simulated": 1.0}}},
             }
-            (out / "closed.json").write_text(json.dumps({"runs": [judged], "replay": {"runs": [{"partial": False}]}}))
+            (out / "closed.json").write_text(json.dumps({"runs": [judged]}))
         return True
 
-    monkeypatch.setattr(campaign, "_run", runs)
+    monkeypatch.setattr(campaign, "_do", runs)
     assert campaign.run_campaign("cpu", tmp_path) == 0
     said = capsys.readouterr().out
     assert "closed is disturbed: fixed passes beside pd took 1.50" in said
@@ -75,16 +73,6 @@ def test_a_disturbed_step_is_named_with_what_does_it_again(
     assert done_file(tmp_path, "closed").exists()
     assert disturbed(tmp_path, CPU, "closed")
     assert not disturbed(tmp_path, CPU, "open")
-
-
-def test_passes_are_measured_anew_beside_the_rates_that_are_there(tmp_path: Path) -> None:
-    CPU.job.profile_path(tmp_path).write_bytes(encode(profile(num_noisy=9)))
-    points = CPU.job.points_path(tmp_path)
-    points.write_text('{"schema": 2}\n{"rates": 1}\n{"point": 2}\n{"plan": 3}\n{"rates": 4}\n')
-    assert disturbed(tmp_path, CPU, MEASURED)
-    forget(tmp_path, CPU)
-    assert points.read_text() == '{"schema": 2}\n{"rates": 1}\n{"rates": 4}\n'
-    assert gates.disturbed(tmp_path, CPU, MEASURED) == []
 
 
 def test_the_pair_is_that_which_fits_the_memory() -> None:

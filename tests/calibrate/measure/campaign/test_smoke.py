@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from itertools import count
 from typing import Any
 
@@ -16,41 +15,29 @@ from calibrate.measure.campaign.plan import CAMPAIGNS
 from calibrate.measure.campaign.smoke import Ground, run_check
 from realrun.host.device import Cpu, DeviceStream, RealDevice
 from realrun.host.driver import Driver
-from realrun.model.attention import Attention, GatheringAttention
+from realrun.model.attention import GatheringAttention
 from tests.realrun.timed_device import TimedDevice
 
 
 class Gpu(TimedDevice):
-    """So many queues of hardware, which streams beyond them share; looking at the host's clock takes `look_s`."""
+    """So many queues of hardware, which streams beyond them share."""
 
-    def __init__(self, *, num_queues: int = 32, look_s: float = 1e-5, **more: Any) -> None:
-        super().__init__(**more)
-        self.num_queues, self.look_s, self.numbers = num_queues, look_s, count()
-
-    def now_s(self) -> float:
-        self.host_s += self.look_s
-        return self.host_s
+    def __init__(self, num_queues: int) -> None:
+        super().__init__()
+        self.num_queues, self.numbers = num_queues, count()
 
     def stream(self, priority: int = 0) -> DeviceStream:
         number = next(self.numbers)
         return super().stream(priority) if number < self.num_queues else self.streams[number % self.num_queues]
 
 
-def found(check: Callable[[Ground], str | None], device: Any, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    def sleep(seconds: float) -> None:
-        device.host_s += seconds
-
-    monkeypatch.setattr(smoke, "sleep", sleep)
-    return run_check(check, ground(device))
-
-
 def ground(device: RealDevice, name: str = "cpu") -> Ground:
     return Ground(name, device, CAMPAIGNS["cpu"].job, Driver(None))
 
 
-def test_streams_that_share_a_queue_are_red(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_streams_that_share_a_queue_are_red() -> None:
     """Eight on two queues: four held one after the other."""
-    free, shared = (found(smoke.streams, Gpu(num_queues=number), monkeypatch) for number in (32, 2))
+    free, shared = (run_check(smoke.streams, ground(Gpu(number))) for number in (32, 2))
     assert (free["is_ok"], free["said"]) == (True, "8 held at once took 1.00 times as long as one")
     assert (shared["is_ok"], shared["said"]) == (
         False,
@@ -58,30 +45,19 @@ def test_streams_that_share_a_queue_are_red(monkeypatch: pytest.MonkeyPatch) -> 
     )
 
 
-@pytest.mark.parametrize(
-    ("drift_ppm", "look_s", "is_ok"), [(40.0, 1e-5, True), (900.0, 1e-5, False), (0.0, 0.1, False)]
-)
-def test_clocks_that_run_apart_or_cannot_be_compared_are_red(
-    monkeypatch: pytest.MonkeyPatch, drift_ppm: float, look_s: float, is_ok: bool
-) -> None:
-    check = found(smoke.clock, Gpu(drift_ppm=drift_ppm, look_s=look_s), monkeypatch)
-    assert check["is_ok"] is is_ok
-    assert "ppm" in check["said"]
-
-
 def test_attention_that_is_not_the_references_is_red(monkeypatch: pytest.MonkeyPatch) -> None:
     """A kernel that sees one token too few of every row."""
-    assert run_check(smoke.kernels, ground(Cpu()))["is_ok"]
-    plan = GatheringAttention.plan
+    (shape,) = {source.shape for source in (ground(Cpu()).spec.target,)}
+    where = torch.device("cpu")
+    assert smoke._difference(shape, where) == 0.0
 
-    def short(self: Any, rectangles: Any) -> Any:
-        is_usual = int(self.name is Attention.FLASH_CPU)
-        return plan(self, [each._replace(starts=each.starts - is_usual) for each in rectangles])
+    class Short(GatheringAttention):
+        def plan(self, rectangles: Any) -> Any:
+            return super().plan([each._replace(starts=each.starts - 1) for each in rectangles])
 
-    monkeypatch.setattr(GatheringAttention, "plan", short)
-    check = run_check(smoke.kernels, ground(Cpu()))
-    assert not check["is_ok"]
-    assert "off the reference for tiny-draft" in check["said"]
+    monkeypatch.setattr(smoke, "make_attention", Short)
+    with pytest.raises(smoke.Red, match="off the reference for tiny-target"):
+        smoke._difference(shape, where)
 
 
 def test_a_check_that_raises_is_red_and_says_why() -> None:

@@ -14,7 +14,7 @@ from calibrate.fit.grid import Limits
 from calibrate.fit.point_works import work_of
 from calibrate.fit.points_file import Ran, read
 from calibrate.measure.fits.overlap_fit import MIN_PAIRS, beside, fit_overlap, fitted_pairs, halves, predicted
-from calibrate.measure.overlap_cells import coruns, coruns_within
+from calibrate.measure.overlap_cells import coruns_within
 from sim.costs.forms.build import build_costs
 from sim.costs.profile import ASSUMED_PHI, HOPPER_PHI, Profile
 from sim.costs.profile_files import load
@@ -38,9 +38,9 @@ def rated(profile: Profile, contention: Contention, limits: Limits, noise: float
     for corun in coruns_within(limits):
         alone_s = tuple(costs.cost(work_of(timed)).device_s for timed in corun.passes)
         ones = (1.0,) * len(corun.passes)
-        rates = np.array(predicted(contention, beside(costs, ran(corun, alone_s, alone_s, ones)), turn))
+        rates = np.array(predicted(contention, beside(costs, ran(corun, alone_s, ones)), turn))
         wrong = np.exp(noise * random.standard_normal(len(rates)))
-        found.append(ran(corun, alone_s, alone_s, (rates * wrong).tolist()))
+        found.append(ran(corun, alone_s, (rates * wrong).tolist()))
     return found
 
 
@@ -79,9 +79,12 @@ def test_of_every_kind_some_pairs_are_fitted_and_some_held_out() -> None:
 
 def test_a_fit_uses_captured_pairs_on_the_whole_device_where_there_are_any() -> None:
     both = (1.0, 1.0)
-    captured, eager = ([each for each in coruns(*of) if len(each.passes) == 2] for of in (("cuda", 1024), ("cpu", 256)))
+    captured, eager = (
+        [each for each in coruns_within(limits) if len(each.passes) == 2 and each.is_captured is limits.has_graphs]
+        for limits in (SLOTS, SLOTS._replace(has_graphs=False))
+    )
     others = [captured[0]._replace(share_pct=20), captured[0]._replace(favoured=1)]
-    rates = [ran(corun, both, both, both) for corun in (*others, *captured, *eager)]
+    rates = [ran(corun, both, both) for corun in (*others, *captured, *eager)]
     assert [ran.corun for ran in fitted_pairs(rates)] == captured
     assert [ran.corun for ran in fitted_pairs(rates[-len(eager) :])] == eager
 

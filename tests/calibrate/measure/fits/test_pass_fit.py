@@ -27,7 +27,6 @@ HOST: dict[str, Any] = {
     "kv_layout": "slot-head-token",
     "date": "2026-01-01",
     "kernels_per_layer": 12,
-    "result_s": 0.0,
     "step_s": 1e-5,
     "row_s": 1e-6,
     "inflation_eager": [1.0, 1.9, 2.8],
@@ -50,7 +49,7 @@ CLOCKS = [
 
 def measured(noise: float, seed: int = 0) -> MeasuredSession:
     profile, generator = law(), np.random.default_rng(seed)
-    costs, passes = build_costs(profile), grid(LIMITS, 2)
+    costs, passes = build_costs(profile), grid(LIMITS)
     points = []
     for timed in passes:
         seconds = costs.cost(work_of(timed)).device_s * float(np.exp(noise * generator.standard_normal()))
@@ -70,7 +69,7 @@ def fitted() -> Profile:
 
 def test_the_law_behind_noisy_points_is_found_again(fitted: Profile) -> None:
     costs, truth = build_costs(fitted), build_costs(law())
-    for timed in grid(LIMITS, 1):
+    for timed in grid(LIMITS):
         work = work_of(timed)
         assert costs.cost(work).device_s == pytest.approx(truth.cost(work).device_s, rel=0.12), timed.name
 
@@ -88,7 +87,7 @@ def test_errors_are_of_points_that_the_fit_did_not_use(fitted: Profile) -> None:
 
 def test_the_profile_carries_its_points_and_survives_its_file(fitted: Profile) -> None:
     assert fitted.name == "cpu/tiny-target+tiny-draft"
-    assert len(fitted.points) == len(grid(LIMITS, 2))
+    assert len(fitted.points) == len(grid(LIMITS))
     assert "SM clock 1410 to 1980 MHz, of 3 visits slowed: 2 by power cap, 1 by hardware slowdown" in fitted.source
     assert fitted.fingerprint == {"device": "cpu"}
     assert "L2" not in fitted.source
@@ -98,7 +97,7 @@ def test_the_profile_carries_its_points_and_survives_its_file(fitted: Profile) -
 
 def test_a_work_inside_the_measured_range_gives_no_warning(fitted: Profile, recwarn: pytest.WarningsRecorder) -> None:
     costs = build_costs(fitted)
-    for timed in grid(LIMITS, 2):
+    for timed in grid(LIMITS):
         costs.cost(work_of(timed))
     assert not recwarn.list
 
