@@ -86,16 +86,6 @@ class Drawn(msgspec.Struct, frozen=True, kw_only=True):
     order: Order
 
 
-class DrawnLevel(msgspec.Struct, frozen=True, kw_only=True):
-    """A policy's mean E2EL over draws that the evidence allows."""
-
-    policy: str
-    mean_e2el_ms: float
-    """Mean with costs as given."""
-    interval: Interval
-    """Likewise."""
-
-
 class Level(msgspec.Struct, frozen=True, kw_only=True):
     """Distance of a policy's mean E2EL from a server's, by all that is known (sim.studies.evidence)."""
 
@@ -135,8 +125,6 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     """The sentence that it comes to."""
     drawn: list[Drawn] = []
     """Differences in draws, where some were made."""
-    drawn_levels: list[DrawnLevel] = []
-    """Means in these draws."""
     levels: list[Level] = []
     """Intervals of levels, end to end, of policies with steady means."""
     evidence: list[str] = []
@@ -282,6 +270,13 @@ def compare(
             *(policies[0].quoted.notes([draft_tokens]) if draft_tokens else ()),
         ],
     )
+
+
+def restated(result: Comparison, policies: Sequence[Resolved], paired: Sequence[Paired], **changes: Any) -> Comparison:
+    """`result` with other orders of `policies`, and the sentence that it comes to then."""
+    rows = judged(result.policies, paired)
+    said = verdict(rows, paired, drafting(policies))
+    return msgspec.structs.replace(result, policies=rows, paired=list(paired), verdict=said, **changes)
 
 
 def _python_notes(policies: Sequence[Resolved], forms: Mapping[str, Sequence[str]]) -> list[str]:

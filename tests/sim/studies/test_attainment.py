@@ -151,7 +151,8 @@ def test_a_rate_that_one_replica_only_perhaps_can_serve_takes_two() -> None:
     """At 69.2 % utilisation 95 % are within five services: the interval of a few runs lies on both sides of that."""
     service = service_s()
     scenario = lone_server(num_prompts=150, **{"goodput.ttft_ms": 5e3 * service})
-    assert highest_load(scenario, load(PROFILE), target_rate=0.692 / service, draws=0, workers=1).fleets[0].replicas == 2
+    found = highest_load(scenario, load(PROFILE), target_rate=0.692 / service, draws=0, workers=1)
+    assert found.fleets[0].replicas == 2
 
 
 def test_the_recommended_replicas_hold_in_so_many_draws_that_a_further_one_holds() -> None:
