@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from sim.compare.capacity import Saturation, load_after
+from sim.compare.capacity import load_after
 from sim.compare.point_runs import Point, PointRun, run_points
 from sim.compare.pool import OnDone, Runner, lasting
 from sim.compare.run_length import Length, choose_run_length, lockstep_note, settled, transient_note
@@ -196,9 +196,9 @@ def compare(
     carries works of its first requests; with `is_detailed` every run carries per-request lists.
     Raises ValueError for input that cannot run.
     """
-    saturations, scenario_hash = [Saturation(one) for one in policies], policies[0].scenario.digest
+    scenario_hash = policies[0].scenario.digest
     on_done("settling the length", 0, 1)
-    length = choose_run_length(policies, saturations, workers)
+    length = choose_run_length(policies, workers)
     policies = [settled(one, length) for one in policies]
     scenario, profile = policies[0].scenario, policies[0].profile
     points = [
@@ -240,7 +240,7 @@ def compare(
     keys += others
     done += run_points([*others.values()], runner, "at both ends of acceptance")
     ran = list(zip(keys, done, strict=True))
-    frame = _frame(policies, saturations, ran, others)
+    frame = _frame(policies, ran, others)
     bounded = lanes if scenario.devices.overlap is Regime.ROOFS else set()
     paired = paired_differences(frame, profile.phi, bounded)
     forms = {label: list(dict.fromkeys(one.form for key, one in ran if key[0] == label)) for label in frame.policies}
@@ -292,7 +292,6 @@ def is_bracketed(profile: Profile, done: PointRun) -> bool:
 
 def _frame(
     policies: Sequence[Resolved],
-    saturations: Sequence[Saturation],
     runs: Iterable[tuple[tuple[str, str], PointRun]],
     others: Mapping[tuple[str, str], Point],
 ) -> Frame:
@@ -301,20 +300,18 @@ def _frame(
     groups: dict[tuple[str, str], list[PointRun]] = {}
     for key, run in runs:
         groups.setdefault(key, []).append(run)
-    named = {one.label: (one, saturation) for one, saturation in zip(policies, saturations, strict=True)}
+    named = {one.label: one for one in policies}
     loads: dict[tuple[str, str], Load] = {}
     for (policy, level), done in groups.items():
-        one, saturation = named[policy]
-        middle = loads.get((policy, PhiLevel.MIDDLE))
+        one, middle = named[policy], loads.get((policy, PhiLevel.MIDDLE))
         if middle is not None and not middle.is_steady:
             loads[policy, level] = middle
             continue
         if (policy, level) in others:
             one = others[policy, level].resolved
-            saturation = Saturation(one)
         elif level != PhiLevel.MIDDLE:
-            saturation = saturation.at_phi(phi_at(one.profile.phi, PhiLevel(level)))
-        loads[policy, level] = load_after(one, saturation, done)
+            one = one.at_phi(phi_at(one.profile.phi, PhiLevel(level)))
+        loads[policy, level] = load_after(one, done)
     return Frame({key: [each.run for each in done] for key, done in groups.items()}, loads)
 
 

@@ -92,7 +92,7 @@ class LoadSearch:
         """`resolved` is one replica. With `near`, a load that is known to be close, the search looks about it, and is
         brief: the pilots alone, bisected less far, up to the saturated rate."""
         self.resolved, self.share, self.runner, self._near = resolved, share, runner, near
-        self.saturated_per_s, self.saturated_ci95 = Saturation(resolved, self.scenario.seed).capacity
+        self.saturated_per_s, self.saturated_ci95 = Saturation.of(resolved, self.scenario.seed).capacity
         self.least = ALONE * self.saturated_per_s
         # Without a bound on waiting the largest load that is tried is everything at once.
         self.most = self.saturated_per_s if self._bounds_ms or near is not None else inf

@@ -22,7 +22,7 @@ from typing import Annotated
 import msgspec
 
 from sim.bounds import LARGEST
-from sim.compare.capacity import Saturation, load_after
+from sim.compare.capacity import load_after
 from sim.compare.point_runs import Point, run_point
 from sim.compare.run_length import choose_run_length, settled, transient_note
 from sim.compare.side_by_side import PAIRED_METRICS, is_bracketed
@@ -34,9 +34,8 @@ from sim.files.json_values import convert, leaves
 from sim.files.read import CONTROL, printable
 from sim.metrics.load import Verdict
 from sim.metrics.summary import Run, number
-from sim.policies.policy import Build
 from sim.policies.registry import POLICIES, find_policy
-from sim.run.resolve import Resolved, resolve_all, with_keys
+from sim.run.resolve import resolve_all
 from sim.run.scenario import Scenario
 
 Row = dict[str, bool | str | int | float | None]
@@ -51,10 +50,6 @@ MODEL_ROOMS = (
     "metrics", "run", "compare",
 )  # fmt: skip
 """Rooms of sim whose code, with draws.py and the engines, makes the numbers."""
-
-
-_saturations: dict[tuple[str, str, Build], Saturation] = {}
-"""Saturation of the points that this process ran last, by what they have in common."""
 
 
 class Labels(msgspec.Struct, frozen=True, kw_only=True):
@@ -244,19 +239,18 @@ def scenario_columns(scenario: Scenario) -> Iterator[tuple[str, str]]:
 def _rows(job: PointJob) -> Iterator[Row]:
     scenario, profile = job.scenario, job.profile
     (resolved,) = resolve_all(scenario, profile)
-    saturation = _saturation(job, resolved)
-    length = choose_run_length([resolved], [saturation])
+    length = choose_run_length([resolved])
     resolved = settled(resolved, length)
     for replication in job.replications:
         point = Point(resolved=resolved, seed=child_seed(scenario.seed, replication))
         done = run_point(point)
-        load = load_after(resolved, saturation, [done])
+        load = load_after(resolved, [done])
         phis: dict[PhiLevel, float] = {}
         if not scenario.devices.is_overlap_given and is_bracketed(profile, done):
             phis = {level: phi_at(profile.phi, level) for level in (PhiLevel.LOW, PhiLevel.HIGH)}
         others = {level: run_point(dataclasses.replace(point, phi=phi)) for level, phi in phis.items()}
         is_steady_throughout = load.is_steady and all(
-            load_after(resolved, saturation.at_phi(phis[level]), [other]).is_steady for level, other in others.items()
+            load_after(resolved.at_phi(phis[level]), [other]).is_steady for level, other in others.items()
         )
         yield _labels(job, replication) | {
             "load": load.verdict.value,
@@ -274,16 +268,6 @@ def _rows(job: PointJob) -> Iterator[Row]:
                 for metric in PAIRED_METRICS
             },
         }
-
-
-def _saturation(job: PointJob, resolved: Resolved) -> Saturation:
-    """Saturation of points that differ in rate and seed alone; the last is kept."""
-    same = with_keys(job.scenario, workload={"request_rate": 1.0}, seed=0, replications=1)
-    key = same.digest, job.profile_hash, resolved.policy.build
-    if key not in _saturations:
-        _saturations.clear()
-        _saturations[key] = Saturation(resolved)
-    return _saturations[key]
 
 
 def if_overlap(metric: str, level: PhiLevel) -> str:
