@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import combinations, pairwise
 from math import isclose
 from pathlib import Path
@@ -52,8 +52,8 @@ MIN_FOR_P99 = 10_000
 TAIL_SHARE = 0.85
 """Share of capacity from which a 99th percentile without an interval is too low: E2EL by 6 % at 0.90 and by 9 % at 0.95
 of capacity, by 1 to 2 % at 0.80 (H100, Llama-3.1-8B, azure-conv, against runs of 60,000 requests)."""
-BARE: dict[str, Any] = {"is_detailed": False, "record_works": False, "keeps_record": False, "rows_path": None}
-"""Fields of a point that is run for its metrics alone."""
+Key = tuple[str, str]
+"""A policy, and a level of phi or the kind of prompts."""
 Pair = tuple[str, str]
 ROUNDING = 1e-12
 """Share by which sums of the same terms may differ."""
@@ -141,10 +141,10 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 class Frame:
     """Runs of a comparison, policy x phi x replication, and the load on each policy at each phi."""
 
-    runs: Mapping[tuple[str, str], Sequence[Run]]
+    runs: Mapping[Key, Sequence[Run]]
     """[replications] by policy and phi of the bracket, the first alone at its ends and with prompts of other
     acceptance; of a policy without either at the middle one alone."""
-    loads: Mapping[tuple[str, str], Load]
+    loads: Mapping[Key, Load]
 
     @property
     def policies(self) -> list[str]:
@@ -173,7 +173,7 @@ class Frame:
         values = [value for run in runs if (value := number(run, metric)) is not None]
         return values if len(values) == len(runs) else []
 
-    def _key(self, policy: str, level: str) -> tuple[str, str]:
+    def _key(self, policy: str, level: str) -> Key:
         return policy, level if (policy, level) in self.runs else PhiLevel.MIDDLE
 
 
@@ -219,31 +219,28 @@ def compare(
         if on_run is not None:
             assert one.record is not None
             on_run(one.record)
-    keys: list[tuple[str, str]] = [(point.resolved.label, PhiLevel.MIDDLE) for point in points]
-    lanes = {
-        point.resolved.label
-        for point, one in zip(points, done, strict=True)
-        if is_bracketed(point.resolved.profile, one)
+    asked: list[tuple[Key, Point]] = [((point.resolved.label, PhiLevel.MIDDLE), point) for point in points]
+    lanes = {key[0] for (key, point), one in zip(asked, done, strict=True) if is_bracketed(point.resolved.profile, one)}
+    firsts = [(point.resolved, point.seed) for point in points[:: scenario.replications]]
+    ends: dict[Key, Point] = {
+        (one.label, level): Point(resolved=one.at_phi(phi_at(one.profile.phi, level)), seed=seed)
+        for level in (PhiLevel.LOW, PhiLevel.HIGH)
+        for one, seed in firsts
+        if one.label in lanes and not scenario.devices.is_overlap_given
     }
-    if lanes and not scenario.devices.is_overlap_given:
-        firsts = [point for point in points[:: scenario.replications] if point.resolved.label in lanes]
-        ends = [(level, point) for level in (PhiLevel.LOW, PhiLevel.HIGH) for point in firsts]
-        keys += [(point.resolved.label, level) for level, point in ends]
-        at_ends = [replace(point, phi=phi_at(point.resolved.profile.phi, level), **BARE) for level, point in ends]
-        done += run_points(at_ends, runner, "at both ends of phi's bracket")
-    others = {
-        (one.label, f"{end.prompts} ({end.kind})"): replace(point, resolved=one.drawn(one.profile, end.quoted), **BARE)
-        for point in points[:: scenario.replications]
-        for one in [point.resolved]
+    others: dict[Key, Point] = {
+        (one.label, f"{end.prompts} ({end.kind})"): Point(resolved=one.drawn(one.profile, end.quoted), seed=seed)
+        for one, seed in firsts
         for end in one.prompts
     }
-    keys += others
-    done += run_points([*others.values()], runner, "at both ends of acceptance")
-    ran = list(zip(keys, done, strict=True))
-    frame = _frame(policies, ran, others)
+    for beside, stage in ((ends, "at both ends of phi's bracket"), (others, "at both ends of acceptance")):
+        done += run_points([*beside.values()], runner, stage)
+        asked += beside.items()
+    frame = _frame(asked, done)
     bounded = lanes if scenario.devices.overlap is Regime.ROOFS else set()
     paired = paired_differences(frame, profile.phi, bounded)
-    forms = {label: list(dict.fromkeys(one.form for key, one in ran if key[0] == label)) for label in frame.policies}
+    by_policy = [(key[0], one.form) for (key, _), one in zip(asked, done, strict=True)]
+    forms = {label: list(dict.fromkeys(form for name, form in by_policy if name == label)) for label in frame.policies}
     rows = [msgspec.structs.replace(_policy_summary(frame, label), ran_in=ran_in) for label, ran_in in forms.items()]
     summaries, draft_tokens = judged(rows, paired), scenario.speculation.num_speculative_tokens
     return Comparison(
@@ -290,29 +287,17 @@ def is_bracketed(profile: Profile, done: PointRun) -> bool:
     return not profile.overlap.measured and done.run["partition"] is None and done.num_streams > 1
 
 
-def _frame(
-    policies: Sequence[Resolved],
-    runs: Iterable[tuple[tuple[str, str], PointRun]],
-    others: Mapping[tuple[str, str], Point],
-) -> Frame:
-    """The group-bys of `runs`, each by policy and phi of the bracket, the middle one where no other was tried. Loads at
-    the ends of the bracket are judged where the one between is steady."""
-    groups: dict[tuple[str, str], list[PointRun]] = {}
-    for key, run in runs:
-        groups.setdefault(key, []).append(run)
-    named = {one.label: one for one in policies}
-    loads: dict[tuple[str, str], Load] = {}
-    for (policy, level), done in groups.items():
-        one, middle = named[policy], loads.get((policy, PhiLevel.MIDDLE))
-        if middle is not None and not middle.is_steady:
-            loads[policy, level] = middle
-            continue
-        if (policy, level) in others:
-            one = others[policy, level].resolved
-        elif level != PhiLevel.MIDDLE:
-            one = one.at_phi(phi_at(one.profile.phi, PhiLevel(level)))
-        loads[policy, level] = load_after(one, done)
-    return Frame({key: [each.run for each in done] for key, done in groups.items()}, loads)
+def _frame(asked: Iterable[tuple[Key, Point]], done: Iterable[PointRun]) -> Frame:
+    """The runs by policy and phi of the bracket, or by policy and prompts. Loads beside the middle one are judged where
+    that is steady."""
+    groups: dict[Key, tuple[Resolved, list[PointRun]]] = {}
+    for (key, point), run in zip(asked, done, strict=True):
+        groups.setdefault(key, (point.resolved, []))[1].append(run)
+    loads: dict[Key, Load] = {}
+    for (policy, level), (resolved, runs) in groups.items():
+        middle = loads.get((policy, PhiLevel.MIDDLE))
+        loads[policy, level] = load_after(resolved, runs) if middle is None or middle.is_steady else middle
+    return Frame({key: [each.run for each in runs] for key, (_, runs) in groups.items()}, loads)
 
 
 def drafting(policies: Sequence[Resolved]) -> list[str]:

@@ -246,10 +246,8 @@ class Resolved(_Unpriced):
         served = msgspec.structs.replace(self.served, workload=scenario.workload)
         return replace(self, scenario=scenario, served=served)
 
-    def at_phi(self, phi: float | None) -> Resolved:
-        """The same with works beside each other at that rate; None: as they are."""
-        if phi is None:
-            return self
+    def at_phi(self, phi: float) -> Resolved:
+        """The same with works beside each other at that rate."""
         rate = phi if self.contention.regime is Regime.LEFTOVER else 0.0
         contention = msgspec.structs.replace(self.contention, phi=rate)
         return replace(self, scenario=with_keys(self.scenario, devices={"phi": phi}), contention=contention)

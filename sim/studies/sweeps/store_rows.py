@@ -8,7 +8,6 @@ kept (store).
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 import sys
@@ -45,6 +44,7 @@ LEAST = -1e-6
 Number = Annotated[int, msgspec.Meta(ge=0)] | Annotated[float, msgspec.Meta(ge=LEAST, le=LARGEST)]
 SCENARIO = "scenario."
 """Begins the columns that hold the resolved scenario."""
+ENDS = (PhiLevel.LOW, PhiLevel.HIGH)
 MODEL_ROOMS = (
     "interface", "acceptance", "workload", "costs", "drafters", "devices", "hosts", "engine", "policies",
     "metrics", "run", "compare",
@@ -242,16 +242,13 @@ def _rows(job: PointJob) -> Iterator[Row]:
     length = choose_run_length([resolved])
     resolved = settled(resolved, length)
     for replication in job.replications:
-        point = Point(resolved=resolved, seed=child_seed(scenario.seed, replication))
-        done = run_point(point)
+        seed = child_seed(scenario.seed, replication)
+        done = run_point(Point(resolved=resolved, seed=seed))
         load = load_after(resolved, [done])
-        phis: dict[PhiLevel, float] = {}
-        if not scenario.devices.is_overlap_given and is_bracketed(profile, done):
-            phis = {level: phi_at(profile.phi, level) for level in (PhiLevel.LOW, PhiLevel.HIGH)}
-        others = {level: run_point(dataclasses.replace(point, phi=phi)) for level, phi in phis.items()}
-        is_steady_throughout = load.is_steady and all(
-            load_after(resolved.at_phi(phis[level]), [other]).is_steady for level, other in others.items()
-        )
+        has_bracket = not scenario.devices.is_overlap_given and is_bracketed(profile, done)
+        ends = {level: resolved.at_phi(phi_at(profile.phi, level)) for level in ENDS if has_bracket}
+        others = {level: run_point(Point(resolved=one, seed=seed)) for level, one in ends.items()}
+        is_steady_throughout = load.is_steady and all(load_after(ends[at], [others[at]]).is_steady for at in ends)
         yield _labels(job, replication) | {
             "load": load.verdict.value,
             "unstable": load.verdict is Verdict.OVERLOADED,
