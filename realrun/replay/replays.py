@@ -24,7 +24,7 @@ from realrun.replay.machine_speed import probe
 from realrun.replay.measured_costs import MeasuredWork, WakeLatency, mean, measured_work, real_columns
 from realrun.replay.pair_executor import PairExecutor
 from realrun.replay.replayable import busy_seconds, max_at_once, usage_of
-from sim.compare.capacity import Saturation, load_of
+from sim.compare.capacity import load_of
 from sim.compare.side_by_side import RESULT_SCHEMA, Frame, cost_source, paired_differences
 from sim.costs.profile import Profile
 from sim.costs.profile_files import encode
@@ -248,7 +248,7 @@ def _loads(scenario: Scenario, profile: Profile, replays: Sequence[Replay]) -> d
 def _load(resolved: Resolved, records: Sequence[RunRecord]) -> Load:
     is_in_doubt = any(needs_capacity(record) for record in records)
     arrivals_s = [request.arrival_s for request in records[0].requests]
-    return load_of(resolved, Saturation(resolved), is_in_doubt=is_in_doubt, arrivals_s=arrivals_s)
+    return load_of(resolved, is_in_doubt=is_in_doubt, arrivals_s=arrivals_s)
 
 
 def _frame(runs: Sequence[Run], loads: Mapping[str, Load]) -> Frame:

@@ -6,6 +6,7 @@ Not here: what a saturated run says of a load (sim.metrics.load).
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -46,6 +47,15 @@ NEAR_SATURATION = 0.7
 """Share of capacity, or of what it surely exceeds where it was not measured, from which latency answers to step times
 by more than their share."""
 
+ANY_RUN: dict[str, Any] = {"replications": 1, "window": Window(), "goodput": Goodput(), "energy": False}
+ANY_LOAD: dict[str, Any] = {
+    "num_prompts": FEWEST, "num_warmups": 0, "num_cooldowns": 0, "request_rate": inf, "burstiness": 1.0,
+    "max_concurrency": None,
+}  # fmt: skip
+"""Keys that saturated runs do not depend on."""
+MOST_KEPT = 16
+"""Saturations that a process keeps for further loads, the newest."""
+
 Capacity = tuple[float, tuple[float, float]]
 """Requests per second that may be sent, rejected ones among them, and its 95 % interval."""
 
@@ -58,17 +68,26 @@ class Saturation:
     """
 
     def __init__(self, resolved: Resolved, seed: int = LOAD_SEED) -> None:
-        self._seed, self._count = seed, resolved.scenario.devices.count
+        self._seed, self._count, workload = seed, resolved.scenario.devices.count, dict(ANY_LOAD)
+        if resolved.scenario.workload.sharing.num_turns > 1:
+            # Turns come in the order in which they do at the scenario's rate.
+            workload["request_rate"] = resolved.scenario.workload.request_rate
         # All forms of the simulator serve as many.
-        self._given = replace(resolved.changed(seed=seed), form=None)
+        self._given = replace(resolved.changed(workload=workload, seed=seed, **ANY_RUN), form=None)
         self._loops: dict[int, float] = {}
-        self._at_phi: dict[float, Saturation] = {}
 
-    def at_phi(self, phi: float) -> Saturation:
-        """The same with works beside each other at that rate."""
-        if phi not in self._at_phi:
-            self._at_phi[phi] = Saturation(self._given.at_phi(phi), self._seed)
-        return self._at_phi[phi]
+    @classmethod
+    def of(cls, resolved: Resolved, seed: int = LOAD_SEED) -> Saturation:
+        """The one of all loads of a setting, where its costs and acceptance are as given."""
+        wanted = cls(resolved, seed)
+        if resolved.is_given and (known := [each for each in _kept if each._setting == wanted._setting]):
+            return known[0]
+        _kept.extendleft([wanted] * resolved.is_given)
+        return wanted
+
+    @property
+    def _setting(self) -> tuple[object, ...]:
+        return self._given.scenario, self._given.policy, self._given.options, self._given.profile
 
     @cached_property
     def capacity(self) -> Capacity:
@@ -132,22 +151,19 @@ class Saturation:
         num_prompts = min(MOST, max(FEWEST, int(GENERATIONS * in_flight / served_share)))
         changes: dict[str, Any] = {
             "num_prompts": at_most(workload, num_prompts),
-            "num_warmups": 0,
-            "num_cooldowns": 0,
-            "request_rate": inf,
-            "burstiness": 1.0,
-            "max_concurrency": None,
             "trace_arrivals": workload.trace_arrivals.at_rate,
         }
-        if workload.sharing.num_turns > 1 and workload.request_rate < inf:
-            # Turns in the order in which they come at the scenario's rate.
+        if workload.request_rate < inf:
             gap_s = workload.sharing.turn_gap_s * workload.request_rate / SOON_PER_S
             sharing = msgspec.structs.replace(workload.sharing, turn_gap_s=gap_s)
             changes |= {"request_rate": SOON_PER_S, "sharing": sharing}
-        return self._one.changed(workload=changes, window=Window(), goodput=Goodput(), energy=False)
+        return self._one.changed(workload=changes)
 
 
-def load_of(resolved: Resolved, saturation: Saturation, *, is_in_doubt: bool, arrivals_s: Sequence[float] = ()) -> Load:
+_kept: deque[Saturation] = deque(maxlen=MOST_KEPT)
+
+
+def load_of(resolved: Resolved, *, is_in_doubt: bool, arrivals_s: Sequence[float] = ()) -> Load:
     """A policy's load in relation to its capacity, which is measured only where that `is_in_doubt`.
 
     `arrivals_s` of a trace's requests that are served, in order; the rate at which drawn ones are sent is known.
@@ -162,17 +178,17 @@ def load_of(resolved: Resolved, saturation: Saturation, *, is_in_doubt: bool, ar
         rate, error_per_s = rate / served_share, error_per_s / served_share
     if rate == inf:
         return Load(verdict=Verdict.BURST, rate_per_s=None)
-    max_per_s = rate + error_per_s
+    max_per_s, saturation = rate + error_per_s, Saturation.of(resolved)
     floor_per_s = saturation.floor(max_per_s / NEAR_SATURATION) if is_in_doubt else None
     if floor_per_s is None or max_per_s < floor_per_s:
         return Load(verdict=Verdict.STABLE, rate_per_s=rate, floor_per_s=floor_per_s)
     return judge(rate, error_per_s, *saturation.capacity)
 
 
-def load_after(resolved: Resolved, saturation: Saturation, runs: Sequence[PointRun]) -> Load:
+def load_after(resolved: Resolved, runs: Sequence[PointRun]) -> Load:
     """The same after runs of it."""
     is_in_doubt = any(run.needs_capacity for run in runs)
-    return load_of(resolved, saturation, is_in_doubt=is_in_doubt, arrivals_s=runs[0].arrivals_s)
+    return load_of(resolved, is_in_doubt=is_in_doubt, arrivals_s=runs[0].arrivals_s)
 
 
 def peak_in_flight(requests: Sequence[Request]) -> int:

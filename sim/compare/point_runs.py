@@ -39,8 +39,6 @@ class Point:
 
     resolved: Resolved
     seed: int
-    phi: float | None = None
-    """Stands in for the scenario's `devices.phi`."""
     is_detailed: bool = False
     record_works: bool = False
     """Until the first RECORDED requests have ended."""
@@ -66,7 +64,7 @@ class PointRun:
 
 def run_point(point: Point) -> PointRun:
     """Simulate one point in this process."""
-    resolved, scenario = point.resolved.at_phi(point.phi), point.resolved.scenario
+    resolved, scenario = point.resolved, point.resolved.scenario
     record = simulate(resolved, point.seed)
     first, last = scenario.workload.num_warmups, scenario.workload.num_cooldowns
     bounds_ms = scenario.goodput.bounds_ms
@@ -95,9 +93,8 @@ def run_point(point: Point) -> PointRun:
 
 def attained_share(point: Point) -> float:
     """Share of a point's requests that meet all SLOs; nothing else is read from its run."""
-    resolved = point.resolved.at_phi(point.phi)
-    workload, bounds = resolved.scenario.workload, resolved.scenario.goodput.bounds_ms
-    measured = measured_requests(simulate(resolved, point.seed), workload.num_warmups, workload.num_cooldowns)
+    workload, bounds = point.resolved.scenario.workload, point.resolved.scenario.goodput.bounds_ms
+    measured = measured_requests(simulate(point.resolved, point.seed), workload.num_warmups, workload.num_cooldowns)
     return slo_shares(finished_of(measured), bounds)["all"] or 0.0
 
 

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from sim.acceptance import forms
 from sim.costs.extrapolation import Extrapolation, collecting, pass_on
@@ -34,6 +34,7 @@ from sim.run import compiled
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor, Future
+    from multiprocessing.process import BaseProcess
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
@@ -43,9 +44,6 @@ OnDone = Callable[[str, int, int], None]
 """(what is being done, how many of it are done, how many there are)."""
 ENDING_S = 0.5
 """Time for the threads of a pool to be gone, which takes far less."""
-
-_lasting: list[Pool] | None = None
-"""The pool of the outermost `lasting` block, one at most; None outside."""
 
 
 class WorkerDied(RuntimeError):
@@ -64,6 +62,21 @@ def default_workers() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+class _Block:
+    """Processes that end with a block; none until they are needed."""
+
+    pool: Pool | None = None
+
+    def end(self, *, is_failed: bool) -> None:
+        pool, self.pool = self.pool, None
+        if pool is not None:
+            pool.end(is_failed=is_failed)
+
+
+_lasting: _Block | None = None
+"""The outermost `lasting` block; None outside."""
+
+
 @contextmanager
 def lasting() -> Iterator[None]:
     """All that is `started` within the block shares the processes that the first needed, which end with the block."""
@@ -71,16 +84,15 @@ def lasting() -> Iterator[None]:
     if _lasting is not None:
         yield
         return
-    kept: list[Pool] = []
-    is_failed = True
-    _lasting = kept
+    _lasting = block = _Block()
     try:
         yield
-        is_failed = False
+    except BaseException:
+        block.end(is_failed=True)
+        raise
     finally:
         _lasting = None
-        for pool in kept:
-            pool.end(is_failed=is_failed)
+        block.end(is_failed=False)
 
 
 @contextmanager
@@ -97,48 +109,25 @@ def started(
     if executor is not None or (workers <= 1 and not is_apart):
         yield Pool(executor, workers)
         return
-    kept = None if is_apart else _lasting
-    if kept and (getattr(kept[0].executor, "_broken", False) or kept[0].workers < workers):
-        kept.pop().end(is_failed=False)
-    is_fresh = kept[0].is_fresh if kept else sys.platform != "linux" or _num_threads() > 1
-    homeless = next((name for name, _ in _unimportable(is_forking=not is_fresh) if name in uses), None)
-    if workers > 1 and homeless is not None:
+    block = _Block() if is_apart or _lasting is None else _lasting
+    if block.pool is not None and (getattr(block.pool.executor, "_broken", False) or block.pool.workers < workers):
+        block.end(is_failed=False)
+    is_fresh = block.pool.is_fresh if block.pool else sys.platform != "linux" or _num_threads() > 1
+    homeless = [each.name for each in _registered() if each.name in uses and not each.is_there(is_fresh=is_fresh)]
+    if workers > 1 and homeless:
         warnings.warn(
-            f"in one process: {homeless} is written in a script, where other processes do not find it", stacklevel=3
+            f"in one process: {homeless[0]} is written in a script, where other processes do not find it", stacklevel=3
         )
         yield Pool(None, 1)
         return
-    pool = kept[0] if kept else _new_pool(workers, is_fresh=is_fresh)
-    if kept is not None and not kept:
-        kept.append(pool)
-    is_failed = True
+    block.pool = pool = block.pool or Pool.of(workers, is_fresh=is_fresh)
     try:
         yield pool
-        is_failed = False
-    finally:
-        if kept is None or is_failed:
-            pool.end(is_failed=is_failed)
-            if kept:
-                kept.clear()
-
-
-def _new_pool(workers: int, *, is_fresh: bool) -> Pool:
-    import multiprocessing
-    from concurrent.futures import ProcessPoolExecutor
-    from concurrent.futures.process import BrokenProcessPool
-
-    others, num_threads = multiprocessing.active_children(), _num_threads()
-    executor = ProcessPoolExecutor(
-        workers,
-        mp_context=multiprocessing.get_context(
-            "fork" if not is_fresh else "forkserver" if sys.platform == "linux" else "spawn"
-        ),
-        initializer=_start_worker,
-        initargs=(registered() if is_fresh else [],),
-    )
-    with suppress(BrokenProcessPool), _without_main():
-        executor.submit(os.getpid)
-    return Pool(executor, workers, is_fresh, others, num_threads)
+    except BaseException:
+        block.end(is_failed=True)
+        raise
+    if block is not _lasting:
+        block.end(is_failed=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,9 +139,23 @@ class Pool:
     workers: int
     is_fresh: bool = False
     """Its processes begin as tasks come, and afresh."""
-    others: Sequence[object] = ()
     num_threads: int = 0
-    """Processes and threads that were there before it."""
+    """Threads that were there before it."""
+
+    @classmethod
+    def of(cls, workers: int, *, is_fresh: bool) -> Pool:
+        """New processes, afresh or copies of this one."""
+        import multiprocessing
+        from concurrent.futures import ProcessPoolExecutor
+        from concurrent.futures.process import BrokenProcessPool
+
+        num_threads = _num_threads()
+        method = "fork" if not is_fresh else "forkserver" if sys.platform == "linux" else "spawn"
+        context, calls = multiprocessing.get_context(method), registered() if is_fresh else []
+        executor = ProcessPoolExecutor(workers, mp_context=context, initializer=_start_worker, initargs=(calls,))
+        with suppress(BrokenProcessPool), _without_main():
+            executor.submit(os.getpid)
+        return cls(executor, workers, is_fresh, num_threads)
 
     def run(self, function: Callable[[Task], Result], tasks: Iterable[Task]) -> Iterator[tuple[int, Result]]:
         """(place of a task, what `function` gave) as each is done, in whatever order that is.
@@ -166,37 +169,34 @@ class Pool:
         from concurrent.futures import FIRST_COMPLETED, wait
         from concurrent.futures.process import BrokenProcessPool
 
-        waiting = enumerate(tasks)
-        under_way: dict[Future[Heard[Result]], tuple[int, Task]] = {}
-        while True:
-            for place, task in islice(waiting, max(0, AHEAD * self.workers - len(under_way))):
-                try:
+        waiting, asked = enumerate(tasks), dict[int, Task]()
+        under_way: dict[Future[Any], int] = {}
+        try:
+            while True:
+                for place, task in islice(waiting, max(0, AHEAD * self.workers - len(under_way))):
+                    asked[place] = task
                     with _without_main() if self.is_fresh else nullcontext():
-                        under_way[self.executor.submit(_listen, function, task)] = place, task
-                except BrokenProcessPool:
-                    raise WorkerDied([*(one for _, one in under_way.values()), task]) from None
-            if not under_way:
-                return
-            for future in wait(under_way, return_when=FIRST_COMPLETED).done:
-                try:
-                    heard = future.result()
-                except BrokenProcessPool:
-                    raise WorkerDied([one for _, one in under_way.values()]) from None
-                for category, text in heard.warnings:
-                    warnings.warn(text, category, stacklevel=2)
-                pass_on(heard.extrapolation)
-                compiled.told.update(heard.told)
-                compiled.told_ns.update(heard.told_ns)
-                yield under_way.pop(future)[0], heard.result
+                        under_way[self.executor.submit(_listen, function, task)] = place
+                if not under_way:
+                    return
+                for future in wait(under_way, return_when=FIRST_COMPLETED).done:
+                    result, said, extrapolation, told, told_ns = future.result()
+                    for category, text in said:
+                        warnings.warn(text, category, stacklevel=2)
+                    pass_on(extrapolation)
+                    compiled.told.update(told)
+                    compiled.told_ns.update(told_ns)
+                    place = under_way.pop(future)
+                    del asked[place]
+                    yield place, result
+        except BrokenProcessPool:
+            raise WorkerDied([*asked.values()]) from None
 
     def end(self, *, is_failed: bool) -> None:
-        import multiprocessing
-
         assert self.executor is not None
-        for process in multiprocessing.active_children() if is_failed else ():
-            # A task under way may take minutes, and nobody wants what it gives.
-            if process not in self.others:
-                process.terminate()
+        # A task under way may take minutes, and nobody wants what it gives.
+        for process in list((getattr(self.executor, "_processes", None) or {}).values()) if is_failed else ():
+            process.terminate()
         self.executor.shutdown(wait=True, cancel_futures=True)
         # A thread that has been joined is still listed for a moment: the next workers would not be forked beside it.
         until_s = time.monotonic() + ENDING_S
@@ -226,52 +226,48 @@ class Runner:
         return [done[place] for place in range(len(tasks))]
 
 
-@dataclass(frozen=True, slots=True)
-class Heard(Generic[Result]):
-    """Result of a task in another process, and what it would have said there."""
-
-    result: Result
-    warnings: list[tuple[type[Warning], str]]
-    extrapolation: Extrapolation
-    told: Counter[str]
-    told_ns: Counter[str]
-
-
-def _listen(function: Callable[[Task], Result], task: Task) -> Heard[Result]:
+def _listen(
+    function: Callable[[Task], Result], task: Task
+) -> tuple[Result, list[tuple[type[Warning], str]], Extrapolation, Counter[str], Counter[str]]:
+    """In another process: the result of a task, its warnings, what it extrapolated, and who served its runs."""
     compiled.told.clear()
     compiled.told_ns.clear()
     with warnings.catch_warnings(record=True) as heard, collecting() as extrapolation:
         warnings.simplefilter("default")
         result = function(task)
     said = dict.fromkeys((warning.category, str(warning.message)) for warning in heard)
-    return Heard(result, list(said), extrapolation, compiled.told.copy(), compiled.told_ns.copy())
+    return result, list(said), extrapolation, compiled.told.copy(), compiled.told_ns.copy()
 
 
 Call = Callable[[], object]
 
 
+class _Registered(NamedTuple):
+    """A policy or a form of acceptance, and the call that makes it known elsewhere."""
+
+    name: str
+    build: Build | forms.Build
+    register: Call
+    is_policy: bool = False
+
+    def is_there(self, *, is_fresh: bool) -> bool:
+        """Another process finds it: not what is written inside a function, nor in a script or a notebook. A copy of
+        this process knows scripts, and policies by their names."""
+        module = sys.modules.get(self.build.__module__)
+        is_script = self.build.__module__ == "__main__" or getattr(module, "__file__", None) is None
+        is_found = getattr(module, self.build.__qualname__, None) is self.build
+        return is_found and not is_script if is_fresh else is_found or self.is_policy
+
+
+def _registered() -> list[_Registered]:
+    known = [_Registered(form[0], form[1], partial(forms.register_acceptance, *form)) for form in forms.registered()]
+    policies = registry.registered()
+    return known + [_Registered(each.name, each.build, partial(registry.register, each), True) for each in policies]
+
+
 def registered() -> list[Call]:
     """The calls that make what is registered here known elsewhere, as far as it can be imported there."""
-    homeless = {id(build) for _, build in _unimportable(is_forking=False)}
-    calls: list[tuple[Callable[..., object], tuple[Any, ...], object]]
-    calls = [(registry.register, (policy,), policy.build) for policy in registry.registered()]
-    calls += [(forms.register_acceptance, entry, entry[1]) for entry in forms.registered()]
-    return [partial(register, *entry) for register, entry, build in calls if id(build) not in homeless]
-
-
-def _unimportable(*, is_forking: bool) -> list[tuple[str, Build | forms.Build]]:
-    """Registered policies and forms, by name, that are written in a script, a notebook or inside a function; a copy of
-    this process knows scripts, and policies by their names."""
-    named: list[tuple[str, Build | forms.Build]] = [(name, build) for name, build, _ in forms.registered()]
-    if not is_forking:
-        named += [(policy.name, policy.build) for policy in registry.registered()]
-
-    def is_there(build: Build | forms.Build) -> bool:
-        module = sys.modules.get(build.__module__)
-        is_script = build.__module__ == "__main__" or getattr(module, "__file__", None) is None
-        return getattr(module, build.__qualname__, None) is build and (is_forking or not is_script)
-
-    return [(name, build) for name, build in named if not is_there(build)]
+    return [each.register for each in _registered() if each.is_there(is_fresh=True)]
 
 
 def _start_worker(calls: list[Call]) -> None:
@@ -286,16 +282,12 @@ def _start_worker(calls: list[Call]) -> None:
         register()
     # A copy of a process has no processes.
     _lasting = None
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    threading.Thread(target=_end_with, args=(parent.sentinel,), daemon=True).start()
+    threading.Thread(target=_end_with, args=(multiprocessing.parent_process(),), daemon=True).start()
 
 
-def _end_with(sentinel: int) -> None:
+def _end_with(parent: BaseProcess) -> None:
     """A parent that was killed cannot tell its workers to stop."""
-    from multiprocessing import connection
-
-    connection.wait([sentinel])
+    parent.join()
     os._exit(1)
 
 

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from sim.compare.capacity import Saturation, load_after
+from sim.compare.capacity import load_after
 from sim.compare.point_runs import Point, PointRun, run_points
 from sim.compare.pool import Runner
 from sim.draws import child_seed
@@ -55,9 +55,7 @@ class Length(msgspec.Struct, frozen=True, kw_only=True):
     is_auto: bool
 
 
-def choose_run_length(
-    policies: Sequence[Resolved], saturations: Sequence[Saturation], workers: int | None = 1
-) -> Length:
+def choose_run_length(policies: Sequence[Resolved], workers: int | None = 1) -> Length:
     """The length of all `policies` of a scenario."""
     scenario = policies[0].scenario
     workload = scenario.workload
@@ -74,11 +72,11 @@ def choose_run_length(
             num_cooldowns=workload.num_cooldowns,
             is_auto=workload.num_prompts != fixed,
         )
-    pilots = _pilots(policies, saturations, MIN_AUTO_PROMPTS, workers)
+    pilots = _pilots(policies, MIN_AUTO_PROMPTS, workers)
     num_prompts = max([pilot.num_prompts for pilot in pilots], default=MIN_AUTO_PROMPTS)
     if num_prompts > MIN_AUTO_PROMPTS:
         # A pilot that was itself too short saw a queue still filling.
-        pilots = _pilots(policies, saturations, num_prompts, workers)
+        pilots = _pilots(policies, num_prompts, workers)
         num_prompts = max([num_prompts, *(pilot.num_prompts for pilot in pilots)])
     num_warmups = workload.num_warmups or max([pilot.num_warmups for pilot in pilots], default=0)
     num_cooldowns = workload.num_cooldowns or max([pilot.num_cooldowns for pilot in pilots], default=0)
@@ -150,15 +148,13 @@ class _Pilot(NamedTuple):
     num_cooldowns: int
 
 
-def _pilots(
-    policies: Sequence[Resolved], saturations: Sequence[Saturation], num_prompts: int, workers: int | None
-) -> list[_Pilot]:
+def _pilots(policies: Sequence[Resolved], num_prompts: int, workers: int | None) -> list[_Pilot]:
     """Those of the policies that keep up with their load."""
     workload = policies[0].scenario.workload.sized(num_prompts)
     seed = child_seed(policies[0].scenario.seed, PILOT_KEY)
     points = [Point(resolved=one.changed(workload=workload), seed=seed, keeps_record=True) for one in policies]
-    runs = zip(policies, saturations, run_points(points, Runner(workers)), strict=True)
-    return [_asked(one.scenario, run) for one, saturation, run in runs if load_after(one, saturation, [run]).is_steady]
+    runs = zip(policies, run_points(points, Runner(workers)), strict=True)
+    return [_asked(one.scenario, run) for one, run in runs if load_after(one, [run]).is_steady]
 
 
 def _asked(scenario: Scenario, run: PointRun) -> _Pilot:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import combinations, pairwise
 from math import isclose
 from pathlib import Path
@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from sim.compare.capacity import Saturation, load_after
+from sim.compare.capacity import load_after
 from sim.compare.point_runs import Point, PointRun, run_points
 from sim.compare.pool import OnDone, Runner, lasting
 from sim.compare.run_length import Length, choose_run_length, lockstep_note, settled, transient_note
@@ -52,8 +52,8 @@ MIN_FOR_P99 = 10_000
 TAIL_SHARE = 0.85
 """Share of capacity from which a 99th percentile without an interval is too low: E2EL by 6 % at 0.90 and by 9 % at 0.95
 of capacity, by 1 to 2 % at 0.80 (H100, Llama-3.1-8B, azure-conv, against runs of 60,000 requests)."""
-BARE: dict[str, Any] = {"is_detailed": False, "record_works": False, "keeps_record": False, "rows_path": None}
-"""Fields of a point that is run for its metrics alone."""
+Key = tuple[str, str]
+"""A policy, and a level of phi or the kind of prompts."""
 Pair = tuple[str, str]
 ROUNDING = 1e-12
 """Share by which sums of the same terms may differ."""
@@ -84,16 +84,6 @@ class Drawn(msgspec.Struct, frozen=True, kw_only=True):
     interval: Interval
     """5 to 95 % of the draws, of fewer than 19 all, and what the replications leave open."""
     order: Order
-
-
-class DrawnLevel(msgspec.Struct, frozen=True, kw_only=True):
-    """A policy's mean E2EL over draws that the evidence allows."""
-
-    policy: str
-    mean_e2el_ms: float
-    """Mean with costs as given."""
-    interval: Interval
-    """Likewise."""
 
 
 class Level(msgspec.Struct, frozen=True, kw_only=True):
@@ -135,8 +125,6 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     """The sentence that it comes to."""
     drawn: list[Drawn] = []
     """Differences in draws, where some were made."""
-    drawn_levels: list[DrawnLevel] = []
-    """Means in these draws."""
     levels: list[Level] = []
     """Intervals of levels, end to end, of policies with steady means."""
     evidence: list[str] = []
@@ -153,10 +141,10 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 class Frame:
     """Runs of a comparison, policy x phi x replication, and the load on each policy at each phi."""
 
-    runs: Mapping[tuple[str, str], Sequence[Run]]
+    runs: Mapping[Key, Sequence[Run]]
     """[replications] by policy and phi of the bracket, the first alone at its ends and with prompts of other
     acceptance; of a policy without either at the middle one alone."""
-    loads: Mapping[tuple[str, str], Load]
+    loads: Mapping[Key, Load]
 
     @property
     def policies(self) -> list[str]:
@@ -185,7 +173,7 @@ class Frame:
         values = [value for run in runs if (value := number(run, metric)) is not None]
         return values if len(values) == len(runs) else []
 
-    def _key(self, policy: str, level: str) -> tuple[str, str]:
+    def _key(self, policy: str, level: str) -> Key:
         return policy, level if (policy, level) in self.runs else PhiLevel.MIDDLE
 
 
@@ -208,9 +196,9 @@ def compare(
     carries works of its first requests; with `is_detailed` every run carries per-request lists.
     Raises ValueError for input that cannot run.
     """
-    saturations, scenario_hash = [Saturation(one) for one in policies], policies[0].scenario.digest
+    scenario_hash = policies[0].scenario.digest
     on_done("settling the length", 0, 1)
-    length = choose_run_length(policies, saturations, workers)
+    length = choose_run_length(policies, workers)
     policies = [settled(one, length) for one in policies]
     scenario, profile = policies[0].scenario, policies[0].profile
     points = [
@@ -231,31 +219,28 @@ def compare(
         if on_run is not None:
             assert one.record is not None
             on_run(one.record)
-    keys: list[tuple[str, str]] = [(point.resolved.label, PhiLevel.MIDDLE) for point in points]
-    lanes = {
-        point.resolved.label
-        for point, one in zip(points, done, strict=True)
-        if is_bracketed(point.resolved.profile, one)
+    asked: list[tuple[Key, Point]] = [((point.resolved.label, PhiLevel.MIDDLE), point) for point in points]
+    lanes = {key[0] for (key, point), one in zip(asked, done, strict=True) if is_bracketed(point.resolved.profile, one)}
+    firsts = [(point.resolved, point.seed) for point in points[:: scenario.replications]]
+    ends: dict[Key, Point] = {
+        (one.label, level): Point(resolved=one.at_phi(phi_at(one.profile.phi, level)), seed=seed)
+        for level in (PhiLevel.LOW, PhiLevel.HIGH)
+        for one, seed in firsts
+        if one.label in lanes and not scenario.devices.is_overlap_given
     }
-    if lanes and not scenario.devices.is_overlap_given:
-        firsts = [point for point in points[:: scenario.replications] if point.resolved.label in lanes]
-        ends = [(level, point) for level in (PhiLevel.LOW, PhiLevel.HIGH) for point in firsts]
-        keys += [(point.resolved.label, level) for level, point in ends]
-        at_ends = [replace(point, phi=phi_at(point.resolved.profile.phi, level), **BARE) for level, point in ends]
-        done += run_points(at_ends, runner, "at both ends of phi's bracket")
-    others = {
-        (one.label, f"{end.prompts} ({end.kind})"): replace(point, resolved=one.drawn(one.profile, end.quoted), **BARE)
-        for point in points[:: scenario.replications]
-        for one in [point.resolved]
+    others: dict[Key, Point] = {
+        (one.label, f"{end.prompts} ({end.kind})"): Point(resolved=one.drawn(one.profile, end.quoted), seed=seed)
+        for one, seed in firsts
         for end in one.prompts
     }
-    keys += others
-    done += run_points([*others.values()], runner, "at both ends of acceptance")
-    ran = list(zip(keys, done, strict=True))
-    frame = _frame(policies, saturations, ran, others)
+    for beside, stage in ((ends, "at both ends of phi's bracket"), (others, "at both ends of acceptance")):
+        done += run_points([*beside.values()], runner, stage)
+        asked += beside.items()
+    frame = _frame(asked, done)
     bounded = lanes if scenario.devices.overlap is Regime.ROOFS else set()
     paired = paired_differences(frame, profile.phi, bounded)
-    forms = {label: list(dict.fromkeys(one.form for key, one in ran if key[0] == label)) for label in frame.policies}
+    by_policy = [(key[0], one.form) for (key, _), one in zip(asked, done, strict=True)]
+    forms = {label: list(dict.fromkeys(form for name, form in by_policy if name == label)) for label in frame.policies}
     rows = [msgspec.structs.replace(_policy_summary(frame, label), ran_in=ran_in) for label, ran_in in forms.items()]
     summaries, draft_tokens = judged(rows, paired), scenario.speculation.num_speculative_tokens
     return Comparison(
@@ -284,6 +269,13 @@ def compare(
     )
 
 
+def restated(result: Comparison, policies: Sequence[Resolved], paired: Sequence[Paired], **changes: Any) -> Comparison:
+    """`result` with other orders of `policies`, and the sentence that it comes to then."""
+    rows = judged(result.policies, paired)
+    said = verdict(rows, paired, drafting(policies))
+    return msgspec.structs.replace(result, policies=rows, paired=list(paired), verdict=said, **changes)
+
+
 def _python_notes(policies: Sequence[Resolved], forms: Mapping[str, Sequence[str]]) -> list[str]:
     """A line on policies that are not built in."""
     names = [one.label for one in policies if not one.policy.is_built_in and PYTHON in forms[one.label]]
@@ -295,32 +287,17 @@ def is_bracketed(profile: Profile, done: PointRun) -> bool:
     return not profile.overlap.measured and done.run["partition"] is None and done.num_streams > 1
 
 
-def _frame(
-    policies: Sequence[Resolved],
-    saturations: Sequence[Saturation],
-    runs: Iterable[tuple[tuple[str, str], PointRun]],
-    others: Mapping[tuple[str, str], Point],
-) -> Frame:
-    """The group-bys of `runs`, each by policy and phi of the bracket, the middle one where no other was tried. Loads at
-    the ends of the bracket are judged where the one between is steady."""
-    groups: dict[tuple[str, str], list[PointRun]] = {}
-    for key, run in runs:
-        groups.setdefault(key, []).append(run)
-    named = {one.label: (one, saturation) for one, saturation in zip(policies, saturations, strict=True)}
-    loads: dict[tuple[str, str], Load] = {}
-    for (policy, level), done in groups.items():
-        one, saturation = named[policy]
+def _frame(asked: Iterable[tuple[Key, Point]], done: Iterable[PointRun]) -> Frame:
+    """The runs by policy and phi of the bracket, or by policy and prompts. Loads beside the middle one are judged where
+    that is steady."""
+    groups: dict[Key, tuple[Resolved, list[PointRun]]] = {}
+    for (key, point), run in zip(asked, done, strict=True):
+        groups.setdefault(key, (point.resolved, []))[1].append(run)
+    loads: dict[Key, Load] = {}
+    for (policy, level), (resolved, runs) in groups.items():
         middle = loads.get((policy, PhiLevel.MIDDLE))
-        if middle is not None and not middle.is_steady:
-            loads[policy, level] = middle
-            continue
-        if (policy, level) in others:
-            one = others[policy, level].resolved
-            saturation = Saturation(one)
-        elif level != PhiLevel.MIDDLE:
-            saturation = saturation.at_phi(phi_at(one.profile.phi, PhiLevel(level)))
-        loads[policy, level] = load_after(one, saturation, done)
-    return Frame({key: [each.run for each in done] for key, done in groups.items()}, loads)
+        loads[policy, level] = load_after(resolved, runs) if middle is None or middle.is_steady else middle
+    return Frame({key: [each.run for each in runs] for key, (_, runs) in groups.items()}, loads)
 
 
 def drafting(policies: Sequence[Resolved]) -> list[str]:

@@ -21,8 +21,8 @@ from sim.policies.options import DEFERRED, ONLY_TOGETHER, PARTITION_FLAGS
 from sim.report.said import ASSUMED, LIMITS, SERVED, START, SURE, Said
 from sim.report.tables import new_table, number
 from sim.run.compiled import IN_PYTHON
+from sim.studies.comparison.in_draws import ONLY_IF
 from sim.studies.comparison.varied import Varied
-from sim.studies.cost_draws import ONLY_IF
 from sim.studies.evidence import REPLAYED
 from sim.workload.generate import FIXED_INPUT_LEN, FIXED_OUTPUT_LEN
 

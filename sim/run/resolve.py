@@ -110,6 +110,8 @@ class _Unpriced:
     """Form of the simulator that runs it (sim.run.compiled); None: the fastest that can."""
     links: dict[str, Link]
     """Links between the GPUs of each replica, as its policy names them."""
+    is_given: bool = True
+    """Costs and acceptance are the profile's and the scenario's; False: they are drawn."""
 
     @property
     def is_lockstep(self) -> bool:
@@ -240,14 +242,12 @@ class Resolved(_Unpriced):
             is_same = scenario.speculation.acceptance == self.scenario.speculation.acceptance
             quoted = self.quoted if is_same else None
             other = resolve(scenario, self.profile, self.policy.name, num_slots=self.num_slots, quoted=quoted)
-            return replace(other, label=self.label, form=self.form)
+            return replace(other, label=self.label, form=self.form, is_given=self.is_given)
         served = msgspec.structs.replace(self.served, workload=scenario.workload)
         return replace(self, scenario=scenario, served=served)
 
-    def at_phi(self, phi: float | None) -> Resolved:
-        """The same with works beside each other at that rate; None: as they are."""
-        if phi is None:
-            return self
+    def at_phi(self, phi: float) -> Resolved:
+        """The same with works beside each other at that rate."""
         rate = phi if self.contention.regime is Regime.LEFTOVER else 0.0
         contention = msgspec.structs.replace(self.contention, phi=rate)
         return replace(self, scenario=with_keys(self.scenario, devices={"phi": phi}), contention=contention)
@@ -260,6 +260,7 @@ class Resolved(_Unpriced):
             self,
             profile=profile,
             quoted=quoted,
+            is_given=False,
             engine=engine_for(self.scenario, profile),
             pairs=_pairs(self.scenario, profile, self.lengths.given),
             acceptances=_acceptances(self.scenario, self.policy, quoted, self.lengths.given),

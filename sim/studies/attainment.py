@@ -5,8 +5,8 @@ The load is the highest that was tried at which the mean share over replications
 them. A pilot of a few says how many it takes, and then as many fresh ones are made: adding until an interval is narrow
 would stop too early. Costs and acceptance within their errors are drawn as `tune` draws it: the load has its range over
 draws, and the replicas that are recommended hold in nearly all of them.
-Not here: the search for a load (load_search) and for replicas (fleet_size), draws, saturated throughput
-(sim.compare.capacity), beyond which a bound on waiting is met by no load for long.
+Not here: the search for a load and for replicas (load_search), draws, saturated throughput (sim.compare.capacity),
+beyond which a bound on waiting is met by no load for long.
 """
 
 from __future__ import annotations
@@ -31,8 +31,16 @@ from sim.run.scenario import Scenario, to_plain
 from sim.studies.answer import Answer, Stated
 from sim.studies.cost_draws import DEFAULT_DRAWS, cost_draws, covers, interval_90
 from sim.studies.evidence import asked_of, evidence
-from sim.studies.fleet_size import FleetAttainment, FleetSize
-from sim.studies.load_search import NARROW, REQUESTS, Highest, Limit, LoadSearch, num_prompts, with_length
+from sim.studies.load_search import (
+    NARROW,
+    REQUESTS,
+    Fleet,
+    Highest,
+    Limit,
+    LoadSearch,
+    num_prompts,
+    with_length,
+)
 from sim.studies.tune import has_slo
 from sim.workload.generate import is_trace
 
@@ -75,10 +83,6 @@ class Replicas(Answer, frozen=True, kw_only=True):
     replicas: int | None
     """Recommended: enough in so many draws that a further one holds with CONFIDENCE, without draws as given; None where
     the SLOs are never met."""
-    enough: FleetAttainment | None = None
-    """So many with costs and acceptance as given, where nothing was drawn."""
-    one_fewer: FleetAttainment | None = None
-    """The same with one fewer; None where one is enough."""
     usd_per_million_tokens: float | None
     utilisation: float | None
     """The rate over that many times the highest load of one, as given."""
@@ -129,13 +133,21 @@ def highest_load(
     policies = [with_length(one, REQUESTS) for one in resolve_all(scenario, profile)]
     runner = Runner(workers, on_done)
     is_counted = isinstance(scenario.workload.num_prompts, int) or is_trace(scenario.workload)
-    alone = [one.changed(policy=(one.policy.name,), replications=1, devices={"count": 1}) for one in policies]
-    searches = [LoadSearch(one, share, is_counted=is_counted, near=near) for one in alone]
-    answers = [
-        _OfPolicy(search, draws, target_rate, None if price is None else price * search.resolved.group_gpus, runner)
-        for search in searches
-    ]
-    highest = [answer.highest for answer in answers]
+    highest, fleets, notes = list[HighestLoad](), list[Replicas](), [*policies[0].assumed, *_unused(scenario)]
+    for policy in policies:
+        alone = policy.changed(policy=(policy.policy.name,), replications=1, devices={"count": 1})
+        search = LoadSearch(alone, share, runner, near)
+        if not is_counted:
+            search.lengthen()
+        drawn = cost_draws(search.resolved, draws, search.scenario.seed) if draws else []
+        found = search.highest()
+        loads = search.loads_under(drawn, found) if drawn else []
+        usd_per_h = None if price is None else price * search.resolved.group_gpus
+        one, more = _highest(search, found, loads, usd_per_h, is_auto=not is_counted)
+        highest.append(one)
+        notes += more
+        if target_rate is not None:
+            fleets.append(_replicas(Fleet(search, target_rate, drawn, loads), one, usd_per_h))
     return Attainment(
         scenario=to_plain(policies[0].scenario),
         costs=cost_source(profile),
@@ -143,10 +155,10 @@ def highest_load(
         of="request rate",
         highest=highest,
         target_rate=target_rate,
-        fleets=[fleet for answer in answers for fleet in answer.fleets],
+        fleets=fleets,
         draws=draws,
         covers=covers(policies[0]) if draws else "",
-        notes=[*policies[0].assumed, *_unused(scenario), *_notes(policies[0].scenario, answers, draws)],
+        notes=notes + _of_scenario(scenario, draws),
         evidence=evidence(
             profile,
             [asked_of(one, (each.in_flight, each.in_flight)) for one, each in zip(policies, highest, strict=True)],
@@ -154,81 +166,78 @@ def highest_load(
     )
 
 
-class _OfPolicy:
-    """The highest load of one policy, and the fleet of it for a rate."""
-
-    def __init__(
-        self, search: LoadSearch, draws: int, target_rate: float | None, usd_per_h: float | None, runner: Runner
-    ) -> None:
-        self._search, self._usd_per_h = search, usd_per_h
-        drawn = cost_draws(search.resolved, draws, search.scenario.seed) if draws else []
-        found = search.highest(runner)
-        loads = search.loads_under(drawn, found, runner) if drawn else []
-        self._load = found.load if found.limit in (Limit.SLO, Limit.THROUGHPUT) else None
-        self.note, self.highest = self._highest(found, loads, runner)
-        self.fleets: list[Replicas] = []
-        if target_rate is not None:
-            per_replica = 0.0 if found.limit is Limit.NEVER else self._load or search.saturated_per_s
-            size = FleetSize(search, target_rate, per_replica, drawn, loads, runner)
-            self.fleets = [self._fleet(size, target_rate, len(drawn))]
-
-    def _highest(self, found: Highest, loads: list[float], runner: Runner) -> tuple[str | None, HighestLoad]:
-        """A note on runs that are too short, and the load with runs at it, of all its replications."""
-        search, load = self._search, self._load
-        at = load if load is not None else (search.least if found.limit is Limit.NEVER else search.most)
-        points = [search.point(at, seed) for seed in found.seeds]
-        runs = [outcome.run for outcome in run_points(points, Runner(runner.workers))]
-        note = _transient(search, points[0].resolved.scenario, runs)
-        per_s = None
-        if found.limit is not Limit.NEVER:
-            served = _mean(runs, "steady_output_throughput") or _mean(runs, "output_throughput")
-            per_s = served if load is None else self._output_tokens_per_s(load)
-        interval = search.saturated_ci95 if found.limit is Limit.THROUGHPUT else interval_95(found.pseudo)
-        has_range = bool(loads) and note is None and all(isfinite(value) for value in loads)
-        return note, HighestLoad(
-            policy=search.policy,
-            limit=found.limit,
-            load=load,
-            ci95=None if load is None or note is not None else interval,
-            draws_interval=interval_90(loads) if has_range else None,
-            draw_loads=[value if isfinite(value) else None for value in loads],
-            replications=len(found.seeds),
-            saturated_per_s=search.saturated_per_s,
-            attainment=_mean_shares(runs),
-            # By Little's law, over runs that drain.
-            in_flight=sum(
-                (number(run, "request_throughput") or 0.0) * (number(run, "mean_e2el_ms") or 0.0) / 1e3 for run in runs
+def _highest(
+    search: LoadSearch, found: Highest, loads: list[float], usd_per_h: float | None, *, is_auto: bool
+) -> tuple[HighestLoad, list[str]]:
+    """The load with runs at it, of all its replications, and notes on them."""
+    load = found.load if found.limit in (Limit.SLO, Limit.THROUGHPUT) else None
+    at = load if load is not None else (search.least if found.limit is Limit.NEVER else search.most)
+    points, notes = [search.point(at, seed) for seed in found.seeds], list[str]()
+    runs = [outcome.run for outcome in run_points(points, Runner(search.runner.workers))]
+    # The note of `compare` on a given length at that load.
+    scenario, workload = points[0].resolved.scenario, points[0].resolved.scenario.workload
+    length = Length(num_prompts=num_prompts(scenario), num_warmups=workload.num_warmups, is_auto=is_auto)
+    transient = transient_note(scenario, length, _mean(runs, "mean_e2el_ms"))
+    per_s = None
+    if found.limit is not Limit.NEVER:
+        served = _mean(runs, "steady_output_throughput") or _mean(runs, "output_throughput")
+        per_s = served if load is None else _output_tokens_per_s(search, load)
+    interval = search.saturated_ci95 if found.limit is Limit.THROUGHPUT else interval_95(found.pseudo)
+    if transient is not None:
+        notes.append(f"{search.policy}: {transient}")
+    elif interval is not None and found.limit is Limit.SLO:
+        half = (interval[1] - interval[0]) / 2.0 / found.load
+        if half > 1.5 * NARROW:
+            notes.append(
+                f"{search.policy}: {len(runs)} replications leave {100.0 * half:.0f} % either way; longer runs narrow "
+                f"it: --set workload.num_prompts=N, above {length.num_prompts}"
             )
-            / len(runs),
-            output_tokens_per_s=per_s,
-            usd_per_million_tokens=self._usd(1, per_s),
-        )
+    # By Little's law, over runs that drain.
+    loops = [(number(run, "request_throughput") or 0.0) * (number(run, "mean_e2el_ms") or 0.0) / 1e3 for run in runs]
+    has_range = bool(loads) and transient is None and all(isfinite(value) for value in loads)
+    one = HighestLoad(
+        policy=search.policy,
+        limit=found.limit,
+        load=load,
+        ci95=None if load is None or transient is not None else interval,
+        draws_interval=interval_90(loads) if has_range else None,
+        draw_loads=[value if isfinite(value) else None for value in loads],
+        replications=len(found.seeds),
+        saturated_per_s=search.saturated_per_s,
+        attainment=_mean_shares(runs),
+        in_flight=sum(loops) / len(runs),
+        output_tokens_per_s=per_s,
+        usd_per_million_tokens=_usd(usd_per_h, 1, per_s),
+    )
+    return one, notes
 
-    def _fleet(self, size: FleetSize, target_rate: float, num_draws: int) -> Replicas:
-        count, per_replica = size.replicas, self._load or self._search.saturated_per_s
-        is_given = count is not None and not num_draws
-        return Replicas(
-            policy=self._search.policy,
-            routing=self._search.scenario.devices.routing.value,
-            replicas=count,
-            enough=size.as_given(count) if is_given and count else None,
-            one_fewer=size.as_given(count - 1) if is_given and count and count > 1 else None,
-            usd_per_million_tokens=None if count is None else self._usd(count, self._output_tokens_per_s(target_rate)),
-            utilisation=None if count is None else target_rate / (count * per_replica),
-            confidence=size.num_meeting(count) / (num_draws + 1) if count and num_draws else None,
-            attainment_by_draw=size.shares(count) if count and num_draws else [],
-        )
 
-    def _output_tokens_per_s(self, rate_per_s: float) -> float:
-        """Output tokens per second of requests that come, and are served, at that rate."""
-        search = self._search
-        mean = search.resolved.served.mean_tokens(child_seed(search.scenario.seed, CAPACITY_KEY))
-        return rate_per_s * mean.output_per_sent
+def _replicas(fleet: Fleet, one: HighestLoad, usd_per_h: float | None) -> Replicas:
+    search, rate_per_s, num_draws = fleet.search, fleet.rate_per_s, fleet.num_draws
+    per_replica = 0.0 if one.limit is Limit.NEVER else one.load or search.saturated_per_s
+    count = fleet.fewest(per_replica)
+    return Replicas(
+        policy=search.policy,
+        routing=search.scenario.devices.routing.value,
+        replicas=count,
+        usd_per_million_tokens=_usd(usd_per_h, count, _output_tokens_per_s(search, rate_per_s)) if count else None,
+        utilisation=rate_per_s / (count * per_replica) if count else None,
+        confidence=fleet.num_meeting(count) / (num_draws + 1) if count and num_draws else None,
+        attainment_by_draw=fleet.shares(count) if count and num_draws else [],
+    )
 
-    def _usd(self, count: int, output_tokens_per_s: float | None) -> float | None:
-        if self._usd_per_h is None or not output_tokens_per_s:
-            return None
-        return self._usd_per_h * count / (output_tokens_per_s * 3600.0) * 1e6
+
+def _output_tokens_per_s(search: LoadSearch, rate_per_s: float) -> float:
+    """Output tokens per second of requests that come, and are served, at that rate."""
+    mean = search.resolved.served.mean_tokens(child_seed(search.scenario.seed, CAPACITY_KEY))
+    return rate_per_s * mean.output_per_sent
+
+
+def _usd(usd_per_h: float | None, count: int, output_tokens_per_s: float | None) -> float | None:
+    """Dollars per million output tokens of so many replicas."""
+    if usd_per_h is None or not output_tokens_per_s:
+        return None
+    return usd_per_h * count / (output_tokens_per_s * 3600.0) * 1e6
 
 
 def _mean(runs: Sequence[Run], metric: str) -> float | None:
@@ -241,13 +250,6 @@ def _mean_shares(runs: Sequence[Run]) -> dict[str, float | None]:
 
 
 # -- saying
-
-
-def _transient(search: LoadSearch, scenario: Scenario, runs: Sequence[Run]) -> str | None:
-    """The note of `compare` on a given length at that load."""
-    workload = scenario.workload
-    length = Length(num_prompts=num_prompts(scenario), num_warmups=workload.num_warmups, is_auto=not search.is_counted)
-    return transient_note(scenario, length, _mean(runs, "mean_e2el_ms"))
 
 
 def _unused(scenario: Scenario) -> list[str]:
@@ -268,19 +270,8 @@ def _unused(scenario: Scenario) -> list[str]:
     ]
 
 
-def _notes(scenario: Scenario, answers: Sequence[_OfPolicy], draws: int) -> list[str]:
+def _of_scenario(scenario: Scenario, draws: int) -> list[str]:
     notes = []
-    for answer in answers:
-        one = answer.highest
-        if answer.note is not None:
-            notes.append(f"{one.policy}: {answer.note}")
-        if one.ci95 is not None and one.load and one.limit is Limit.SLO:
-            half = (one.ci95[1] - one.ci95[0]) / 2.0
-            if half > 1.5 * NARROW * one.load:
-                notes.append(
-                    f"{one.policy}: {one.replications} replications leave {100.0 * half / one.load:.0f} % either "
-                    f"way; longer runs narrow it: --set workload.num_prompts=N, above {scenario.workload.num_prompts}"
-                )
     if scenario.workload.burstiness != 1.0:
         notes.append(f"arrivals of burstiness {scenario.workload.burstiness:g}: Poisson ones need less")
     if scenario.speculation.drafts and not draws:

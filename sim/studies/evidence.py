@@ -22,9 +22,8 @@ from sim.acceptance.forms import in_full
 from sim.acceptance.pairs import ANY
 from sim.compare.capacity import NEAR_SATURATION
 from sim.compare.point_runs import Point, run_point
-from sim.compare.run_length import settled
-from sim.compare.side_by_side import Comparison, Level, drafting
-from sim.compare.verdict import METRIC, STATED, Order, PolicySummary, judged, sign_of, verdict
+from sim.compare.side_by_side import Comparison, Level, restated
+from sim.compare.verdict import METRIC, STATED, Order, PolicySummary, sign_of
 from sim.costs.engine_costs import EngineCosts, with_engine
 from sim.costs.profile import Profile
 from sim.draws import child_seed
@@ -232,21 +231,18 @@ def as_replayed(result: Comparison, policies: Sequence[Resolved]) -> Comparison:
             interval = row.interval[0] + min(0.0, *errors), row.interval[1] + max(0.0, *errors)
             if sign_of(interval) is not row.order:
                 paired[at] = msgspec.structs.replace(row, order=Order.REPLAYS, interval=interval)
-    if paired == result.paired:
-        return result
-    summaries = judged(result.policies, paired)
-    said = verdict(summaries, paired, drafting(policies))
-    return msgspec.structs.replace(result, policies=summaries, paired=paired, verdict=said)
+    return result if paired == result.paired else restated(result, policies, paired)
 
 
 def levels(result: Comparison, policies: Sequence[Resolved]) -> list[Level]:
-    """The interval of the mean E2EL of each of the `policies` of a comparison where it is steady and has one.
+    """The interval of the mean E2EL of each of the `policies` of a comparison, at its length, where it is steady and
+    has one.
 
     The simulator is as far off as it was on served cells (sim.studies.served_errors). Constants of the engine that were
     pooled over others come on top, unless cells were measured with it, by a run with all of them a standard deviation
     higher. Near saturation latency answers to errors of step times by its elasticity to them.
     """
-    named, profile = {one.label: settled(one, result.length) for one in policies}, policies[0].profile
+    named, profile = {one.label: one for one in policies}, policies[0].profile
     engine, gpu, model = policies[0].engine, profile.gpu.name, measured_name(profile.target)
     levels_of_policies = []
     for row, asked in zip(result.policies, asked_of_comparison(result, policies), strict=True):

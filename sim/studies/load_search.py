@@ -1,10 +1,11 @@
-"""The highest load of one policy, by bisection of the mean curve: the share of requests that meet the SLOs, averaged
-over replications, each of which has the same requests at every load.
+"""What one policy serves within its SLOs: the highest load, and the fewest replicas for a rate.
 
-Replications that are searched one by one would end higher on average: far below its own load a run meets the SLOs
-nearly always, and above it the share falls fast. In a variation of cost one replication is searched about the answer,
-and ends earlier: the ratio of the two is what the variation does, whatever those requests were.
-Not here: how many replicas (fleet_size), what is said of them (attainment).
+The load is found by bisection of the mean curve: the share of requests that meet the SLOs, averaged over replications,
+each of which has the same requests at every load. Replications that are searched one by one would end higher on
+average: far below its own load a run meets the SLOs nearly always, and above it the share falls fast. In a variation of
+cost one replication is searched about the answer, and ends earlier: the ratio of the two is what the variation does,
+whatever those requests were. Replicas are simulated rather than divided, under the scenario's routing.
+Not here: what is said of both (attainment).
 """
 
 from __future__ import annotations
@@ -16,15 +17,17 @@ from math import ceil, inf, isinf, sqrt
 from statistics import stdev
 from typing import NamedTuple
 
+import msgspec
+
 from sim.compare.capacity import Saturation
 from sim.compare.point_runs import Point, attained_share, on_points
 from sim.compare.pool import Runner
 from sim.draws import child_seed
 from sim.files.json_values import Json
-from sim.metrics.stats import t_975
+from sim.metrics.stats import interval_95, t_975
 from sim.run.resolve import Resolved
 from sim.run.scenario import Scenario, Window
-from sim.workload.generate import Workload, is_trace, trace_length
+from sim.workload.generate import Workload, at_most, is_trace, trace_length
 
 PILOTS = 5
 MAX_REPLICATIONS = 20
@@ -43,8 +46,15 @@ SPAN_IN_BOUNDS, MAX_REQUESTS = 50.0, 20_000
 WARMUP_SHARE, SESSIONS_WARMUP_SHARE = 0.1, 0.5
 """Share of the requests that come first and do not count. Of sessions, because what was said before the run is in no
 memory."""
-PILOT_KEY, FRESH_KEY = 1_000_031, 1_000_033
+PILOT_KEY, FRESH_KEY, FLEET_KEY = 1_000_031, 1_000_033, 1_000_037
 """Children of the scenario's seed."""
+CONFIDENCE = 0.9
+"""Chance with which the recommended replicas are enough: of n draws m hold, and a further one holds with m / (n +
+1)."""
+MAX_REPLICAS = 1024
+REQUESTS_PER_REPLICA = 800
+"""Requests of a fleet's run, per replica."""
+HERE = Runner(1)
 
 
 class Limit(StrEnum):
@@ -76,26 +86,30 @@ Curve = dict[float, list[float]]
 
 
 class LoadSearch:
-    """One policy and its loads."""
+    """One policy and its loads, with costs and acceptance as given and as drawn."""
 
-    def __init__(self, resolved: Resolved, share: float, *, is_counted: bool = True, near: float | None = None) -> None:
+    def __init__(self, resolved: Resolved, share: float, runner: Runner = HERE, near: float | None = None) -> None:
         """`resolved` is one replica. With `near`, a load that is known to be close, the search looks about it, and is
         brief: the pilots alone, bisected less far, up to the saturated rate."""
-        self.resolved, self.share, self.is_counted, self._near = resolved, share, is_counted, near
-        self.saturated_per_s, self.saturated_ci95 = Saturation(resolved, self.scenario.seed).capacity
-        goodput = self.scenario.goodput
-        bounds_ms = [bound for bound in (goodput.ttft_ms, goodput.e2el_ms) if bound is not None]
+        self.resolved, self.share, self.runner, self._near = resolved, share, runner, near
+        self.saturated_per_s, self.saturated_ci95 = Saturation.of(resolved, self.scenario.seed).capacity
         self.least = ALONE * self.saturated_per_s
         # Without a bound on waiting the largest load that is tried is everything at once.
-        self.most = self.saturated_per_s if bounds_ms or near is not None else inf
-        if not is_counted:
-            # Arrivals span many times what the SLOs let one wait: a shorter run ends before a queue that grows has
-            # become too long. Of sessions the first half lasts as long as they do.
-            sharing = self.scenario.workload.sharing
-            spanned_s = SPAN_IN_BOUNDS * min(bounds_ms, default=0.0) / 1e3
-            spanned_s = max(spanned_s, 2.0 * (sharing.num_turns - 1) * sharing.turn_gap_s)
-            count = min(MAX_REQUESTS, max(REQUESTS, ceil(spanned_s * self.saturated_per_s)))
-            self.resolved = with_length(resolved, count)
+        self.most = self.saturated_per_s if self._bounds_ms or near is not None else inf
+
+    def lengthen(self) -> None:
+        """Let arrivals span many times what the SLOs let one wait: a shorter run ends before a queue that grows has
+        become too long. Of sessions the first half lasts as long as they do."""
+        sharing, spanned_s = self.scenario.workload.sharing, SPAN_IN_BOUNDS * min(self._bounds_ms, default=0.0) / 1e3
+        spanned_s = max(spanned_s, 2.0 * (sharing.num_turns - 1) * sharing.turn_gap_s)
+        count = min(MAX_REQUESTS, max(REQUESTS, ceil(spanned_s * self.saturated_per_s)))
+        self.resolved = with_length(self.resolved, count)
+
+    @property
+    def _bounds_ms(self) -> list[float]:
+        """On what a request waits for."""
+        goodput = self.scenario.goodput
+        return [bound for bound in (goodput.ttft_ms, goodput.e2el_ms) if bound is not None]
 
     @property
     def scenario(self) -> Scenario:
@@ -109,62 +123,133 @@ class LoadSearch:
         """One run at that load."""
         return Point(resolved=self.resolved.changed(workload=at_rate(self.scenario.workload, load)), seed=seed)
 
-    def highest(self, runner: Runner) -> Highest:
+    def highest(self) -> Highest:
         """The load over pilots, or over as many fresh replications as a narrow interval takes."""
         if self._near is None:
             # The first of the pilots looks everywhere, all of them near its load.
-            first = self._over(PILOT_KEY, 1, None, runner).load
+            first = self._over(PILOT_KEY, 1, None).load
             near = first if 0.0 < first < self.most else None
         else:
             near = min(self._near, 0.9 * self.most)
-        pilots = self._over(PILOT_KEY, PILOTS, near, runner)
+        pilots = self._over(PILOT_KEY, PILOTS, near)
         if self._near is not None or pilots.limit is not Limit.SLO:
             return pilots
         count = min(MAX_REPLICATIONS, max(PILOTS, replications_for(pilots.pseudo, NARROW)))
-        found = self._over(FRESH_KEY, count, pilots.load, runner)
+        found = self._over(FRESH_KEY, count, pilots.load)
         return found if found.limit is not Limit.SLO else found._replace(pseudo=as_wide(found.pseudo, pilots.pseudo))
 
-    def _over(self, key: int, count: int, near: float | None, runner: Runner) -> Highest:
+    def _over(self, key: int, count: int, near: float | None) -> Highest:
         """The load that holds over so many replications."""
         seeds = [child_seed(self.scenario.seed, key, index) for index in range(count)]
-        stage = f"{self.policy}: {'pilots' if key == PILOT_KEY else 'replications'}"
-        load, _, curve = self._bisected(seeds, near, runner, stage)
+        load, _, curve = self._bisected(seeds, near, None, "pilots" if key == PILOT_KEY else "replications")
         limit = Limit.NEVER if load == 0.0 else Limit.SLO
         if load >= self.most:
             limit = Limit.UNBOUNDED if self.most == inf else Limit.THROUGHPUT
         pseudo = jackknifed(load, curve, self.share) if limit is Limit.SLO else [load] * count
         return Highest(limit, load, pseudo, seeds)
 
-    def loads_under(self, draws: Sequence[Resolved], found: Highest, runner: Runner) -> list[float]:
+    def loads_under(self, draws: Sequence[Resolved], found: Highest) -> list[float]:
         """[draws] the highest load of each: that as given times what the draw makes of the first replication's."""
         load, seed = found.load, found.seeds[0]
         first = self.own_highest(seed, load) if 0.0 < load < inf else load
-        in_draw = partial(self._in_draw, seed=seed, first=first)
-        loads = runner.run(in_draw, draws, f"{self.policy}: draws", self.resolved.plugins)
+        in_draw = partial(_in_draw, self.share, self._near, seed, first, self.saturated_per_s)
+        loads = self.runner.run(in_draw, draws, f"{self.policy}: draws", self.resolved.plugins)
         return loads if first == 0.0 or isinf(first) or isinf(load) else [load * value / first for value in loads]
-
-    def _in_draw(self, draw: Resolved, seed: int, first: float) -> float:
-        """The load of one replication in `draw`, looked for about `first`, where it was as given, times what the draw
-        does to the saturated throughput."""
-        search = LoadSearch(draw, self.share, near=self._near)
-        near = first * search.saturated_per_s / self.saturated_per_s
-        return search.own_highest(seed, near if 0.0 < near < inf else None, BISECTED_IN_DRAW)
 
     def own_highest(self, seed: int, near: float | None = None, closeness: float | None = None) -> float:
         """One replication's highest load: 0 where the least fails, the most where that holds."""
-        low, high, _ = self._bisected([seed], near, Runner(1), closeness=closeness)
+        low, high, _ = self._bisected([seed], near, closeness)
         return sqrt(low * high)
 
     def _bisected(
-        self, seeds: Sequence[int], near: float | None, runner: Runner, stage: str = "", closeness: float | None = None
+        self, seeds: Sequence[int], near: float | None, closeness: float | None, stage: str = ""
     ) -> tuple[float, float, Curve]:
+        """With `stage` by all workers, which hear of it; else in this process."""
+        runner, ends = self.runner if stage else HERE, (self.least, self.saturated_per_s, self.most)
+
         def shares_at(load: float) -> list[float]:
-            return on_points(attained_share, [self.point(load, seed) for seed in seeds], runner, stage)
+            points = [self.point(load, seed) for seed in seeds]
+            return on_points(attained_share, points, runner, f"{self.policy}: {stage}")
 
         close = closeness or (BISECTED if self._near is None else BISECTED_BRIEF)
-        return bisected(
-            shares_at, self.share, (self.least, self.saturated_per_s, self.most), closeness=close, near=near
-        )
+        return bisected(shares_at, self.share, ends, closeness=close, near=near)
+
+
+def _in_draw(
+    share: float, near: float | None, seed: int, first: float, saturated_per_s: float, draw: Resolved
+) -> float:
+    """The load of one replication in `draw`, looked for about `first`, where it was as given, times what the draw does
+    to the saturated throughput."""
+    search = LoadSearch(draw, share, near=near)
+    about = first * search.saturated_per_s / saturated_per_s
+    return search.own_highest(seed, about if 0.0 < about < inf else None, BISECTED_IN_DRAW)
+
+
+class Fleet:
+    """Numbers of replicas at a rate: over runs with costs as given, or in draws that a replica serves `loads` in, 0 for
+    never. Each number is simulated once."""
+
+    def __init__(
+        self, search: LoadSearch, rate_per_s: float, draws: Sequence[Resolved], loads: Sequence[float]
+    ) -> None:
+        self.search, self.rate_per_s, self.num_draws = search, rate_per_s, len(draws)
+        self._runs = [(draw, 0) for draw in draws] or [(search.resolved, index) for index in range(PILOTS)]
+        self._shares: dict[tuple[int, int], float] = {}
+        order = sorted(range(len(draws)), key=lambda index: loads[index], reverse=True)
+        self._wanted = min(sum(each > 0.0 for each in loads), ceil(CONFIDENCE * (len(draws) + 1)))
+        self._last = order[self._wanted - 1] if self._wanted else 0
+        """The draw that is the last to hold, by the highest load of one: it is tried first."""
+        self._least_load = loads[self._last] if draws else inf
+
+    def shares(self, count: int, places: Sequence[int] | None = None) -> list[float]:
+        """[draws, or runs; those at `places`] shares of requests that meet the SLOs with so many replicas."""
+        asked = range(len(self._runs)) if places is None else places
+        if missing := [place for place in asked if (count, place) not in self._shares]:
+            points = [self._point(count, *self._runs[place]) for place in missing]
+            shares = on_points(attained_share, points, self.search.runner, f"{self.search.policy}: {count} replicas")
+            self._shares |= {(count, place): share for place, share in zip(missing, shares, strict=True)}
+        return [self._shares[count, place] for place in asked]
+
+    def num_meeting(self, count: int) -> int:
+        """Draws in which so many are enough."""
+        return sum(share >= self.search.share for share in self.shares(count))
+
+    def fewest(self, per_replica: float) -> int | None:
+        """Replicas that are enough where one fewer is not, looked for from the sum of their rates on; None where the
+        SLOs are never met, or in too few draws. Several may share more than that sum; one alone does not serve more
+        than its own rate."""
+        if per_replica == 0.0 or (self.num_draws and not self._wanted):
+            return None
+        count = max(1, ceil(self.rate_per_s / min(per_replica, self._least_load)))
+        least = min(2, count)
+        while count > MAX_REPLICAS or not self._holds(count):
+            count = self._one_more(count)
+        while count > least and self._holds(count - 1):
+            count -= 1
+        while self.num_draws and self.num_meeting(count) < self._wanted:
+            count = self._one_more(count)
+        return count
+
+    def _holds(self, count: int) -> bool:
+        """In the draw that is the last to hold, or surely over the runs as given."""
+        interval = None if self.num_draws else interval_95(self.shares(count))
+        share = self.shares(count, [self._last])[0] if interval is None else interval[0]
+        return share >= self.search.share
+
+    def _one_more(self, count: int) -> int:
+        if count >= MAX_REPLICAS:
+            given = f"target rate {self.rate_per_s:g}"
+            raise ValueError(f"{given}: more than {MAX_REPLICAS} replicas; want a lower one")
+        return count + 1
+
+    def _point(self, count: int, one: Resolved, index: int) -> Point:
+        """Run `index` of so many replicas; runs grow with the replicas, up to a trace's length."""
+        workload = one.scenario.workload
+        length = at_most(workload, max(num_prompts(one.scenario), REQUESTS_PER_REPLICA * count))
+        sized = workload.sized(length, warmups_of(workload, length))
+        loaded = msgspec.structs.replace(sized, **at_rate(workload, self.rate_per_s))
+        fleet = one.changed(workload=loaded, devices={"count": count})
+        return Point(resolved=fleet, seed=child_seed(one.scenario.seed, FLEET_KEY, index))
 
 
 def bisected(
@@ -176,7 +261,7 @@ def bisected(
     near: float | None = None,
 ) -> tuple[float, float, Curve]:
     """A load that holds, since `shares_at` it are at least `share` on average, a close one above it that fails, and the
-    shares at all loads that were tried.
+    shares at all loads that were tried, each once.
 
     `ends` are the least load, the saturated rate, and the most load: (0, 0) where the least fails, twice the most where
     that holds. `near` is where to look first; None: everywhere.
@@ -184,7 +269,8 @@ def bisected(
     curve: Curve = {}
 
     def holds(load: float) -> bool:
-        curve[load] = shares_at(load)
+        if load not in curve:
+            curve[load] = shares_at(load)
         return sum(curve[load]) / len(curve[load]) >= share
 
     low, high = _bracket(holds, *ends, near)
@@ -199,10 +285,10 @@ def _bracket(
 ) -> tuple[float, float]:
     """A load that holds and one that fails, or twice the end that says all."""
     factor, low, failed = 1.1, least if near is None else max(least, near / 1.05), 0.0
-    while low > least and not holds(low):
+    while not holds(low):
+        if low == least:
+            return 0.0, 0.0
         low, factor, failed = max(least, low / factor), factor**2, low
-    if low == least and not holds(low):
-        return 0.0, 0.0
     if failed:
         return low, failed
     if near is None and holds(most):

@@ -143,14 +143,6 @@ class Grid:
         for rows in product(*(axis.rows for axis in self.axes)):
             yield self._resolved(rows)
 
-    def scenario_at(self, index: int) -> Scenario:
-        """The combination that `scenarios` gives at that index."""
-        rows = []
-        for axis in reversed(self.axes):
-            index, row = divmod(index, len(axis.rows))
-            rows.append(axis.rows[row])
-        return self._resolved(rows[::-1])
-
     def _resolved(self, rows: Sequence[Row]) -> Scenario:
         try:
             return parse_scenario(self._at(rows))

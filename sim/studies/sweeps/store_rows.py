@@ -8,7 +8,6 @@ kept (store).
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 import sys
@@ -22,7 +21,7 @@ from typing import Annotated
 import msgspec
 
 from sim.bounds import LARGEST
-from sim.compare.capacity import Saturation, load_after
+from sim.compare.capacity import load_after
 from sim.compare.point_runs import Point, run_point
 from sim.compare.run_length import choose_run_length, settled, transient_note
 from sim.compare.side_by_side import PAIRED_METRICS, is_bracketed
@@ -34,9 +33,8 @@ from sim.files.json_values import convert, leaves
 from sim.files.read import CONTROL, printable
 from sim.metrics.load import Verdict
 from sim.metrics.summary import Run, number
-from sim.policies.policy import Build
 from sim.policies.registry import POLICIES, find_policy
-from sim.run.resolve import Resolved, resolve_all, with_keys
+from sim.run.resolve import resolve_all
 from sim.run.scenario import Scenario
 
 Row = dict[str, bool | str | int | float | None]
@@ -46,15 +44,12 @@ LEAST = -1e-6
 Number = Annotated[int, msgspec.Meta(ge=0)] | Annotated[float, msgspec.Meta(ge=LEAST, le=LARGEST)]
 SCENARIO = "scenario."
 """Begins the columns that hold the resolved scenario."""
+ENDS = (PhiLevel.LOW, PhiLevel.HIGH)
 MODEL_ROOMS = (
     "interface", "acceptance", "workload", "costs", "drafters", "devices", "hosts", "engine", "policies",
     "metrics", "run", "compare",
 )  # fmt: skip
 """Rooms of sim whose code, with draws.py and the engines, makes the numbers."""
-
-
-_saturations: dict[tuple[str, str, Build], Saturation] = {}
-"""Saturation of the points that this process ran last, by what they have in common."""
 
 
 class Labels(msgspec.Struct, frozen=True, kw_only=True):
@@ -244,20 +239,16 @@ def scenario_columns(scenario: Scenario) -> Iterator[tuple[str, str]]:
 def _rows(job: PointJob) -> Iterator[Row]:
     scenario, profile = job.scenario, job.profile
     (resolved,) = resolve_all(scenario, profile)
-    saturation = _saturation(job, resolved)
-    length = choose_run_length([resolved], [saturation])
+    length = choose_run_length([resolved])
     resolved = settled(resolved, length)
     for replication in job.replications:
-        point = Point(resolved=resolved, seed=child_seed(scenario.seed, replication))
-        done = run_point(point)
-        load = load_after(resolved, saturation, [done])
-        phis: dict[PhiLevel, float] = {}
-        if not scenario.devices.is_overlap_given and is_bracketed(profile, done):
-            phis = {level: phi_at(profile.phi, level) for level in (PhiLevel.LOW, PhiLevel.HIGH)}
-        others = {level: run_point(dataclasses.replace(point, phi=phi)) for level, phi in phis.items()}
-        is_steady_throughout = load.is_steady and all(
-            load_after(resolved, saturation.at_phi(phis[level]), [other]).is_steady for level, other in others.items()
-        )
+        seed = child_seed(scenario.seed, replication)
+        done = run_point(Point(resolved=resolved, seed=seed))
+        load = load_after(resolved, [done])
+        has_bracket = not scenario.devices.is_overlap_given and is_bracketed(profile, done)
+        ends = {level: resolved.at_phi(phi_at(profile.phi, level)) for level in ENDS if has_bracket}
+        others = {level: run_point(Point(resolved=one, seed=seed)) for level, one in ends.items()}
+        is_steady_throughout = load.is_steady and all(load_after(ends[at], [others[at]]).is_steady for at in ends)
         yield _labels(job, replication) | {
             "load": load.verdict.value,
             "unstable": load.verdict is Verdict.OVERLOADED,
@@ -274,16 +265,6 @@ def _rows(job: PointJob) -> Iterator[Row]:
                 for metric in PAIRED_METRICS
             },
         }
-
-
-def _saturation(job: PointJob, resolved: Resolved) -> Saturation:
-    """Saturation of points that differ in rate and seed alone; the last is kept."""
-    same = with_keys(job.scenario, workload={"request_rate": 1.0}, seed=0, replications=1)
-    key = same.digest, job.profile_hash, resolved.policy.build
-    if key not in _saturations:
-        _saturations.clear()
-        _saturations[key] = Saturation(resolved)
-    return _saturations[key]
 
 
 def if_overlap(metric: str, level: PhiLevel) -> str:

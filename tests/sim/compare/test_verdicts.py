@@ -21,7 +21,7 @@ from sim.costs.profile_files import changed, load
 from sim.devices.contention import BRACKET, PhiLevel, Regime
 from sim.metrics.load import SHORT_RUN_ERROR, Load, Verdict
 from sim.report.comparisons import notes, said_comparison
-from sim.run.resolve import resolve, resolve_all, with_keys
+from sim.run.resolve import Resolved, resolve, resolve_all, with_keys
 from sim.run.scenario import Scenario
 from sim.run.simulate import simulate
 
@@ -54,8 +54,7 @@ def saturation(scenario: Scenario, policy: str = "autoregressive") -> Saturation
 
 
 def length_of(scenario: Scenario) -> Length:
-    policies = resolve_all(scenario, load(scenario.profile))
-    return choose_run_length(policies, [Saturation(one) for one in policies])
+    return choose_run_length(resolve_all(scenario, load(scenario.profile)))
 
 
 def framed(runs: Mapping[str, Sequence[Mapping[PhiLevel, float] | float]]) -> Frame:
@@ -370,8 +369,18 @@ def test_what_few_requests_in_flight_get_through_is_less_than_capacity(policy: s
 
 
 def load_in_doubt(given: Scenario) -> Load:
-    resolved = resolve(given, load(given.profile), "continuous")
-    return load_of(resolved, Saturation(resolved), is_in_doubt=True)
+    return load_of(resolve(given, load(given.profile), "continuous"), is_in_doubt=True)
+
+
+def test_loads_of_one_setting_share_their_saturated_runs_and_drawn_costs_have_their_own() -> None:
+    def resolved(**changes: Any) -> Resolved:
+        return resolve(Scenario.of(profile=PAIR, policy="pd", input_len=64, **changes), load(PAIR), "pd")
+
+    slow = Saturation.of(resolved(request_rate=1, num_prompts=30))
+    assert slow is Saturation.of(resolved(request_rate=8, max_concurrency=4, replications=3))
+    assert slow is not Saturation.of(resolved(request_rate=1, num_speculative_tokens=2))
+    assert slow is not Saturation.of(resolved().drawn(load(PAIR)))
+    assert slow is not Saturation.of(resolved(), seed=1)
 
 
 def test_a_load_beyond_the_shortest_loop_is_stable_by_a_longer_one() -> None:

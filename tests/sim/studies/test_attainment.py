@@ -142,11 +142,6 @@ def test_the_recommended_replicas_meet_the_slo_under_the_scenarios_routing_and_o
     (fleet,) = found.fleets
     assert fleet.routing == routing
     assert fleet.replicas is not None
-    assert fleet.enough is not None
-    assert fleet.one_fewer is not None
-    assert fleet.enough.meets
-    assert not fleet.one_fewer.meets
-    assert fleet.replicas == fleet.enough.replicas == fleet.one_fewer.replicas + 1
     assert fleet_share(fleet.replicas, routing, rate, bound_ms) >= 0.95
     assert fleet_share(fleet.replicas - 1, routing, rate, bound_ms) < 0.95
     assert fleet.usd_per_million_tokens == pytest.approx(2.0 * fleet.replicas / (rate * 3600.0) * 1e6, rel=0.05)
@@ -156,11 +151,8 @@ def test_a_rate_that_one_replica_only_perhaps_can_serve_takes_two() -> None:
     """At 69.2 % utilisation 95 % are within five services: the interval of a few runs lies on both sides of that."""
     service = service_s()
     scenario = lone_server(num_prompts=150, **{"goodput.ttft_ms": 5e3 * service})
-    fleet = highest_load(scenario, load(PROFILE), target_rate=0.692 / service, draws=0, workers=1).fleets[0]
-    assert fleet.replicas == 2
-    assert fleet.one_fewer is not None
-    low, high = fleet.one_fewer.ci95
-    assert low < 0.95 < high
+    found = highest_load(scenario, load(PROFILE), target_rate=0.692 / service, draws=0, workers=1)
+    assert found.fleets[0].replicas == 2
 
 
 def test_the_recommended_replicas_hold_in_so_many_draws_that_a_further_one_holds() -> None:

@@ -129,7 +129,7 @@ def test_the_load_of_a_trace_is_of_the_requests_that_are_sent(tmp_path: Path) ->
         served = resolve(given, load(PROFILE), "autoregressive").served.requests(0).requests
         arrivals_s = [request.arrival_s for request in served]
         resolved = resolve(given, load(PROFILE), "autoregressive")
-        found = load_of(resolved, Saturation(resolved), is_in_doubt=False, arrivals_s=arrivals_s)
+        found = load_of(resolved, is_in_doubt=False, arrivals_s=arrivals_s)
         assert found.rate_per_s == pytest.approx(1.0, rel=0.01)
 
 

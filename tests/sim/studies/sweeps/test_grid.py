@@ -24,7 +24,6 @@ def test_all_combinations_are_gone_through_each_policy_a_point_of_its_own_and_th
     assert [(s.speculation.num_speculative_tokens, *s.policy, s.workload.request_rate) for s in found.scenarios()] == [
         (k, policy, rate) for k in (0, 4) for policy in ("continuous", "pd") for rate in (1.0, 2.0)
     ]
-    assert [found.scenario_at(index) for index in range(8)] == list(found.scenarios())
 
 
 def test_lists_of_one_group_are_gone_through_side_by_side() -> None:
