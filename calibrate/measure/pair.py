@@ -83,7 +83,7 @@ def pair_spec(
     if context is None:
         context = min(defaults["context"], longest)
     if not MIN_CONTEXT <= context <= longest:
-        raise ValueError(f"--context {context} must be in {MIN_CONTEXT}..{longest}, what the models take")
+        raise ValueError(f"measure.context={context} must be in {MIN_CONTEXT}..{longest}, what the models take")
     rows = defaults["rows"] if rows is None else rows
     if rows < 1:
         raise ValueError(f"measure.rows={rows} must be at least 1")

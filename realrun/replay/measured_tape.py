@@ -62,7 +62,7 @@ class Folders:
         """Raise ValueError unless there is a prompt for each request, as long as the workload has it."""
         for request in requests:
             if request.index >= len(self.prompts):
-                raise ValueError(f"--prompts holds {len(self.prompts)} prompts; --num-prompts asks for more")
+                raise ValueError(f"the file of prompts holds {len(self.prompts)}; workload.num_prompts asks for more")
             tokens, _ = self.prompts[request.index]
             if len(tokens) != request.prompt_tokens:
                 raise ValueError(

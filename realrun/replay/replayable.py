@@ -57,7 +57,7 @@ def check_replayable(experiment: Experiment) -> None:
     if len(acceptance.tapes) < len(requests):
         raise ValueError(
             f"acceptance tape holds {len(acceptance.tapes)} requests and the run has {len(requests)}; "
-            f"record more, or --num-prompts {len(acceptance.tapes)}"
+            f"record more, or --set workload.num_prompts={len(acceptance.tapes)}"
         )
     for request in requests:
         positions = len(acceptance.tapes[request.index])

@@ -142,8 +142,8 @@ def _measure(device: str, out: Path, campaign: Campaign) -> bool:
     """A pair's points and profile, then what it predicts. Goes on where an earlier measurement was ended."""
     job = campaign.job
     line = ["calibrate", "measure", "--device", device, "--target", job.target, "--draft", job.draft]
-    for flag, value in (("--budget", job.budget_s), ("--rows", job.rows), ("--context", job.context)):
-        line += [] if value is None else [flag, f"{value:g}"]
+    for key, value in (("budget_s", job.budget_s), ("rows", job.rows), ("context", job.context)):
+        line += [] if value is None else ["--set", f"measure.{key}={value:g}"]
     profile, points = job.profile_path(out), job.points_path(out)
     profile.unlink(missing_ok=True)
     _run("lanesim", [*line, "--out", str(profile)], campaign.limit_s(MEASURE))
