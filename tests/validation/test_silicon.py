@@ -346,7 +346,7 @@ def test_a_users_two_commands_get_what_a_row_is_judged_by(tmp_path: Path) -> Non
     tuned = {"backend": "trtllm", "backend_version": "1.1.0", "model_path": "meta-llama/Llama-3.1-8B-Instruct"}
     read = cell(**tuned, **generated, system="h100_sxm", gemm_quant_mode="")
     out = tmp_path / "profile.json"
-    words = f"aiconfigurator --gpu h100-sxm --tp 2 --target {target_of(read)[0]} --engine trtllm-1.1 --out {out}"
+    words = f"aiconfigurator --gpu h100-sxm --target {target_of(read)[0]}-tp2 --engine trtllm-1.1 --out {out}"
     import_command(words.split(), standalone_mode=False)
     scenario = parse_scenario(raw_scenario(read, str(out)))
     assert (scenario.engine.max_num_seqs, scenario.workload.max_concurrency) == (None, 2)
