@@ -66,11 +66,13 @@ class Folders:
             tokens, _ = self.prompts[request.index]
             if len(tokens) != request.prompt_tokens:
                 raise ValueError(
-                    f"line {request.index + 1} of the prompts has {len(tokens)} tokens and its request "
+                    f"prompts: line {request.index + 1} has {len(tokens)} tokens and its request "
                     f"{request.prompt_tokens}; take lengths from the same file: --set workload.dataset_name=jsonl"
                 )
             if not all(0 <= token < vocab for token in tokens):
-                raise ValueError(f"line {request.index + 1} of the prompts has a token outside the vocabulary of {vocab}")
+                raise ValueError(
+                    f"line {request.index + 1} of the prompts has a token outside the vocabulary of {vocab}"
+                )
 
 
 class ClassTape(NamedTuple):

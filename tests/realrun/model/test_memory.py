@@ -49,7 +49,11 @@ def test_the_recipe_for_32_gb_fits_32_gb() -> None:
     """As docs/gpu.md has it; torch sees 31.0 GiB of an RTX 5090."""
     text = (Path(__file__).parents[3] / "docs" / "gpu.md").read_text().replace("\\\n", " ")
     measure, replay = (
-        {key.removeprefix("--"): value for key, value in pairwise(line.split()) if key.startswith("--")}
+        {
+            key.removeprefix("--"): value
+            for key, value in pairwise(line.replace("--set ", "--").replace("=", " ").split())
+            if key.startswith("--")
+        }
         for line in text.splitlines()
         if line.startswith((".venv-gpu/bin/lanesim calibrate measure", ".venv-gpu/bin/lanesim replay"))
     )
