@@ -57,10 +57,10 @@ def test_the_recipe_for_32_gb_fits_32_gb() -> None:
         for line in text.splitlines()
         if line.startswith((".venv-gpu/bin/lanesim calibrate measure", ".venv-gpu/bin/lanesim replay"))
     )
-    rows, context = int(measure["rows"]), int(measure["context"])
+    rows, context = int(measure["measure.rows"]), int(measure["measure.context"])
     spec = pair_spec("cuda", measure["target"], measure["draft"], rows, context)
     assert needs(spec).total <= 0.95 * 31.0 * GIB
-    slots, prompts = int(replay["max-concurrency"]) + 8, int(replay["set"].rpartition("=")[2])
+    slots, prompts = int(replay["max_concurrency"]) + 8, int(replay["engine.max_num_batched_tokens"])
     found = replayed(measure["target"], measure["draft"], slots, max_tokens=768, prompt_tokens=prompts)
     assert found.total <= UTILISATION * 31.0 * GIB
 
