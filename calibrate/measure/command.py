@@ -32,13 +32,13 @@ class MeasureFlags(Struct, frozen=True, kw_only=True):
     device: Annotated[Literal["cpu", "cuda"], "What to measure."]
     target: Annotated[str, "Target: a known name, a config.json, or a directory of weights."]
     draft: Annotated[str | None, "Draft model, likewise."] = None
-    out: Annotated[Path, "Profile to write; its points lie beside."]
+    out: Annotated[Path, "Profile to write. Its measurements lie beside it."]
     set: Annotated[tuple[str, ...], Meta(title="KEY=VALUE"), "One of the keys below."] = ()
     overwrite: Overwrite = False
     budget: Annotated[
         Seconds | None,
         key("measure.budget_s"),
-        "Rough time [120 cpu, 480 cuda]; from 30 on with what serving adds.",
+        "Seconds it may take, roughly. From 30 on it times what serving adds. [120 cpu, 480 cuda]",
     ] = None
     rows: Annotated[
         int | None, Meta(ge=1, le=COUNT), key("measure.rows"), "Most sequences of a pass [16 cpu, 32 cuda]."
