@@ -25,7 +25,7 @@ COMMANDS = {
     "compare": ("sim.cli.compare:compare_command", "Policies side by side on the same draws, with intervals."),
     "sweep": ("sim.cli.sweep:sweep_command", "A grid of scenarios into a store: resumed, merged, in parallel."),
     "report": ("sim.cli.report:report_command", "A store as a page, and as pictures."),
-    "check": ("calibrate.cli.check_files:check_command", "What a file is, and whether it is sound; nothing is run."),
+    "check": ("calibrate.cli.check_files:check_command", "What a file is, and whether it is sound. Nothing is run."),
     "profiles": ("sim.cli.profiles:profiles_command", "Shipped cost profiles: source and held-out error."),
     "tune": (
         "calibrate.cli.tune:tune_command",
@@ -88,7 +88,12 @@ def _say_version(context: click.Context, _: click.Parameter, is_asked: bool) -> 
     "    --output-len 200 --vary speculation=off,ngram,eagle3",
 )
 @click.option(
-    "--version", is_flag=True, is_eager=True, expose_value=False, callback=_say_version, help="And the build."
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_say_version,
+    help="Print the version and the build.",
 )
 def lanesim() -> None:
     """Simulate speculative-decoding serving: which scheduler, which draft length, at which load."""
