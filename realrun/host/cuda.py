@@ -41,7 +41,6 @@ class Properties(NamedTuple):
     """Properties of the first GPU."""
 
     name: str
-    capability: str
     multiprocessors: int
     l2_bytes: int | None
     memory_bytes: int
@@ -52,10 +51,8 @@ class Properties(NamedTuple):
 def properties() -> Properties:
     reported = torch.cuda.get_device_properties(0)
     l2_bytes = int(getattr(reported, "L2_cache_size", 0)) or None
-    capability = f"{reported.major}.{reported.minor}"
     return Properties(
         name=str(reported.name),
-        capability=capability,
         multiprocessors=int(reported.multi_processor_count),
         l2_bytes=l2_bytes,
         memory_bytes=int(reported.total_memory),
