@@ -24,15 +24,16 @@ from calibrate.fit.point_works import VISITS, Corun, TimedPass, l2_state
 from calibrate.fit.points_file import MeasuredSession
 from calibrate.measure import host_times
 from calibrate.measure.fits.measured_profile import profile_of
-from calibrate.measure.machine import fingerprint, gpu, roofs
 from calibrate.measure.overlap_cells import coruns_within
 from calibrate.measure.pair import PairSpec, build, limits
 from calibrate.measure.rates import MAX_CORUN_S, measure
+from calibrate.measure.roofs import roofs
 from calibrate.measure.serving_overhead import REPEATS, measure_serving
 from calibrate.measure.timing import BLOCK, MAX_REPETITIONS, MIN_REPETITIONS, Bench, count_kernels, repeat
 from realrun.host import cuda
 from realrun.host.driver import Driver
 from realrun.host.garbage_collector import frozen_heap
+from realrun.host.machine import fingerprint
 from realrun.model.kv import LAYOUT
 from sim.costs.passes import HEAD_KERNELS
 from sim.costs.profile import MeasuredPoint, Profile
@@ -84,9 +85,10 @@ class Session:
         """`path` is the points file. Raises ValueError if it is of another machine or of other options."""
         self.spec, self.path, self.on_step = spec, path, on_step
         cuda.find(spec.device)
-        self._gpu = gpu(spec.device)
+        self._gpu = cuda.properties() if spec.device == "cuda" else None
         self.driver = Driver(self._gpu and self._gpu.uuid)
-        self.fingerprint = fingerprint(spec.device, spec.dtype, self.driver.version)
+        version = self.driver.version or "none"
+        self.fingerprint = {**fingerprint(spec.device), "driver": version, "dtype": spec.dtype}
         if path.exists():
             former = points_file.read(path)
             points_file.check_same(path, former, self.fingerprint, spec.as_options())
