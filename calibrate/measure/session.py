@@ -20,7 +20,7 @@ import msgspec
 from msgspec import structs
 
 from calibrate.fit import grid, points_file
-from calibrate.fit.point_works import VISITS, Corun, TimedPass, l2_state
+from calibrate.fit.point_works import VISITS, Corun, TimedPass
 from calibrate.fit.points_file import MeasuredSession
 from calibrate.measure import host_times
 from calibrate.measure.fits.measured_profile import profile_of
@@ -171,7 +171,7 @@ class Session:
 
     def _points(self, budget_s: float) -> None:
         held = self.held
-        left, cache = held.left, self._gpu and self._gpu.l2_bytes
+        left = held.left
         num_visits = held.num_visits * len(held.passes)
         ends_s = perf_counter() + SHARES["points"] * budget_s * len(left) / max(1, num_visits)
         for done, timed in enumerate(left):
@@ -185,8 +185,6 @@ class Session:
                     least=_least(held.num_visits),
                     most=MAX_REPETITIONS // held.num_visits,
                 )
-            source = self.spec.target if timed.model == "target" else self.spec.draft
-            assert source is not None, "a draft pass without a draft model"
             point = MeasuredPoint(
                 **timed._asdict(),
                 device_s=timing.device_s,
@@ -195,7 +193,6 @@ class Session:
                 repetitions=timing.repetitions,
                 is_noisy=timing.is_noisy,
                 is_held_out=grid.is_held_out(timed, held.passes),
-                l2=l2_state(timed, source.shape, cache),
             )
             self.append("point", point)
             if clocks := watch.slowest():

@@ -42,7 +42,6 @@ class Properties(NamedTuple):
 
     name: str
     multiprocessors: int
-    l2_bytes: int | None
     memory_bytes: int
     uuid: str
     """Name by which the driver knows it."""
@@ -50,11 +49,9 @@ class Properties(NamedTuple):
 
 def properties() -> Properties:
     reported = torch.cuda.get_device_properties(0)
-    l2_bytes = int(getattr(reported, "L2_cache_size", 0)) or None
     return Properties(
         name=str(reported.name),
         multiprocessors=int(reported.multi_processor_count),
-        l2_bytes=l2_bytes,
         memory_bytes=int(reported.total_memory),
         uuid=str(reported.uuid),
     )
