@@ -20,7 +20,7 @@ import msgspec
 from msgspec import structs
 
 from calibrate.fit import grid, points_file
-from calibrate.fit.point_works import VISITS, Corun, TimedPass
+from calibrate.fit.point_works import VISITS, TimedPass
 from calibrate.fit.points_file import MeasuredSession
 from calibrate.measure import host_times
 from calibrate.measure.fits.measured_profile import profile_of
@@ -123,9 +123,18 @@ class Session:
                 self._host(budget_s)
 
     def measure_beside(self, budget_s: float) -> None:
-        """Measure what the file does not hold yet of passes beside each other."""
+        """Rate the planned co-runs that the file lacks."""
+        held, planned = self.held.rates, coruns_within(limits(self.spec))
+        left = [corun for corun in planned if corun not in {ran.corun for ran in held}]
+        ends_s = perf_counter() + SHARES["overlap"] * budget_s * len(left) / max(1, len(planned))
         with frozen_heap():
-            self._overlap(budget_s)
+            for done, corun in enumerate(left):
+                self.on_step("overlap", len(planned) - len(left) + done, len(planned))
+                share_s = max(0.0, ends_s - perf_counter()) / (len(left) - done)
+                # Of a captured side and one that is not, few rates tell everything.
+                is_both = len({timed.launch for timed in corun.passes}) > 1
+                seconds = max(BESIDE_EAGER_S, share_s) if is_both else share_s
+                self.append("rates", measure(self.bench, corun, min(MAX_CORUN_S, seconds)))
 
     def profile(self) -> Profile:
         """The profile of what the file holds. Raises ValueError where it holds too little."""
@@ -138,12 +147,6 @@ class Session:
         if not self.held.serving:
             repeats = min(REPEATS, ceil(budget_s / REPEAT_EVERY_S))
             self.append("serving", measure_serving(self.profile(), self.bench.kernels, repeats))
-
-    def rate(self, bench: Bench, corun: Corun, seconds: float) -> points_file.Ran:
-        """Measure one co-run on `bench` and keep it."""
-        ran = measure(bench, corun, min(MAX_CORUN_S, seconds))
-        self.append("rates", ran)
-        return ran
 
     def _plan(self, budget_s: float) -> None:
         allowed = limits(self.spec)
@@ -226,18 +229,6 @@ class Session:
         """Decodes as a replay launches them."""
         launch = "graphed" if limits(self.spec).has_graphs else "eager"
         return [each for each in passes if each.kind == "decode" and each.launch == launch]
-
-    def _overlap(self, budget_s: float) -> None:
-        """Rates of the planned co-runs that the file lacks."""
-        held, planned = self.held.rates, coruns_within(limits(self.spec))
-        left = [corun for corun in planned if corun not in {ran.corun for ran in held}]
-        ends_s = perf_counter() + SHARES["overlap"] * budget_s * len(left) / max(1, len(planned))
-        for done, corun in enumerate(left):
-            self.on_step("overlap", len(planned) - len(left) + done, len(planned))
-            share_s = max(0.0, ends_s - perf_counter()) / (len(left) - done)
-            # Of a captured side and one that is not, few rates tell everything.
-            is_both = len({timed.launch for timed in corun.passes}) > 1
-            self.rate(self.bench, corun, max(BESIDE_EAGER_S, share_s) if is_both else share_s)
 
 
 def _least(visits: int) -> int:
