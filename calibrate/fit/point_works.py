@@ -8,23 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from statistics import median
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
 from sim.costs.profile import Launch, MeasuredPoint, PassKind, Role
-from sim.costs.shapes import ModelShape
 from sim.interface.work import Chunk, Kind, Model, Work
 
-L2State = Literal["cold", "warm", "unknown"]
-L2_STATES: tuple[L2State, ...] = ("cold", "warm", "unknown")
 VISITS = {"cpu": 5, "cuda": 2}
 """Times that a pass is measured where the budget allows, all the others in between: a machine that drifts does not
 favour any. The range of five values is a 94 % interval of their median."""
 NOISY_PCT = 5.0
 """A point with a wider half interval is noisy."""
-COLD = 2.0
-"""A pass whose weights and KV are so many times the L2 cache has evicted what it began with when it is repeated."""
 
 
 class TimedPass(NamedTuple):
@@ -142,17 +137,6 @@ def work_of(timed: TimedPass) -> Work:
         context_tokens=context_tokens,
         head_rows=rows * tokens,
     )
-
-
-def l2_state(timed: TimedPass, shape: ModelShape, l2_bytes: int | None) -> L2State:
-    """State of the L2 cache for `timed` repeated over and over, nothing flushed between: "cold" where its weights and
-    KV exceed the cache COLD times, "warm" where both fit it. Between, and where its size is not known, "unknown"."""
-    if l2_bytes is None:
-        return "unknown"
-    weights = shape.layers * shape.layer_weights + shape.vocab * shape.hidden
-    kv_tokens = timed.rows * (timed.context_tokens + timed.tokens)
-    num_bytes = weights * shape.dtype_bytes + kv_tokens * shape.kv_bytes_per_token
-    return "cold" if num_bytes >= COLD * l2_bytes else "warm" if num_bytes <= l2_bytes else "unknown"
 
 
 def error_kind(timed: TimedPass) -> str:

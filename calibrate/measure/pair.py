@@ -41,8 +41,8 @@ MIN_CONTEXT = 256
 DRAFT_TOKENS = 8
 PASS_TOKENS = {"cpu": 512, "cuda": 4096}
 """Prompt tokens of the longest pass that is timed."""
-ISSUERS = 7
-"""Streams that a measurement uses: eager and graphed, three sides; the lane that serves."""
+ISSUERS = 11
+"""Streams that a measurement uses: eager and graphed, three sides; five of the policies that serve."""
 
 
 class PairSpec(NamedTuple):

@@ -143,10 +143,10 @@ def served(profile: Profile, by_setting: Sequence[Sequence[Sequence[MeasuredWork
 def look_s(plain: Sequence[Replay], polled: Sequence[Replay]) -> float:
     """Seconds that a look takes from the work that is being issued, from runs of lanes that wake at once and the same
     with looks, in pairs."""
-    looks_s = [
-        (_issuing_s(looking.works) / _issuing_s(waking.works) - 1.0) * looking.record.end_s / looking.record.num_polls
-        for waking, looking in zip(plain, polled, strict=True)
-    ]
+    looks_s = []
+    for waking, looking in zip(plain, polled, strict=True):
+        looks_per_s = max(1, looking.record.num_polls) / looking.record.end_s
+        looks_s.append((_issuing_s(looking.works) / _issuing_s(waking.works) - 1.0) / looks_per_s)
     return max(0.0, median(looks_s))
 
 

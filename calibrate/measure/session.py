@@ -20,19 +20,20 @@ import msgspec
 from msgspec import structs
 
 from calibrate.fit import grid, points_file
-from calibrate.fit.point_works import VISITS, Corun, TimedPass, l2_state
+from calibrate.fit.point_works import VISITS, TimedPass
 from calibrate.fit.points_file import MeasuredSession
 from calibrate.measure import host_times
 from calibrate.measure.fits.measured_profile import profile_of
-from calibrate.measure.machine import fingerprint, gpu, roofs
 from calibrate.measure.overlap_cells import coruns_within
 from calibrate.measure.pair import PairSpec, build, limits
 from calibrate.measure.rates import MAX_CORUN_S, measure
+from calibrate.measure.roofs import roofs
 from calibrate.measure.serving_overhead import REPEATS, measure_serving
 from calibrate.measure.timing import BLOCK, MAX_REPETITIONS, MIN_REPETITIONS, Bench, count_kernels, repeat
 from realrun.host import cuda
 from realrun.host.driver import Driver
 from realrun.host.garbage_collector import frozen_heap
+from realrun.host.machine import fingerprint
 from realrun.model.kv import LAYOUT
 from sim.costs.passes import HEAD_KERNELS
 from sim.costs.profile import MeasuredPoint, Profile
@@ -84,9 +85,10 @@ class Session:
         """`path` is the points file. Raises ValueError if it is of another machine or of other options."""
         self.spec, self.path, self.on_step = spec, path, on_step
         cuda.find(spec.device)
-        self._gpu = gpu(spec.device)
+        self._gpu = cuda.properties() if spec.device == "cuda" else None
         self.driver = Driver(self._gpu and self._gpu.uuid)
-        self.fingerprint = fingerprint(spec.device, spec.dtype, self.driver.version)
+        version = self.driver.version or "none"
+        self.fingerprint = {**fingerprint(spec.device), "driver": version, "dtype": spec.dtype}
         if path.exists():
             former = points_file.read(path)
             points_file.check_same(path, former, self.fingerprint, spec.as_options())
@@ -121,9 +123,18 @@ class Session:
                 self._host(budget_s)
 
     def measure_beside(self, budget_s: float) -> None:
-        """Measure what the file does not hold yet of passes beside each other."""
+        """Rate the planned co-runs that the file lacks."""
+        held, planned = self.held.rates, coruns_within(limits(self.spec))
+        left = [corun for corun in planned if corun not in {ran.corun for ran in held}]
+        ends_s = perf_counter() + SHARES["overlap"] * budget_s * len(left) / max(1, len(planned))
         with frozen_heap():
-            self._overlap(budget_s)
+            for done, corun in enumerate(left):
+                self.on_step("overlap", len(planned) - len(left) + done, len(planned))
+                share_s = max(0.0, ends_s - perf_counter()) / (len(left) - done)
+                # Of a captured side and one that is not, few rates tell everything.
+                is_both = len({timed.launch for timed in corun.passes}) > 1
+                seconds = max(BESIDE_EAGER_S, share_s) if is_both else share_s
+                self.append("rates", measure(self.bench, corun, min(MAX_CORUN_S, seconds)))
 
     def profile(self) -> Profile:
         """The profile of what the file holds. Raises ValueError where it holds too little."""
@@ -136,12 +147,6 @@ class Session:
         if not self.held.serving:
             repeats = min(REPEATS, ceil(budget_s / REPEAT_EVERY_S))
             self.append("serving", measure_serving(self.profile(), self.bench.kernels, repeats))
-
-    def rate(self, bench: Bench, corun: Corun, seconds: float) -> points_file.Ran:
-        """Measure one co-run on `bench` and keep it."""
-        ran = measure(bench, corun, min(MAX_CORUN_S, seconds))
-        self.append("rates", ran)
-        return ran
 
     def _plan(self, budget_s: float) -> None:
         allowed = limits(self.spec)
@@ -169,7 +174,7 @@ class Session:
 
     def _points(self, budget_s: float) -> None:
         held = self.held
-        left, cache = held.left, self._gpu and self._gpu.l2_bytes
+        left = held.left
         num_visits = held.num_visits * len(held.passes)
         ends_s = perf_counter() + SHARES["points"] * budget_s * len(left) / max(1, num_visits)
         for done, timed in enumerate(left):
@@ -183,8 +188,6 @@ class Session:
                     least=_least(held.num_visits),
                     most=MAX_REPETITIONS // held.num_visits,
                 )
-            source = self.spec.target if timed.model == "target" else self.spec.draft
-            assert source is not None, "a draft pass without a draft model"
             point = MeasuredPoint(
                 **timed._asdict(),
                 device_s=timing.device_s,
@@ -193,7 +196,6 @@ class Session:
                 repetitions=timing.repetitions,
                 is_noisy=timing.is_noisy,
                 is_held_out=grid.is_held_out(timed, held.passes),
-                l2=l2_state(timed, source.shape, cache),
             )
             self.append("point", point)
             if clocks := watch.slowest():
@@ -227,18 +229,6 @@ class Session:
         """Decodes as a replay launches them."""
         launch = "graphed" if limits(self.spec).has_graphs else "eager"
         return [each for each in passes if each.kind == "decode" and each.launch == launch]
-
-    def _overlap(self, budget_s: float) -> None:
-        """Rates of the planned co-runs that the file lacks."""
-        held, planned = self.held.rates, coruns_within(limits(self.spec))
-        left = [corun for corun in planned if corun not in {ran.corun for ran in held}]
-        ends_s = perf_counter() + SHARES["overlap"] * budget_s * len(left) / max(1, len(planned))
-        for done, corun in enumerate(left):
-            self.on_step("overlap", len(planned) - len(left) + done, len(planned))
-            share_s = max(0.0, ends_s - perf_counter()) / (len(left) - done)
-            # Of a captured side and one that is not, few rates tell everything.
-            is_both = len({timed.launch for timed in corun.passes}) > 1
-            self.rate(self.bench, corun, max(BESIDE_EAGER_S, share_s) if is_both else share_s)
 
 
 def _least(visits: int) -> int:

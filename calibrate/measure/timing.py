@@ -68,8 +68,6 @@ class Timing(NamedTuple):
     half_width_pct: float
     """Half of the 95 % interval of the median device time, percent of it."""
     repetitions: int
-    warm_up: int
-    """Repetitions thrown away."""
     is_noisy: bool
 
 
@@ -290,14 +288,12 @@ def repeat(
     """Time `run` for about `share_s` seconds at most, and `least` times at least, which is BLOCK or more."""
     started_s = clock()
     block = [run() for _ in range(BLOCK)]
-    warm_up = BLOCK
     for _ in range(MAX_WARM_BLOCKS - 1):
         newer = [run() for _ in range(BLOCK)]
         is_warm = _middle(newer) >= (1.0 - WARM_SHARE) * _middle(block)
         block = newer
         if is_warm or clock() - started_s > 0.5 * share_s:
             break
-        warm_up += BLOCK
     kept = block
     while len(kept) < most:
         if len(kept) >= least:
@@ -312,7 +308,6 @@ def repeat(
         host_s=median(sample.host_s for sample in kept),
         half_width_pct=100.0 * half_share,
         repetitions=len(kept),
-        warm_up=warm_up,
         is_noisy=100.0 * half_share > NOISY_PCT,
     )
 

@@ -150,7 +150,7 @@ def _run(
     executor = PairExecutor(kernels, seed=scenario.seed, prompts=prompts)
     experiments = _experiments(scenario, profile, sizes.slots - SPARE_SLOTS, is_dictated=genuine is None)
     replays = replay_all(experiments, executor, on_run=_note)
-    described = about(kernels, device_name, is_dictated=genuine is None)
+    described = about(device_name, is_dictated=genuine is None)
     tapes: list[ClassTape] = []
     if genuine is not None and len(replays) == len(experiments):
         described["accepted"], tapes = accepted_of(pair, genuine, replays, executor.outputs)

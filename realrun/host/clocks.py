@@ -49,8 +49,6 @@ class HostClock(Protocol):
         """A thread that may block on this clock is about to start; called by the one that starts it."""
         ...
 
-    def sleep_until(self, time_s: float) -> None: ...
-
     def close(self) -> None:
         """Let every blocked thread go, and let none block again."""
         ...
@@ -77,9 +75,6 @@ class WallClock:
 
     def enrol(self) -> None:
         """Real time passes whoever runs."""
-
-    def sleep_until(self, time_s: float) -> None:
-        time.sleep(max(0.0, time_s - self.now_s))
 
     def close(self) -> None:
         """A thread blocks on real work or on its mailbox only, and the host puts its last message there."""

@@ -41,9 +41,7 @@ class Properties(NamedTuple):
     """Properties of the first GPU."""
 
     name: str
-    capability: str
     multiprocessors: int
-    l2_bytes: int | None
     memory_bytes: int
     uuid: str
     """Name by which the driver knows it."""
@@ -51,13 +49,9 @@ class Properties(NamedTuple):
 
 def properties() -> Properties:
     reported = torch.cuda.get_device_properties(0)
-    l2_bytes = int(getattr(reported, "L2_cache_size", 0)) or None
-    capability = f"{reported.major}.{reported.minor}"
     return Properties(
         name=str(reported.name),
-        capability=capability,
         multiprocessors=int(reported.multi_processor_count),
-        l2_bytes=l2_bytes,
         memory_bytes=int(reported.total_memory),
         uuid=str(reported.uuid),
     )

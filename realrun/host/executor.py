@@ -27,22 +27,12 @@ class SubmittedWork(NamedTuple):
     """Accepted drafted tokens [rows] that a tape dictates; None lets the models decide."""
 
 
-class WorkOutcome(NamedTuple):
-    """A work that is over."""
-
-    accepted: tuple[int, ...] = ()
-    """Drafted tokens accepted [rows]; of VERIFY and STEP works."""
-    padded_tokens: int = 0
-    """Token positions computed, padding included."""
-    is_captured: bool = False
-    """Every pass of it was replayed from a captured graph."""
-
-
 class Handle(Protocol):
     """A work that was issued."""
 
-    def finish(self) -> WorkOutcome:
-        """Block until the device is done. Called once, in the order of issue."""
+    def finish(self) -> tuple[int, ...]:
+        """Drafted tokens accepted [rows], of VERIFY and STEP works; blocks until the device is done. Called once, in
+        the order of issue."""
         ...
 
     def times_s(self) -> tuple[float, float]:

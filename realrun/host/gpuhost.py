@@ -230,7 +230,7 @@ class GpuHost(TaskHost):
     def _result(self, ticket: GpuTicket) -> Result:
         if ticket.job.forced is not None:
             return Result(ticket.job.forced)
-        return Result(ticket.outcome.accepted) if ticket.outcome is not None else NO_RESULT
+        return Result(ticket.accepted) if ticket.accepted is not None else NO_RESULT
 
     # -- the watchdog
 

@@ -78,7 +78,7 @@ class Issued(NamedTuple):
 
 
 class Done(NamedTuple):
-    """Message to the keeper: `ticket` has its outcome."""
+    """Message to the keeper: `ticket` is over."""
 
     ticket: GpuTicket
 
@@ -171,7 +171,7 @@ class StreamThreads:
 
     def _finish(self, ticket: GpuTicket) -> None:
         assert ticket.handle is not None
-        ticket.outcome = ticket.handle.finish()
+        ticket.accepted = ticket.handle.finish()
         ticket.start_s, ticket.end_s = ticket.handle.times_s()
         self._ended(ticket.job)
         self._keeper.put(Done(ticket))

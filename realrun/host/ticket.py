@@ -13,7 +13,7 @@ from math import nan
 from typing import Any
 
 from realrun.host.clocks import Mailbox
-from realrun.host.executor import Handle, SubmittedWork, WorkOutcome
+from realrun.host.executor import Handle, SubmittedWork
 from sim.hosts.clock import FirstWait
 from sim.interface.host import Stream
 from sim.interface.wait import HostWait
@@ -42,7 +42,8 @@ class GpuTicket(HostWait[Result]):
     reacted_s: float = nan
     """When the coroutine that awaited this had acted on it; nan if none did."""
     handle: Handle | None = None
-    outcome: WorkOutcome | None = None
+    accepted: tuple[int, ...] | None = None
+    """Of `Handle.finish`; None before it."""
     is_cancelled: bool = False
     is_issued: bool = False
     dependents: list[Mailbox] = field(default_factory=list)

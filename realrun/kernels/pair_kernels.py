@@ -20,9 +20,7 @@ from realrun.kernels.device_passes import Passes, PassShape, Sequences
 from realrun.kernels.host_slots import PromptChunk, RowResult, Slot
 from realrun.kernels.issuer import Issuer, Pending
 from realrun.kernels.pair_options import PairOptions
-from realrun.model.attention import attention_on
 from realrun.model.decoder import Decoder
-from realrun.model.kv import LAYOUT
 from sim.interface.work import Kind, Model
 
 if TYPE_CHECKING:
@@ -82,19 +80,6 @@ class PairKernels:
         self._free = list(range(options.slots))[::-1]
         self._issuers: dict[tuple[str, int], Issuer] = {}
         self.synchronize()
-
-    @property
-    def implementation(self) -> str:
-        """Everything but shapes that the time of a pass depends on; part of a cost table's key."""
-        options = self.options
-        parts = {
-            "attention": attention_on(self.device.type),
-            "kv": LAYOUT,
-            "packing": "rectangles",
-            "launch": "graph" if options.cuda_graphs else "eager",
-            "dtype": str(self.target.dtype).removeprefix("torch."),
-        }
-        return ";".join(f"{key}={value}" for key, value in parts.items())
 
     def issuer(self, name: str, *, priority: int = 0) -> Issuer:
         """The stream called `name` with its buffers, made when it is first requested. Higher priority goes first.

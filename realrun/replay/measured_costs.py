@@ -16,7 +16,6 @@ from math import ceil, inf, log1p
 from typing import Any, NamedTuple
 
 from realrun.host.ticket import GpuTicket
-from realrun.replay.replayable import useful_tokens
 from sim.costs.cost import Cost, Demands
 from sim.devices.contention import Contention
 from sim.devices.ticket import SimTicket
@@ -47,14 +46,10 @@ class MeasuredWork:
     """Time from when on nothing but the waking of threads kept it from being issued."""
     reacted_s: float
     """When the coroutine that awaited it had acted on its result; nan if none did."""
-    padded_tokens: int
-    """Token positions computed, padding included."""
     emitted: tuple[int, ...]
     """Output tokens of each request at submission."""
     accepted: tuple[int, ...] = ()
     """Drafted tokens accepted of each row; of VERIFY and STEP works."""
-    is_captured: bool = False
-    """Replayed from captured graphs, with nothing launched kernel by kernel."""
     work: Work | None = None
     """As it was submitted; None of one that is read back."""
 
@@ -80,24 +75,15 @@ class MeasuredWork:
 
 def measured_work(ticket: GpuTicket) -> MeasuredWork:
     """The record of a work that is over."""
-    outcome = ticket.outcome
     return MeasuredWork(
         record=work_record(ticket),
         eligible_s=ticket.eligible_s,
         reacted_s=ticket.reacted_s,
-        padded_tokens=outcome.padded_tokens if outcome is not None else 0,
         emitted=ticket.job.emitted,
-        accepted=_accepted(ticket),
-        is_captured=outcome is not None and outcome.is_captured,
+        # As the policy was told: dictated by a tape, or decided by the models.
+        accepted=ticket.job.forced or ticket.accepted or (),
         work=ticket.work,
     )
-
-
-def _accepted(ticket: GpuTicket) -> tuple[int, ...]:
-    """Accepted tokens that the policy was told of: dictated by a tape, or decided by the models."""
-    if ticket.job.forced is not None:
-        return ticket.job.forced
-    return ticket.outcome.accepted if ticket.outcome is not None else ()
 
 
 class Lasted(NamedTuple):
@@ -198,11 +184,8 @@ def real_columns(works: Sequence[MeasuredWork]) -> dict[str, list[Json]]:
     return {
         "eligible_s": [work.eligible_s for work in works],
         "reacted_s": [work.reacted_s for work in works],
-        "padded_tokens": [work.padded_tokens for work in works],
-        "useful_tokens": [useful_tokens(work.record) for work in works],
         "emitted": [list(work.emitted) for work in works],
         "accepted": [list(work.accepted) for work in works],
-        "is_captured": [work.is_captured for work in works],
     }
 
 

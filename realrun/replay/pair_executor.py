@@ -19,7 +19,7 @@ import torch
 
 from realrun.host.clocks import HostClock
 from realrun.host.device import DeviceClock
-from realrun.host.executor import ExecutorLane, Handle, SubmittedWork, WorkOutcome, check_whole
+from realrun.host.executor import ExecutorLane, Handle, SubmittedWork, check_whole
 from realrun.kernels.host_slots import PromptChunk, Slot
 from realrun.kernels.issuer import Issuer
 from realrun.kernels.pair_kernels import PairKernels, Submitted
@@ -212,13 +212,12 @@ class PairHandle:
         self._seen_s = inf if lane.is_async else issued_s
         """When it was known to be over."""
 
-    def finish(self) -> WorkOutcome:
+    def finish(self) -> tuple[int, ...]:
         accepted = self.lane.executor.record_results(self.job, self.passes)
         if self.lane.is_async:
             self._seen_s = self.lane.clock.now_s
             self.lane.device_clock.look_if_due()
-        padded_tokens = sum(_padded_tokens(submitted) for submitted in self.passes)
-        return WorkOutcome(accepted, padded_tokens, all(submitted.pending.is_graph for submitted in self.passes))
+        return accepted
 
     def times_s(self) -> tuple[float, float]:
         """No work begins before it is issued or ends after it is known to: a look at two clocks is not exact. Where
@@ -238,14 +237,8 @@ class _HostHandle:
         while self._end_s < self._start_s + host_s:
             self._end_s = clock.now_s
 
-    def finish(self) -> WorkOutcome:
-        return WorkOutcome()
+    def finish(self) -> tuple[int, ...]:
+        return ()
 
     def times_s(self) -> tuple[float, float]:
         return self._start_s, self._end_s
-
-
-def _padded_tokens(submitted: Submitted) -> int:
-    """Token positions that a pass computes, padding included; a draft's later passes carry one per row."""
-    shape = submitted.plan.shape
-    return shape.num_tokens + shape.rows * max(0, shape.draft_tokens - 1)

@@ -83,18 +83,13 @@ def usage_of(works: Sequence[WorkRecord]) -> list[StreamUsage]:
             continue
         total[0] += 1
         total[1] += work.end_s - work.start_s
-        total[2] += useful_tokens(work)
+        total[2] += work.row_tokens + work.rows * max(0, work.draft_tokens - 1) + work.chunk_tokens
     return [
         StreamUsage(
             stream=stream, device=device, kind=kind, num_works=int(count), device_s=device_s, tokens=int(tokens)
         )
         for (stream, device, kind), (count, device_s, tokens) in totals.items()
     ]
-
-
-def useful_tokens(work: WorkRecord) -> int:
-    """Token positions that a work has to compute, padding left out."""
-    return work.row_tokens + work.rows * max(0, work.draft_tokens - 1) + work.chunk_tokens
 
 
 def busy_seconds(works: Sequence[WorkRecord]) -> float:

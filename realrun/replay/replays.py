@@ -18,25 +18,19 @@ from realrun.host.garbage_collector import frozen_heap
 from realrun.host.gpuhost import GpuHost
 from realrun.host.machine import fingerprint
 from realrun.kernels.device_passes import ChunkShape, PassShape
-from realrun.kernels.pair_kernels import PairKernels
 from realrun.kernels.pair_options import PairOptions, decoding_shapes
 from realrun.replay.machine_speed import probe
 from realrun.replay.measured_costs import MeasuredWork, WakeLatency, mean, measured_work, real_columns
 from realrun.replay.pair_executor import PairExecutor
 from realrun.replay.replayable import busy_seconds, max_at_once, usage_of
-from sim.compare.capacity import load_of
-from sim.compare.side_by_side import RESULT_SCHEMA, Frame, cost_source, paired_differences
-from sim.costs.profile import Profile
+from sim.compare.side_by_side import RESULT_SCHEMA, cost_source
 from sim.costs.profile_files import encode
-from sim.devices.contention import PhiLevel
 from sim.files.json_values import Json
 from sim.interface.work import Kind, Model
-from sim.metrics.load import Load, Verdict, needs_capacity
 from sim.metrics.records import RunRecord
-from sim.metrics.summary import Run, summarise
+from sim.metrics.summary import summarise
 from sim.report.results import read_columns, write_parquet, write_results
 from sim.run.experiment import Accounts, Experiment
-from sim.run.resolve import Resolved, resolve
 from sim.run.scenario import Scenario, to_plain
 
 SHORTER = 4
@@ -185,13 +179,12 @@ def replay_all(
     return done
 
 
-def about(kernels: PairKernels, device: str, *, is_dictated: bool = True) -> dict[str, Json]:
+def about(device: str, *, is_dictated: bool = True) -> dict[str, Json]:
     """The machine and the models, as summary.json has them; where no tape dictates acceptance, a pair with real weights
     decides it."""
     return {
         "acceptance": "tape" if is_dictated else "model",
         "device": device,
-        "implementation": kernels.implementation,
         "weights": "random" if is_dictated else "loaded",
         "fingerprint": fingerprint(device.partition(":")[0]),
     }
@@ -203,10 +196,6 @@ def result_of(scenario: Scenario, replays: Sequence[Replay], described: Mapping[
     bounds_ms, workload = scenario.goodput.bounds_ms, scenario.workload
     first, last = workload.num_warmups, workload.num_cooldowns
     runs = [summarise(each.record, goodput_ms=bounds_ms, num_warmups=first, num_cooldowns=last) for each in replays]
-    loads = _loads(scenario, profile, replays)
-    for run in runs:
-        load = loads[str(run["policy"])]
-        run |= {"load": load.verdict.value, "unstable": load.verdict is Verdict.OVERLOADED}
     is_partial = len(runs) < len(scenario.policy) * scenario.replications
     num_allocations = sum(each.num_allocations for each in replays)
     return {
@@ -233,29 +222,7 @@ def result_of(scenario: Scenario, replays: Sequence[Replay], described: Mapping[
             ],
         },
         "runs": runs,
-        "paired": [] if is_partial else msgspec.to_builtins(paired_differences(_frame(runs, loads))),
     }
-
-
-def _loads(scenario: Scenario, profile: Profile, replays: Sequence[Replay]) -> dict[str, Load]:
-    """The load on each policy, judged by its simulated capacity."""
-    records: dict[str, list[RunRecord]] = {}
-    for each in replays:
-        records.setdefault(each.record.policy, []).append(each.record)
-    return {policy: _load(resolve(scenario, profile, policy), works) for policy, works in records.items()}
-
-
-def _load(resolved: Resolved, records: Sequence[RunRecord]) -> Load:
-    is_in_doubt = any(needs_capacity(record) for record in records)
-    arrivals_s = [request.arrival_s for request in records[0].requests]
-    return load_of(resolved, is_in_doubt=is_in_doubt, arrivals_s=arrivals_s)
-
-
-def _frame(runs: Sequence[Run], loads: Mapping[str, Load]) -> Frame:
-    """The runs of replays by policy: no phi of theirs is assumed."""
-    middle: str = PhiLevel.MIDDLE
-    by_policy = {(policy, middle): [run for run in runs if run["policy"] == policy] for policy in loads}
-    return Frame(by_policy, {(policy, middle): load for policy, load in loads.items()})
 
 
 def write_replays(directory: Path, scenario: Scenario, result: Mapping[str, Json], replays: Sequence[Replay]) -> None:

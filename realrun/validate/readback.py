@@ -156,8 +156,6 @@ def _work(row: Mapping[str, Any]) -> MeasuredWork:
         record=WorkRecord(**values | {"requests": tuple(values["requests"])}),
         eligible_s=row["eligible_s"],
         reacted_s=row["reacted_s"],
-        padded_tokens=row["padded_tokens"],
         emitted=tuple(row["emitted"]),
         accepted=tuple(row.get("accepted", ())),
-        is_captured=bool(row.get("is_captured", False)),
     )

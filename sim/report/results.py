@@ -126,7 +126,7 @@ COLUMNS: dict[str, dict[str, Any]] = {
     | {"is_cancelled": list[bool], "requests": list[list[Count]]},
 }
 """Values of columns; a file may have more."""
-REAL_COLUMNS = {"eligible_s": list[Time], "reacted_s": list[Time | None], "padded_tokens": list[Count]}
+REAL_COLUMNS = {"eligible_s": list[Time], "reacted_s": list[Time | None]}
 REAL_COLUMNS |= dict.fromkeys(("emitted", "accepted"), list[list[Count]])
 """Those of works that a replay adds."""
 

@@ -314,7 +314,6 @@ def replay(folder: Path) -> dict[str, bytes]:
     works = pq.read_table(io.BytesIO(made["work.parquet"]))
     columns = {name: works[name] for name in works.column_names}
     columns |= {"eligible_s": works["submitted_s"], "reacted_s": works["ready_s"]}
-    columns["padded_tokens"] = pa.array([0] * works.num_rows)
     rows = [[1] * len(requests) for requests in works["requests"].to_pylist()]
     columns |= {"emitted": pa.array(rows), "accepted": pa.array(rows)}
     profile = (SHIPPED / "cpu" / "tiny.json").read_bytes()

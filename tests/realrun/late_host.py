@@ -138,11 +138,11 @@ class LateHost(SteppedHost):
         assert ticket.handle is not None
         with self.device.acting(f"collector {ticket.stream.name}"):
             self.device.join(ticket.issue_clock)
-            outcome = ticket.handle.finish()
+            accepted = ticket.handle.finish()
             ticket.handle.times_s()
             self.executor.ended(ticket.job)
             told = self.device.send()
         self.device.join(told)
         if not ticket.issued.is_done:
             self.complete(ticket.issued)
-        self.complete(ticket, Result(outcome.accepted))
+        self.complete(ticket, Result(accepted))

@@ -8,12 +8,13 @@ before a policy runs (rule 1 of sim.interface.host). Not here: the host (realrun
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from realrun.host.clocks import NOTHING, HostClock, Mailbox
-from realrun.host.executor import ExecutorLane, Handle, SubmittedWork, WorkOutcome, check_whole
+from realrun.host.executor import ExecutorLane, Handle, SubmittedWork, check_whole
 from sim.interface.host import Stream
 from sim.interface.work import Kind
 
@@ -164,10 +165,13 @@ class _ConstantHandle:
         self._clock = clock
         self.start_s, self.end_s = start_s, end_s
 
-    def finish(self) -> WorkOutcome:
-        if self._clock.now_s < self.end_s:
+    def finish(self) -> tuple[int, ...]:
+        left_s = self.end_s - self._clock.now_s
+        if isinstance(self._clock, VirtualClock) and left_s > 0.0:
             self._clock.sleep_until(self.end_s)
-        return WorkOutcome()
+        elif left_s > 0.0:
+            time.sleep(left_s)
+        return ()
 
     def times_s(self) -> tuple[float, float]:
         return self.start_s, self.end_s

@@ -113,7 +113,7 @@ BESIDE = "continuous"
 LANES = "pd", "pdv", "unified"
 POLICIES = ("autoregressive", *LANES, BESIDE)
 _LARGE = Campaign(
-    job=MeasuredPair("llama-3.1-8b", "llama-3.2-1b", 120.0, 64, 4096),
+    job=MeasuredPair("llama-3.1-8b", "llama-3.2-1b", 100.0, 64, 4096),
     loads=(
         Loop(CLOSED, 16, 48, (BESIDE, "pd", "pdv"), 3),
         Loop(OPEN, None, 96, (BESIDE, "pd"), 3),
@@ -124,7 +124,7 @@ _LARGE = Campaign(
 )
 CAMPAIGNS = {
     "cuda": _LARGE,
-    "cuda-24gb": _LARGE._replace(job=MeasuredPair("qwen2.5-1.5b", "qwen2.5-0.5b", 120.0, 32, 2048)),
+    "cuda-24gb": _LARGE._replace(job=MeasuredPair("qwen2.5-1.5b", "qwen2.5-0.5b", 100.0, 32, 2048)),
     "cpu": Campaign(
         job=MeasuredPair("tiny-target", "tiny-draft", 15.0),
         loads=(

@@ -19,13 +19,13 @@ import torch
 
 from calibrate.fit import points_file
 from calibrate.fit.point_works import TimedPass
-from calibrate.measure import machine
 from calibrate.measure.campaign.plan import CAMPAIGNS, SMOKE_FILE, Campaign, MeasuredPair, device_of
 from calibrate.measure.pair import DEFAULTS, PairSpec, build
 from calibrate.measure.timing import Bench
 from realrun.host import cuda
 from realrun.host.device import DeviceStream, RealDevice
 from realrun.host.driver import Driver
+from realrun.host.machine import fingerprint
 from realrun.model.attention import FLASH, MATH, AttentionKernel, GatheringAttention, Rectangle, make_attention
 from realrun.model.kv import SlottedKv
 from sim.costs.shapes import ModelShape
@@ -169,14 +169,13 @@ def smoke(device: str, out: Path, campaign: Campaign) -> None:
     Raises ValueError where a check is red, or OUT is of another machine, or of another number of cores.
     """
     cuda.find(device)
-    gpu = machine.gpu(device)
-    driver = Driver(gpu and gpu.uuid)
-    fingerprint = machine.fingerprint(device, DEFAULTS[device]["dtype"], driver.version)
+    driver, ours = Driver(cuda.properties().uuid if device == "cuda" else None), fingerprint(device)
     path = out / SMOKE_FILE
     former = json.loads(path.read_text()) if path.exists() else None
     if former is not None:
-        held, ours = (points_file.fixed(each) for each in (former["fingerprint"], fingerprint))
-        points_file.check_alike(f"{str(out)!r} is of another machine", held, ours, "choose another directory")
+        points_file.check_alike(
+            f"{str(out)!r} is of another machine", former["fingerprint"], ours, "choose another directory"
+        )
         if former["is_green"]:
             return
     checks = []
@@ -187,7 +186,7 @@ def smoke(device: str, out: Path, campaign: Campaign) -> None:
         if not checks[-1]["is_ok"]:
             break
     is_green = all(each["is_ok"] for each in checks)
-    write_text(path, json.dumps({"is_green": is_green, "fingerprint": fingerprint, "checks": checks}, indent=1) + "\n")
+    write_text(path, json.dumps({"is_green": is_green, "fingerprint": ours, "checks": checks}, indent=1) + "\n")
     if not is_green:
         raise ValueError(f"nothing is measured here: {checks[-1]['name']}: {checks[-1]['said']}")
 

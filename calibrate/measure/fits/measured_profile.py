@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from statistics import median
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
 from calibrate.fit.pass_fit import fit_passes, start_constants
-from calibrate.fit.point_works import L2_STATES
 from calibrate.fit.points_file import Clocks, MeasuredSession
 from calibrate.measure.fits.overlap_fit import fit_overlap
 from calibrate.measure.fits.serving_costs import ServingCosts, completed
@@ -24,6 +23,9 @@ from sim.costs.profile import IN_A_LOOP, SCHEMA, Gpu, HostCosts, MeasuredPoint, 
 from sim.costs.profile_files import round_constant
 from sim.costs.shapes import ModelShape
 from sim.files.json_values import convert
+
+L2_STATES: tuple[Literal["cold", "warm", "unknown"], ...] = ("cold", "warm", "unknown")
+"""States of the L2 cache that points told until November 2026."""
 
 
 def profile_of(held: MeasuredSession, target: ModelShape, draft: ModelShape | None) -> Profile:

@@ -44,7 +44,7 @@ def lasting(submitted: list[Work], lasts_s: list[float]) -> list[MeasuredWork]:
         record = msgspec.structs.replace(
             WORK, kind=work.kind.value, model=work.model.value, issued_s=last_s, end_s=last_s
         )
-        works.append(MeasuredWork(record=record, eligible_s=0.0, reacted_s=0.0, padded_tokens=0, emitted=(), work=work))
+        works.append(MeasuredWork(record=record, eligible_s=0.0, reacted_s=0.0, emitted=(), work=work))
     return works
 
 
@@ -53,7 +53,7 @@ def test_the_hosts_time_before_a_work_reaches_to_its_first_kernel_where_the_devi
     record = msgspec.structs.replace(WORK, issue_start_s=1.1, issued_s=1.5, end_s=3.0)
     for start_s, prepare_s, launch_s in ((1.4, 0.4, 0.1), (2.0, 0.1, 0.4)):
         timed = msgspec.structs.replace(record, start_s=start_s)
-        work = MeasuredWork(record=timed, eligible_s=1.0, reacted_s=3.0, padded_tokens=0, emitted=())
+        work = MeasuredWork(record=timed, eligible_s=1.0, reacted_s=3.0, emitted=())
         assert tuple(work.cost)[:3] == pytest.approx((prepare_s, launch_s, 3.0 - start_s))
         assert waits([[[work]]], lambda _: True).prepare_s == pytest.approx(prepare_s)
 

@@ -100,7 +100,6 @@ def test_the_profile_has_points_errors_fingerprint_and_costs(folder: Path) -> No
     assert {"prefill", "decode", "draft", "verify", "overlap", "overlap_three"} <= set(profile.errors)
     assert all(profile.errors[kind].points for kind in ("draft", "verify", "overlap"))
     assert profile.errors["overlap_three"].points == 3
-    assert {point.l2 for point in profile.points} == {"unknown"}
     assert sum(point.is_held_out for point in profile.points) >= len(profile.points) // 6
     assert profile.overlap.measured
     assert profile.overlap.demand_floor == 0.0

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from realrun.host.clocks import HostClock, WallClock
-from realrun.host.executor import ExecutorLane, Handle, SubmittedWork, WorkOutcome
+from realrun.host.executor import ExecutorLane, Handle, SubmittedWork
 from realrun.host.gpuhost import GpuHost
 from realrun.host.threads import HostStuck
 from sim.interface.host import Stream
@@ -125,12 +125,12 @@ class BrokenLane:
             raise ArithmeticError("the kernel broke")
         return self
 
-    def finish(self) -> WorkOutcome:
+    def finish(self) -> tuple[int, ...]:
         if self.executor.where == "hang":
             self.executor.release.wait(20.0)
         if self.executor.where == "finish":
             raise ArithmeticError("the device broke")
-        return WorkOutcome(0.0, 0.0)
+        return ()
 
 
 async def one_work(host: GpuHost) -> None:

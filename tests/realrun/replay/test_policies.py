@@ -64,7 +64,7 @@ def test_a_tape_dictates_what_is_accepted(policy: str) -> None:
     works = run(policy, pair, PolicyOptions(poll_s=0.0005), draws, EngineLimits())
     for ticket in works:
         if ticket.work.kind.value in ("verify", "step"):
-            assert ticket.job.forced == some(ticket.outcome).accepted
+            assert ticket.job.forced == some(ticket.accepted)
             rows = zip(ticket.work.requests, ticket.job.emitted, ticket.job.drafted, strict=True)
             wanted = [draws.run_length(r.index, emitted, drafted) if drafted else 0 for r, emitted, drafted in rows]
             assert list(ticket.job.forced) == wanted[: ticket.work.rows]

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -14,10 +15,12 @@ from realrun.host.device import Cpu, DeviceStream, _CpuStream
 from realrun.kernels.device_passes import PassShape
 from realrun.kernels.issuer import Issuer
 from realrun.kernels.pair_kernels import PairKernels
+from realrun.replay import replays
 from realrun.replay.pair_executor import PairExecutor
 from realrun.replay.replays import REHEARSAL_REQUESTS, Replay, replay, result_of
 from realrun.replay.testbed import SPARE_SLOTS, build_kernels, sizes_for
 from sim.costs.profile_files import load
+from sim.interface.work import Kind
 from sim.policies.continuous.loop import continuous
 from sim.policies.registry import register
 from sim.run.experiment import Experiment, PolicyStalled
@@ -136,18 +139,31 @@ def test_runs_of_which_one_went_to_the_driver_once_are_called_disturbed(
 ) -> None:
     (quiet, other), _ = twice
     for count in (0, 1):
-        replays = [quiet, replace(other, num_allocations=count)]
-        about = result_of(quiet.experiment.scenario, replays, {})["replay"]
+        both = [quiet, replace(other, num_allocations=count)]
+        about = result_of(quiet.experiment.scenario, both, {})["replay"]
         assert about["num_device_allocations"] == count
         assert about["is_disturbed_by_allocations"] is (count == 1)
 
 
-def test_every_draft_length_that_a_hook_may_choose_is_captured_before_the_run() -> None:
+def test_every_draft_length_that_a_hook_may_choose_is_captured_before_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    drafts: list[tuple[int, bool]] = []
+    issue, measured = Issuer.issue, replays.run
+
+    def watched(self: Issuer, shape: PassShape, rows: Any) -> Any:
+        pending = issue(self, shape, rows)
+        if shape.kind is Kind.DRAFT and not shape.chunks:
+            drafts.append((shape.draft_tokens, pending.is_graph))
+        return pending
+
+    def begun(*given: Any) -> Any:
+        monkeypatch.setattr(Issuer, "issue", watched)
+        return measured(*given)
+
+    monkeypatch.setattr(replays, "run", begun)
     changing = continuous(name="changing", draft_length=lambda request, tokens, step: 1 + step.num_rows % tokens)
-    (done,), _ = runs([register(changing).name], has_graphs=True)
-    drafts = [each for each in done.works if each.record.kind == "draft" and not each.record.chunk_tokens]
-    assert len({each.record.draft_tokens for each in drafts}) > 1
-    assert all(each.is_captured for each in drafts)
+    runs([register(changing).name], has_graphs=True)
+    assert len({draft_tokens for draft_tokens, _ in drafts}) > 1
+    assert all(is_graph for _, is_graph in drafts)
 
 
 def test_a_policy_that_stops_with_requests_unserved_is_named_at_its_rehearsal() -> None:

@@ -1,7 +1,6 @@
-"""The machine that is measured: its fingerprint and its roofs.
+"""Roofs of the device that is measured.
 
-Not here: what the machine is called and what runs on it (realrun.host.machine), clocks and power (realrun.host.driver),
-passes (calibrate.measure.timing).
+Not here: what it is called and what runs on it (realrun.host.machine), passes (calibrate.measure.timing).
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ import torch
 
 from realrun.host import cuda
 from realrun.host.machine import device_name
-from realrun.host.machine import fingerprint as of_a_replay
 from sim.costs.datasheets import datasheet_of_device
 from sim.costs.profile import Gpu
 
@@ -25,16 +23,6 @@ COPY_BYTES = {"cpu": 1 << 28, "cuda": 1 << 31}
 """Bytes read by the copy that stands for the bandwidth roof: far beyond any cache."""
 
 
-def fingerprint(device: str, dtype: str, driver: str | None = None) -> dict[str, str]:
-    """That of a replay and, as a points file has them, the version of the GPU's driver and the passes' dtype."""
-    return {**of_a_replay(device), "driver": driver or "none", "dtype": dtype}
-
-
-def gpu(device: str) -> cuda.Properties | None:
-    """Properties of the GPU that it gives this process; None on a CPU."""
-    return None if device == "cpu" else cuda.properties()
-
-
 def roofs(device: str, dtype: str) -> Gpu:
     """The datasheet's roofs where the device has one here, else what is `achieved`."""
     name = device_name(device)
@@ -42,7 +30,7 @@ def roofs(device: str, dtype: str) -> Gpu:
     if sheet is not None and dtype in ("bfloat16", "float16"):
         return sheet.gpu
     flops_per_s, bytes_per_s = achieved(device, dtype)
-    properties = gpu(device)
+    properties = cuda.properties() if device == "cuda" else None
     return Gpu(
         name=name.lower().replace(" ", "-"),
         memory_bytes=cuda.find(device).free_bytes() if properties is None else properties.memory_bytes,
