@@ -100,7 +100,7 @@ def _start(host: GpuHost, setting: LaneSetting) -> Serving:
     ahead = setting.draft_tokens + 1 if setting.draft_tokens else 0
     most = sum(request.prompt_tokens + request.output_tokens + ahead for request in requests)
     pool = KvPool(most, 1, ahead)
-    serving = Serving(host, requests, pool, build_controller("fixed", setting.draft_tokens), max_concurrency=None)
+    serving = Serving(host, requests, pool, build_controller("fixed", setting.draft_tokens))
     stream = host.stream("lane 0")
     for _ in range(setting.coroutines):
         host.spawn(_serve(serving, stream, setting.rows))

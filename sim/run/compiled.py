@@ -383,7 +383,7 @@ def _hear(samples: GapSamples) -> Callable[[bytes], None]:
 def _set(serving: Serving, gauges: Sequence[bytes]) -> None:
     """The queue and the tokens held at the end."""
     for gauge, values in zip((serving.queue, serving.kv.held), gauges, strict=True):
-        gauge._integral, gauge._since_s, gauge.value, gauge.peak = GAUGE.unpack(values)
+        gauge.restore(*GAUGE.unpack(values))
 
 
 def _add_up(fleet: Fleet, runs: Sequence[_Run]) -> None:
