@@ -110,8 +110,6 @@ class _Unpriced:
     """Form of the simulator that runs it (sim.run.compiled); None: the fastest that can."""
     links: dict[str, Link]
     """Links between the GPUs of each replica, as its policy names them."""
-    is_given: bool = True
-    """Costs and acceptance are the profile's and the scenario's; False: they are drawn."""
 
     @property
     def is_lockstep(self) -> bool:
@@ -242,7 +240,7 @@ class Resolved(_Unpriced):
             is_same = scenario.speculation.acceptance == self.scenario.speculation.acceptance
             quoted = self.quoted if is_same else None
             other = resolve(scenario, self.profile, self.policy.name, num_slots=self.num_slots, quoted=quoted)
-            return replace(other, label=self.label, form=self.form, is_given=self.is_given)
+            return replace(other, label=self.label, form=self.form)
         served = msgspec.structs.replace(self.served, workload=scenario.workload)
         return replace(self, scenario=scenario, served=served)
 
@@ -260,7 +258,6 @@ class Resolved(_Unpriced):
             self,
             profile=profile,
             quoted=quoted,
-            is_given=False,
             engine=engine_for(self.scenario, profile),
             pairs=_pairs(self.scenario, profile, self.lengths.given),
             acceptances=_acceptances(self.scenario, self.policy, quoted, self.lengths.given),
