@@ -175,6 +175,11 @@ class Serving:
         self.intake.route = route
         self._on_finished.append(on_finished)
 
+    def account(self, num_requests: int, gaps: GapSamples | None = None) -> None:
+        """All of so many requests were served elsewhere, with these gaps."""
+        self.num_finished = self.num_admitted = self.intake.num_arrived = num_requests
+        self.gaps = gaps or self.gaps
+
     # -- arrivals
 
     async def arrivals(self) -> None:
