@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 
 from calibrate.served.load import FITTED, JUDGED, ServedLoad
-from calibrate.served.load_table import cells_of
+from calibrate.served.load_table import table_of
 from calibrate.served.stamped_requests import read_requests
 from sim.acceptance.models import MarkovAcceptance, RunLengths
 from sim.acceptance.tape import TapeAcceptance, read_tapes
@@ -65,9 +65,9 @@ def cells_of_run(run: RunSpec, data: Path) -> list[ServedLoad]:
         cells = CELLS[run.reader](path_of(run.file, data), run)
         return [msgspec.structs.replace(cell, **run.set) for cell in cells]
     rows = run.cells if run.cells else ROWS[run.reader](path_of(run.file, data), run)
-    cells = cells_of(
+    cells = table_of(
         run.file or run.reader, [{**row, **run.set} for row in rows], has_requests=run.requests is not None
-    ).cells
+    ).loads
     fitted_ids = load(run.profile).host.source.replace(",", " ").split() if isinstance(run.profile, str) else ()
     predicted = {} if run.predicted is None else _predicted(path_of(run.predicted, data))
     if tree := next((cell.topk for cell in cells if cell.topk > 1), None):
