@@ -277,7 +277,7 @@ class Experiment:
             engine=resolved.engine.name,
             is_async=resolved.limits.async_scheduling or (False if resolved.policy.is_continuous else None),
             caps=msgspec.structs.asdict(resolved.caps),
-            partition=resolved.partition,
+            partition=resolved.options.partition,
             works=accounts.works,
             weight_bytes=devices.count * resolved.weight_bytes,
             kv_bytes_per_token=sum(
