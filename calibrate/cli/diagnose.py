@@ -80,7 +80,7 @@ def diagnose_command(flags: DiagnoseFlags) -> None:
 
 def _pair(flags: DiagnoseFlags, results: list[Path], model: Path | None) -> tuple[Pair, tuple[bool, bool]]:
     """The two servers, and which of them was measured. Raises ValueError."""
-    from calibrate.cli.engine_flags import setup_of
+    from calibrate.cli.engine_flags import cells_of
     from calibrate.served.diagnosis import Arm, Pair
     from calibrate.served.readers import loads_of
     from sim.acceptance.pairs import ANY
@@ -95,7 +95,7 @@ def _pair(flags: DiagnoseFlags, results: list[Path], model: Path | None) -> tupl
     assert isinstance(speculation, dict)
     k, acceptance = (speculation.pop(name, None) for name in ("num_speculative_tokens", "acceptance"))
     blocks = {name: raw.get(name, {}) for name in ("engine", "workload")}
-    setup = setup_of(blocks | {"speculation": speculation})
+    setup = cells_of(blocks | {"speculation": speculation})
     draft_tokens = k if isinstance(k, int) and k > 0 else None
     loads = [max(loads_of(path, draft_tokens), key=lambda load: load.concurrency) for path in results]
     if len(loads) == 2 and loads[0].accepted is not None and loads[1].accepted is None:

@@ -47,7 +47,7 @@ def set_up(engine: str | None, overrides: Sequence[str]) -> dict[str, Any]:
     return raw
 
 
-def setup_of(raw: Mapping[str, Any], requests: Sequence[tuple[int, int]] = ()) -> LoadSetup:
+def cells_of(raw: Mapping[str, Any], requests: Sequence[tuple[int, int]] = ()) -> LoadSetup:
     """What `raw` says of all cells. Raises ValueError for other blocks."""
     from calibrate.served.judge import LoadSetup
 

@@ -18,7 +18,7 @@ from typing import Annotated
 import click
 from msgspec import Meta
 
-from calibrate.cli.engine_flags import set_up, setup_of
+from calibrate.cli.engine_flags import cells_of, set_up
 from calibrate.cli.production import FitFlags, finish, priced
 from calibrate.cli.profile_output import check_out
 from sim.cli.flags import ARGUMENT, COUNT, Tokens, command
@@ -88,7 +88,7 @@ def fit_command(flags: ProbeFlags) -> None:
             for number, at_once in product(range(flags.rounds), levels):
                 side.look_at(at_once, number)
         served = side.looks.rounds
-        fitted = fit_served(priced(profile, raw, side.looks), served, setup_of(raw), on_step)
+        fitted = fit_served(priced(profile, raw, side.looks), served, cells_of(raw), on_step)
     finish(fitted, flags, served)
 
 

@@ -11,7 +11,7 @@ import click
 from click.core import ParameterSource
 from msgspec import Meta
 
-from calibrate.cli.engine_flags import ServedFlags, set_up, setup_of
+from calibrate.cli.engine_flags import ServedFlags, cells_of, set_up
 from calibrate.cli.profile_output import check_out, print_saved, save
 from sim.cli.flags import ARGUMENT, DraftTokens, Number, command
 
@@ -88,7 +88,7 @@ def production_command(flags: ProductionFlags) -> None:
         if told_by(path)[1] >= LOOKS:
             profile = priced(profile, raw, read_looks(path))
     with progress() as on_step:
-        production = fit_served(profile, served, setup_of(raw), on_step)
+        production = fit_served(profile, served, cells_of(raw), on_step)
     finish(production, flags, served)
 
 

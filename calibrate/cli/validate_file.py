@@ -15,9 +15,9 @@ from msgspec import Meta
 
 from calibrate.cli.engine_flags import (
     ServedFlags,
+    cells_of,
     check_outputs,
     set_up,
-    setup_of,
     write_result,
 )
 from calibrate.cli.profile_output import print_compared
@@ -64,7 +64,7 @@ def file_command(flags: FileFlags) -> None:
     passes; beside a run PROMPTS.jsonl, what its prompts have in common: prefix_blocks or input_tok_ids, a line each.
     """
     from calibrate.served.judge import judge_loads, result_of
-    from calibrate.served.load_table import LoadTable, read_load_table, read_request_list
+    from calibrate.served.load_table import LoadTable, read_cells, read_request_list
     from calibrate.served.readers import loads_of, told_by
     from calibrate.served.stamped_requests import STAMPS
     from sim.costs.profile_files import load
@@ -79,12 +79,12 @@ def file_command(flags: FileFlags) -> None:
         return
     profile = load(flags.profile)
     if ending == ".csv":
-        table = read_load_table(flags.path, has_requests=flags.beside is not None)
+        table = read_cells(flags.path, has_requests=flags.beside is not None)
     else:
         table = LoadTable(
             str(flags.path), loads_of(flags.path, flags.num_speculative_tokens or None, raw.get("workload")), []
         )
-    setup = setup_of(raw, read_request_list(flags.beside) if flags.beside is not None else ())
+    setup = cells_of(raw, read_request_list(flags.beside) if flags.beside is not None else ())
     with progress() as on_step:
         judged = judge_loads(table, profile, setup, partial(on_step, "simulating"))
     result = result_of(table, judged, profile, setup)

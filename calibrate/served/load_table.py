@@ -52,7 +52,7 @@ class LoadTable(NamedTuple):
         return f"table {self.path!r} line {cell.line}"
 
 
-def read_load_table(path: Path, *, has_requests: bool = False) -> LoadTable:
+def read_cells(path: Path, *, has_requests: bool = False) -> LoadTable:
     """The cells of `path`. With a list of requests (`has_requests`) cells have no
     lengths of their own: such columns tell what is in the list, and nothing is read from them.
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from calibrate.served.load import ServedLoad
-from calibrate.served.load_table import LENGTHS, read_load_table
+from calibrate.served.load_table import LENGTHS, read_cells
 from calibrate.served.reports import levels, read_bench, read_looks
 from calibrate.served.stamped_requests import read_requests
 from sim.files.arrow_tables import read_csv
@@ -46,7 +46,7 @@ def _bench(path: Path, draft_tokens: int | None) -> list[ServedLoad]:
 LOOKS = frozenset({"url", "lone", "rounds"})
 READERS = [
     Reader(".log", frozenset({CONSOLE}), "result of a benchmark", _bench),
-    Reader(".csv", frozenset({"concurrency"}), "closed-loop cells", lambda path, _: read_load_table(path).loads),
+    Reader(".csv", frozenset({"concurrency"}), "closed-loop cells", lambda path, _: read_cells(path).loads),
     Reader(
         *(".jsonl", frozenset({"request_id", "queued_ts"}), "requests of a vLLM run"),
         lambda path, _: [read_requests(path)],
