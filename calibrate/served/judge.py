@@ -192,8 +192,8 @@ def judge_loads(
     """
     judged: list[JudgedLoad] = []
     runs: dict[tuple[Any, ...], dict[str, float]] = {}
-    for cell in table.loads:
-        on_cell(len(judged), len(table.loads))
+    for cell in table.cells:
+        on_cell(len(judged), len(table.cells))
         try:
             key = scenario_of(cell, profile, setup).digest, cell.output_len_std, cell.output_len_max
             run = runs[key] if key in runs else simulate_load(cell, profile, setup)
@@ -201,7 +201,7 @@ def judge_loads(
             raise ValueError(f"{table.where(cell)}: {error}") from None
         runs[key] = run
         judged.append(JudgedLoad.beside(cell, {name: run.get(MEASURED[name]) for name in cell.measured}))
-        on_cell(len(judged), len(table.loads))
+        on_cell(len(judged), len(table.cells))
     return judged
 
 

@@ -44,7 +44,7 @@ COLUMNS = (*KINDS, "acceptance_length", *MEASURED)
 
 class LoadTable(NamedTuple):
     path: str
-    loads: list[ServedLoad]
+    cells: list[ServedLoad]
     unused: list[str]
     """Columns that mean nothing here."""
 

@@ -206,7 +206,7 @@ def made_up(data: Path, gap_s: float) -> list[dict[str, Any]]:
     columns = {"isl": "input_len", "osl": "output_len", "batch": "concurrency"}
     bare = [{columns[name]: value for name, value in point.items()} | {"tpot_ms": 1} for point in points]
     engine = {"name": "trtllm-1.0", "max_num_seqs": 512, "max_num_batched_tokens": 8192}
-    runs = [simulate_load(cell, profile, LoadSetup(engine=engine)) for cell in table_of("made up", bare).loads]
+    runs = [simulate_load(cell, profile, LoadSetup(engine=engine)) for cell in table_of("made up", bare).cells]
     kept = [
         {**point, "kind": "ours", "theirs_ms": run["mean_tpot_ms"]} for point, run in zip(points, runs, strict=True)
     ]

@@ -42,7 +42,7 @@ def measured(tmp_path: Path, profile: Profile, metrics: Sequence[str] = METRICS,
     rows = [point | ({"acceptance_length": 2.5} if point["arm"] == "eagle3" else {"acceptance_length": ""})
             for point in POINTS]  # fmt: skip
     bare = write_table(tmp_path / "bare.csv", [row | {"tpot_ms": 1} for row in rows])
-    cells = read_cells(bare).loads
+    cells = read_cells(bare).cells
     found = [simulate_load(cell, profile, LoadSetup(engine={}, waves=waves)) for cell in cells]
     return write_table(
         tmp_path / "cells.csv",
@@ -72,10 +72,10 @@ def test_a_range_of_lengths_means_what_the_scenarios_key_means(
 ) -> None:
     row = {"concurrency": 4, "input_len": 1000, "output_len": 40, column: text, "tpot_ms": 1}
     table = read_cells(write_table(tmp_path / "cells.csv", [row]))
-    workload = scenario_of(table.loads[0], load(PAIR), LoadSetup(engine={})).workload
+    workload = scenario_of(table.cells[0], load(PAIR), LoadSetup(engine={})).workload
     assert workload.bounds(1000) == bounds
     assert not table.unused
-    listed = scenario_of(table.loads[0], load(PAIR), LoadSetup(engine={}, requests=[(9, 9)]))
+    listed = scenario_of(table.cells[0], load(PAIR), LoadSetup(engine={}, requests=[(9, 9)]))
     assert listed.workload.random_range_ratio is None
 
 
@@ -127,7 +127,7 @@ def test_outputs_that_vary_keep_their_mean_and_stay_below_the_most(tmp_path: Pat
         "output_len_max": 60,
         "tpot_ms": 9,
     }
-    cell = read_cells(write_table(tmp_path / "t.csv", [row])).loads[0]
+    cell = read_cells(write_table(tmp_path / "t.csv", [row])).cells[0]
     requests = varied_requests(cell, 40, seed=1)
     lengths = [request.output_tokens for request in requests]
     assert sum(lengths) == 40 * 50
@@ -190,7 +190,7 @@ def test_a_defect_is_one_line_that_names_it(defect: Row | str, named: str, tmp_p
 def test_the_words_of_other_tables_and_of_an_open_loop_are_read(tmp_path: Path) -> None:
     rows = [{"request_rate": 2.5, "input_len": 50, "output_len": 8, "k": 3, "acceptance": "iid:.6", "gpu": "H100",
              "role": "fitted", "output_tokens_per_s": 90}]  # fmt: skip
-    (cell,) = read_cells(write_table(tmp_path / "t.csv", rows)).loads
+    (cell,) = read_cells(write_table(tmp_path / "t.csv", rows)).cells
     assert (cell.num_speculative_tokens, cell.gpu, cell.measured) == (3, "H100", {"output_throughput": 90.0})
     workload = scenario_of(cell, load(PAIR), LoadSetup(engine={}, workload={"num_prompts": 40})).workload
     assert (workload.request_rate, workload.max_concurrency, workload.num_prompts) == (2.5, None, 40)
@@ -234,7 +234,7 @@ def test_listed_requests_are_served_in_whole_passes_and_cells_need_no_lengths(tm
 
 
 def test_a_cell_of_listed_requests_is_the_loop_over_exactly_them(tmp_path: Path) -> None:
-    cells = read_cells(listed_table(tmp_path / "t.csv", num_prompts=6), has_requests=True).loads
+    cells = read_cells(listed_table(tmp_path / "t.csv", num_prompts=6), has_requests=True).cells
     found = simulate_load(cells[1], load(PAIR), LoadSetup(engine={}, requests=LISTED))
     in_order = [LISTED[index % 4] for index in range(6)]
     assert found["total_input_tokens"] == sum(prompt for prompt, _ in in_order)
@@ -251,7 +251,7 @@ def test_lengths_beside_a_list_are_not_read_and_that_is_said(tmp_path: Path) -> 
 def test_a_spread_of_requests_widens_the_tail_and_leaves_what_says_its_own(tmp_path: Path) -> None:
     row = {"concurrency": 1, "input_len": 64, "output_len": 200, "num_prompts": 60, "num_speculative_tokens": 3}
     rows = [row | {"acceptance": spec, "tpot_p95_ms": 5} for spec in ("vllm:.54,.33,.21", "vllm:.54,.33,.21~0")]
-    cells = read_cells(write_table(tmp_path / "t.csv", rows)).loads
+    cells = read_cells(write_table(tmp_path / "t.csv", rows)).cells
     spread = LoadSetup(engine={}, acceptance_spread=1.3)
     natural, unlike, alike = (
         simulate_load(cell, load(PAIR), setup)
