@@ -16,7 +16,7 @@ from sim.cli.flags import JsonFile, Overwrite, key
 from sim.cli.options import Overrides
 
 if TYPE_CHECKING:
-    from calibrate.served.judge import CellSetup
+    from calibrate.served.judge import LoadSetup
     from sim.files.json_values import Json
 
 RESULT, DRAFT_KEY = "validation.json", "speculation.num_speculative_tokens"
@@ -47,16 +47,16 @@ def set_up(engine: str | None, overrides: Sequence[str]) -> dict[str, Any]:
     return raw
 
 
-def cells_of(raw: Mapping[str, Any], requests: Sequence[tuple[int, int]] = ()) -> CellSetup:
+def cells_of(raw: Mapping[str, Any], requests: Sequence[tuple[int, int]] = ()) -> LoadSetup:
     """What `raw` says of all cells. Raises ValueError for other blocks."""
-    from calibrate.served.judge import CellSetup
+    from calibrate.served.judge import LoadSetup
 
     if foreign := sorted(set(raw) - {"engine", "workload", "speculation", "seed"}):
         raise ValueError(
             f"--set {foreign[0]}: want a key of engine, workload or speculation; the measured loads have the rest"
         )
     blocks = {name: raw.get(name, {}) for name in ("engine", "workload", "speculation")}
-    return CellSetup(**blocks, requests=requests, seed=raw.get("seed", 0))
+    return LoadSetup(**blocks, requests=requests, seed=raw.get("seed", 0))
 
 
 def check_outputs(flags: ServedFlags, inputs: Iterable[str | Path | None]) -> None:

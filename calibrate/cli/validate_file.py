@@ -66,8 +66,8 @@ def file_command(flags: FileFlags) -> None:
     Beside a table may stand REQUESTS.csv of prompt_tokens and output_tokens, which every load goes through in whole
     passes; beside a run PROMPTS.jsonl, what its prompts have in common: prefix_blocks or input_tok_ids, a line each.
     """
-    from calibrate.served.judge import judge_cells, result_of
-    from calibrate.served.load_table import CellTable, read_cells, read_request_list
+    from calibrate.served.judge import judge_loads, result_of
+    from calibrate.served.load_table import LoadTable, read_cells, read_request_list
     from calibrate.served.readers import loads_of, told_by
     from calibrate.served.stamped_requests import STAMPS
     from sim.costs.profile_files import load
@@ -84,12 +84,12 @@ def file_command(flags: FileFlags) -> None:
     if ending == ".csv":
         table = read_cells(flags.path, has_requests=flags.beside is not None)
     else:
-        table = CellTable(
+        table = LoadTable(
             str(flags.path), loads_of(flags.path, flags.num_speculative_tokens or None, raw.get("workload")), []
         )
     setup = cells_of(raw, read_request_list(flags.beside) if flags.beside is not None else ())
     with progress() as on_step:
-        judged = judge_cells(table, profile, setup, partial(on_step, "simulating"))
+        judged = judge_loads(table, profile, setup, partial(on_step, "simulating"))
     result = result_of(table, judged, profile, setup)
     write_result(result, flags)
     if flags.json != "-":

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import msgspec
 
 from calibrate.fit.constants import with_constants
-from calibrate.served.judge import CellSetup, scenario_of, simulate_cell
+from calibrate.served.judge import LoadSetup, scenario_of, simulate_load
 from calibrate.served.load import MEASURED, ServedLoad
 from sim.acceptance.pairs import ANY
 from sim.costs.engine_costs import engine_of, with_engine
@@ -63,7 +63,7 @@ class Arm(NamedTuple):
     """A server under one load, as it is described."""
 
     load: ServedLoad
-    setup: CellSetup
+    setup: LoadSetup
     profile: Profile
 
     def engine(self, **keys: Json) -> Arm:
@@ -88,7 +88,7 @@ class Arm(NamedTuple):
     def values(self) -> dict[str, float]:
         """Simulated values by metric of MEASURED."""
         arm = self.graphs(0) if self.setup.engine.get("cuda_graph") is False else self
-        run = simulate_cell(arm.load, arm.profile, arm.setup)
+        run = simulate_load(arm.load, arm.profile, arm.setup)
         return {name: run[key] for name, key in MEASURED.items() if run.get(key)}
 
     def errors(self) -> ErrorChances:

@@ -30,7 +30,7 @@ from calibrate.fit.constants import (
     fit_constants,
     with_constants,
 )
-from calibrate.served.judge import CellSetup, scenario_of, simulate_cell
+from calibrate.served.judge import LoadSetup, scenario_of, simulate_load
 from calibrate.served.load import MEASURED, Accepted, ServedLoad, middling, pooled
 from sim.compare.pool import OnDone
 from sim.costs.engine_costs import engine_of, with_engine
@@ -64,7 +64,7 @@ TIED_PCT = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FittedLevel:
+class FittedLoad:
     """A level of load: what was seen, and what the fitted profile gives there."""
 
     served: ServedLoad
@@ -106,7 +106,7 @@ class Production:
     fits: list[Fitted]
     """Fits of what a step takes; then, where levels tell it, of the time before the engine, a step's constants being as
     they are."""
-    levels: list[FittedLevel]
+    levels: list[FittedLoad]
     accepted: Accepted | None
     unfitted: Mapping[str, str]
     """Constants that the levels might have determined and do not, and why."""
@@ -116,7 +116,7 @@ class Production:
     """By how much the profile's time per token was above the server's, in the mean over loads."""
 
     @property
-    def held_back(self) -> FittedLevel | None:
+    def held_back(self) -> FittedLoad | None:
         """The largest load, where all others predict it."""
         largest = max(self.levels, key=lambda level: level.served.concurrency)
         return largest if largest.predicted_pct else None
@@ -160,8 +160,8 @@ class Production:
 class Seen(NamedTuple):
     """Levels as closed loops, how they are simulated, and the noise of what each stage is fitted on."""
 
-    cells: Sequence[ServedLoad]
-    setup: CellSetup
+    loads: Sequence[ServedLoad]
+    setup: LoadSetup
     noises: tuple[float, float]
     on_step: OnDone
     """Hears each simulation before it is made."""
@@ -170,12 +170,12 @@ class Seen(NamedTuple):
 
     @property
     def sources(self) -> str:
-        return ", ".join(dict.fromkeys(cell.source for cell in self.cells))
+        return ", ".join(dict.fromkeys(cell.source for cell in self.loads))
 
     def ratios(self, profile: Profile, metric: str | None = None) -> list[float]:
         """Simulated over measured `metric` of each cell, by default time per token."""
         ratios = []
-        for cell in self.cells:
+        for cell in self.loads:
             name = metric or _metric(cell.measured)
             ratio = self.simulated(cell, profile)[MEASURED[name]] / cell.measured[name]
             ratios.append(1.0 / ratio if name == THROUGHPUT else ratio)
@@ -190,22 +190,22 @@ class Seen(NamedTuple):
         try:
             key = id(cell), msgspec.json.encode(profile.host)
             if key not in self.runs:
-                self.on_step("simulations of the fit", len(self.runs), MOST_RUNS * len(self.cells))
-                self.runs[key] = simulate_cell(cell, profile, self.setup)
+                self.on_step("simulations of the fit", len(self.runs), MOST_RUNS * len(self.loads))
+                self.runs[key] = simulate_load(cell, profile, self.setup)
             return self.runs[key]
         except ValueError as error:
             raise ValueError(f"{cell.source}: {error}") from None
 
     def is_async(self, profile: Profile) -> bool:
         """Scheduling of the largest load by the engine itself."""
-        largest = max(self.cells, key=lambda cell: cell.concurrency)
+        largest = max(self.loads, key=lambda cell: cell.concurrency)
         return limits_of(scenario_of(largest, profile, self.setup), profile).async_scheduling
 
 
 def fit_served(
     profile: Profile,
     served: Sequence[ServedLoad],
-    setup: CellSetup,
+    setup: LoadSetup,
     on_step: OnDone = lambda stage, done, total: None,
 ) -> Production:
     """The profile with those of the engine's constants that the loads of the server can tell, and what is left of each
@@ -236,7 +236,7 @@ def fit_served(
         source += f", {tried[0].form}"
     fitted = msgspec.structs.replace(best, host=msgspec.structs.replace(best.host, source=source))
     levels = [
-        FittedLevel(
+        FittedLoad(
             served=each,
             errors_pct=seen.errors_pct(each, fitted),
             predicted_pct=_left_out(profile, seen, each, fits),
@@ -267,12 +267,12 @@ def _of_rounds(served: Sequence[ServedLoad]) -> list[ServedLoad]:
 def _tried(profile: Profile, seen: Seen, names: Sequence[str]) -> list[Tried]:
     """The forms that the levels without the largest load tell, that with the least error there first; of tied ones the
     simplest, and the engine's default scheduling. Empty where the other loads tell no time per row."""
-    most = max(cell.concurrency for cell in seen.cells)
+    most = max(cell.concurrency for cell in seen.loads)
     others, held_back = (
-        seen._replace(cells=[cell for cell in seen.cells if (cell.concurrency == most) is is_most])
+        seen._replace(loads=[cell for cell in seen.loads if (cell.concurrency == most) is is_most])
         for is_most in (False, True)
     )
-    loads = [cell.concurrency for cell in others.cells]
+    loads = [cell.concurrency for cell in others.loads]
     if ROW not in names or not loads or max(loads) < FAR_APART * min(loads):
         return []
     is_async = held_back.is_async(profile)
@@ -337,7 +337,7 @@ def _tellable_fits(
         names = [GAP, *(name for name in names if name not in unfitted)]
         if has_rows:
             # Hidden up to some load: begin where the host alone explains the level that it could explain.
-            near[ROW] = min(_token_s(cell) / cell.concurrency for cell in seen.cells)
+            near[ROW] = min(_token_s(cell) / cell.concurrency for cell in seen.loads)
     elif form is not None and not form.has_rows and ROW in names:
         unfitted[ROW] = "is 0: without it the largest load is predicted as well"
         names = [name for name in names if name != ROW]
@@ -369,8 +369,8 @@ def _fits(profile: Profile, seen: Seen, names: Sequence[str], near: Mapping[str,
     steps = fit_constants(profile, of_steps, seen.ratios, known, seen.noises[0])
     if FRONTEND not in names:
         return [steps]
-    timed = seen._replace(cells=[cell for cell in seen.cells if FIRST_TOKEN in cell.measured])
-    if not timed.cells:
+    timed = seen._replace(loads=[cell for cell in seen.loads if FIRST_TOKEN in cell.measured])
+    if not timed.loads:
         raise Undetermined(FRONTEND, "cannot be determined: no level has a time to the first token")
     for turn in range(MAX_TURNS):
         frontend = _frontend(steps.profile, timed, known)
@@ -410,7 +410,7 @@ def _frontend(profile: Profile, timed: Seen, near: Mapping[str, float]) -> Fitte
 
 def _left_out(profile: Profile, seen: Seen, cell: ServedLoad, near: Sequence[Fitted]) -> dict[str, float]:
     """Errors at one level of constants, those of `near`, that are of the others; none where those cannot tell them."""
-    others = seen._replace(cells=[other for other in seen.cells if other is not cell])
+    others = seen._replace(loads=[other for other in seen.loads if other is not cell])
     known = {name: value_s for fit in near for name, value_s in fit.values_s.items()}
     try:
         fits = _fits(profile, others, list(known), known)

@@ -19,7 +19,7 @@ import numpy as np
 
 from calibrate.served.as_sent import as_requests, metrics, simulated
 from calibrate.served.load import MEASURED, JudgedLoad, ServedLoad, judged_errors
-from calibrate.served.load_table import LENGTHS, VARIED, CellTable
+from calibrate.served.load_table import LENGTHS, VARIED, LoadTable
 from sim.costs.engine_costs import engine_of
 from sim.costs.profile import Profile
 from sim.files.json_values import Json
@@ -44,7 +44,7 @@ SHOWN = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CellSetup:
+class LoadSetup:
     """Settings that hold for all cells of a table."""
 
     engine: Mapping[str, Json]
@@ -72,10 +72,10 @@ class CellSetup:
         return None if name is None else str(name)
 
 
-def setup_of(scenario: Scenario) -> CellSetup:
+def setup_of(scenario: Scenario) -> LoadSetup:
     """The engine and the way of drafting of a scenario."""
     plain = to_plain(scenario)
-    return CellSetup(engine=plain["engine"], speculation={"method": plain["speculation"]["method"]})
+    return LoadSetup(engine=plain["engine"], speculation={"method": plain["speculation"]["method"]})
 
 
 class Speedup(TypedDict):
@@ -92,7 +92,7 @@ class Speedup(TypedDict):
     error_pct: float
 
 
-def scenario_of(cell: ServedLoad, profile: Profile, setup: CellSetup) -> Scenario:
+def scenario_of(cell: ServedLoad, profile: Profile, setup: LoadSetup) -> Scenario:
     """The loop of `cell`. Raises ValueError."""
     k = cell.num_speculative_tokens
     limits = {name: getattr(cell, name) for name in ("max_num_seqs", "max_num_batched_tokens", "num_gpu_blocks")}
@@ -132,7 +132,7 @@ def scenario_of(cell: ServedLoad, profile: Profile, setup: CellSetup) -> Scenari
     )
 
 
-def simulate_cell(cell: ServedLoad, profile: Profile, setup: CellSetup) -> dict[str, float]:
+def simulate_load(cell: ServedLoad, profile: Profile, setup: LoadSetup) -> dict[str, float]:
     """The metrics of the simulated load that are defined (sim.metrics.summary); its requests as they were sent, where
     they are known. Raises ValueError."""
     scenario = scenario_of(cell, profile, setup)
@@ -153,7 +153,7 @@ def _with_spread(acceptance: str, spread: float | None) -> str:
     return acceptance if spread is None or "~" in acceptance else f"{acceptance}~{spread!r}"
 
 
-def _requests(cell: ServedLoad, num_prompts: int, seed: int, setup: CellSetup) -> list[Request] | None:
+def _requests(cell: ServedLoad, num_prompts: int, seed: int, setup: LoadSetup) -> list[Request] | None:
     """The list's, over and over, or those whose outputs vary; None where all are alike."""
     if setup.requests:
         lengths = islice(cycle(setup.requests), num_prompts)
@@ -179,10 +179,10 @@ def varied_requests(cell: ServedLoad, num_prompts: int, seed: int) -> list[Reque
     return [Request(index, str(index), 0.0, prompt, lengths[rank]) for index, rank in enumerate(order)]
 
 
-def judge_cells(
-    table: CellTable,
+def judge_loads(
+    table: LoadTable,
     profile: Profile,
-    setup: CellSetup,
+    setup: LoadSetup,
     on_cell: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[JudgedLoad]:
     """Every cell beside its simulation; `on_cell` hears how many of how many are done. Cells that differ in what was
@@ -196,7 +196,7 @@ def judge_cells(
         on_cell(len(judged), len(table.cells))
         try:
             key = scenario_of(cell, profile, setup).digest, cell.output_len_std, cell.output_len_max
-            run = runs[key] if key in runs else simulate_cell(cell, profile, setup)
+            run = runs[key] if key in runs else simulate_load(cell, profile, setup)
         except ValueError as error:
             raise ValueError(f"{table.where(cell)}: {error}") from None
         runs[key] = run
@@ -273,7 +273,7 @@ def _pair_key(cell: ServedLoad) -> PairKey:
     return label, cell.concurrency, cell.input_len, cell.output_len
 
 
-def result_of(table: CellTable, judged: Sequence[JudgedLoad], profile: Profile, setup: CellSetup) -> dict[str, Any]:
+def result_of(table: LoadTable, judged: Sequence[JudgedLoad], profile: Profile, setup: LoadSetup) -> dict[str, Any]:
     """The JSON of `validate cells`."""
     pairs = speedups(judged)
     notes = [f"columns that mean nothing here: {', '.join(table.unused)}"] if table.unused else []
@@ -305,7 +305,7 @@ def result_of(table: CellTable, judged: Sequence[JudgedLoad], profile: Profile, 
     }
 
 
-def _plain(each: JudgedLoad, profile: Profile, setup: CellSetup) -> dict[str, Json]:
+def _plain(each: JudgedLoad, profile: Profile, setup: LoadSetup) -> dict[str, Json]:
     cell = each.cell
     scenario = scenario_of(cell, profile, setup)
     return {

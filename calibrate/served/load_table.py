@@ -42,7 +42,7 @@ KINDS = {
 COLUMNS = (*KINDS, "acceptance_length", *MEASURED)
 
 
-class CellTable(NamedTuple):
+class LoadTable(NamedTuple):
     path: str
     cells: list[ServedLoad]
     unused: list[str]
@@ -52,7 +52,7 @@ class CellTable(NamedTuple):
         return f"table {self.path!r} line {cell.line}"
 
 
-def read_cells(path: Path, *, has_requests: bool = False) -> CellTable:
+def read_cells(path: Path, *, has_requests: bool = False) -> LoadTable:
     """The cells of `path`. With a list of requests (`has_requests`) cells have no
     lengths of their own: such columns tell what is in the list, and nothing is read from them.
 
@@ -61,7 +61,7 @@ def read_cells(path: Path, *, has_requests: bool = False) -> CellTable:
     return _table(str(path), *read_csv(path, "table"), has_requests=has_requests)
 
 
-def cells_of(name: str, rows: Sequence[Mapping[str, object]], *, has_requests: bool = False) -> CellTable:
+def table_of(name: str, rows: Sequence[Mapping[str, object]], *, has_requests: bool = False) -> LoadTable:
     """The table of `rows` at hand that all have our columns, read like a file; `name` stands for the file."""
     lines = ((number, list(map(str, row.values()))) for number, row in enumerate(rows, start=2))
     return _table(name, list(rows[0]), lines, has_requests=has_requests)
@@ -84,7 +84,7 @@ def _table(
     rows: Iterable[tuple[int, list[str]]],
     *,
     has_requests: bool,
-) -> CellTable:
+) -> LoadTable:
     where = f"table {path!r}"
     header = _header(names, f"{where} line 1", has_requests=has_requests)
     ignored = LENGTHS if has_requests else ()
@@ -95,7 +95,7 @@ def _table(
         cells.append(_cell(given, texts, number, f"{where} line {number}", has_requests=has_requests))
     if not cells:
         raise ValueError(f"{where} has no cell below its header")
-    return CellTable(path, cells, [name for name in header if name not in COLUMNS])
+    return LoadTable(path, cells, [name for name in header if name not in COLUMNS])
 
 
 def _header(names: Sequence[str], where: str, *, has_requests: bool) -> list[str]:

@@ -42,7 +42,7 @@ def check_replayable(experiment: Experiment) -> None:
         (num_gpus > 1, f"policy {policy.name!r} on {num_gpus} GPUs", "a replay has one"),
         (isinstance(engine.cuda_graph, str), f"engine.cuda_graph={engine.cuda_graph}", "a replay captures all or none"),
         (
-            resolved.partition is not None,
+            resolved.options.partition is not None,
             "policy_options.partition",
             "a replay's streams share all multiprocessors; leave it out",
         ),

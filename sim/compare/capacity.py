@@ -27,7 +27,7 @@ from sim.run.resolve import Resolved
 from sim.run.scenario import Window
 from sim.run.simulate import simulate
 from sim.workload.classes import Goodput
-from sim.workload.generate import TraceArrivals, at_most, is_trace
+from sim.workload.generate import TraceArrivals, at_most, is_trace, trace_stamp
 
 GENERATIONS = 6
 """A saturated run serves this many times what can be in flight: one generation fills the batch, one drains it."""
@@ -74,20 +74,23 @@ class Saturation:
             workload["request_rate"] = resolved.scenario.workload.request_rate
         # All forms of the simulator serve as many.
         self._given = replace(resolved.changed(workload=workload, seed=seed, **ANY_RUN), form=None)
+        self._trace = trace_stamp(resolved.scenario.workload)
         self._loops: dict[int, float] = {}
 
     @classmethod
     def of(cls, resolved: Resolved, seed: int = LOAD_SEED) -> Saturation:
-        """The one of all loads of a setting, where its costs and acceptance are as given."""
+        """The one of all loads of a setting."""
         wanted = cls(resolved, seed)
-        if resolved.is_given and (known := [each for each in _kept if each._setting == wanted._setting]):
+        if known := [each for each in _kept if each._setting == wanted._setting]:
             return known[0]
-        _kept.extendleft([wanted] * resolved.is_given)
+        _kept.appendleft(wanted)
         return wanted
 
     @property
     def _setting(self) -> tuple[object, ...]:
-        return self._given.scenario, self._given.policy, self._given.options, self._given.profile
+        """All that its runs depend on, which a file may have changed."""
+        one = self._given
+        return one.scenario, one.policy, one.options, one.quoted, one.engine, one.profile, self._trace
 
     @cached_property
     def capacity(self) -> Capacity:

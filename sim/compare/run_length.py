@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import ceil, inf, sqrt
-from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -25,7 +24,7 @@ from sim.metrics.stats import Floats, mser_5
 from sim.metrics.summary import finished_of, latencies_s
 from sim.run.resolve import Resolved
 from sim.run.scenario import Scenario
-from sim.workload.generate import MIN_AUTO_PROMPTS, is_trace, trace_length
+from sim.workload.generate import MIN_AUTO_PROMPTS, is_trace, num_requests
 
 SPAN_IN_E2EL = 20.0
 """Arrivals must span this many mean latencies, so that filling and draining weigh little."""
@@ -59,13 +58,10 @@ def choose_run_length(policies: Sequence[Resolved], workers: int | None = 1) -> 
     """The length of all `policies` of a scenario."""
     scenario = policies[0].scenario
     workload = scenario.workload
-    fixed = workload.num_prompts if isinstance(workload.num_prompts, int) else None
-    if fixed is None and scenario.window.arrivals_end_s is not None:
-        # The window says how many arrive; so many more than that that it is never the number which ends them.
-        fixed = _filling(scenario)
-    if fixed is None and is_trace(workload):
-        fixed = trace_length(workload)
-    if fixed is not None:
+    is_open = workload.num_prompts == "auto" and not is_trace(workload)
+    if not is_open or scenario.window.arrivals_end_s is not None:
+        # A window says how many arrive; so many more than that that it is never the number which ends them.
+        fixed = _filling(scenario) if is_open else num_requests(workload)
         return Length(
             num_prompts=fixed,
             num_warmups=workload.num_warmups,
@@ -132,23 +128,13 @@ def lockstep_note(policies: Sequence[Resolved]) -> str | None:
 def _filling(scenario: Scenario) -> int:
     """Requests that surely outlast the window of arrivals: its mean number and ten standard deviations more."""
     workload, cut_s = scenario.workload, scenario.window.arrivals_end_s
-    if is_trace(workload):
-        return trace_length(workload)
     if workload.request_rate == inf or cut_s is None:
         return MIN_AUTO_PROMPTS
     mean = workload.request_rate * cut_s
     return ceil(mean + 10.0 * sqrt(max(1.0, mean / min(1.0, workload.burstiness)))) + 10
 
 
-class _Pilot(NamedTuple):
-    """What the pilot run of a policy asks for."""
-
-    num_prompts: int
-    num_warmups: int
-    num_cooldowns: int
-
-
-def _pilots(policies: Sequence[Resolved], num_prompts: int, workers: int | None) -> list[_Pilot]:
+def _pilots(policies: Sequence[Resolved], num_prompts: int, workers: int | None) -> list[Length]:
     """Those of the policies that keep up with their load."""
     workload = policies[0].scenario.workload.sized(num_prompts)
     seed = child_seed(policies[0].scenario.seed, PILOT_KEY)
@@ -157,17 +143,17 @@ def _pilots(policies: Sequence[Resolved], num_prompts: int, workers: int | None)
     return [_asked(one.scenario, run) for one, run in runs if load_after(one, [run]).is_steady]
 
 
-def _asked(scenario: Scenario, run: PointRun) -> _Pilot:
+def _asked(scenario: Scenario, run: PointRun) -> Length:
     """Of a closed loop those at the end are the requests that it lets in while LASTING of the ones before them end. At
     the beginning MSER-5 on the latencies in order of arrival tells how many, but at least those of the filling."""
     assert run.record is not None
     e2els_s, in_flight = latencies_s(finished_of(run.record.requests))["e2el"], scenario.workload.max_concurrency
     if not len(e2els_s):
-        return _Pilot(_needed_for(scenario, 0.0), 0, 0)
+        return Length(num_prompts=_needed_for(scenario, 0.0), num_warmups=0, is_auto=True)
     mean_s, num_filling = float(e2els_s.mean()), _filled_by(scenario, run.record, e2els_s)
     num_ending = 0 if in_flight is None else ceil(in_flight * float(np.quantile(e2els_s, LASTING)) / mean_s)
-    num_prompts = _needed_for(scenario, mean_s, num_filling, num_ending)
-    return _Pilot(num_prompts, max(mser_5(e2els_s), num_filling), num_ending)
+    needed, num_warmups = _needed_for(scenario, mean_s, num_filling, num_ending), max(mser_5(e2els_s), num_filling)
+    return Length(num_prompts=needed, num_warmups=num_warmups, num_cooldowns=num_ending, is_auto=True)
 
 
 def _needed_for(scenario: Scenario, mean_e2el_s: float, num_filling: int = 0, num_ending: int = 0) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import inf, isnan
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from sim.engine.draft_length import Controller
 from sim.engine.intake import Intake
@@ -59,6 +59,20 @@ async def bring_in(door: Door, arrive: Callable[[Request], None]) -> None:
         arrive(request)
 
 
+class AdmissionCaps(NamedTuple):
+    """Limits of what is served at once."""
+
+    max_concurrency: int | None = None
+    """Requests in flight of a closed loop; None = all are sent when they come."""
+    max_num_seqs: int | None = None
+    """Requests admitted and unfinished at most; None = as memory allows."""
+    max_num_batched_tokens: int | None = None
+    """Tokens of one prefill pass at most; None = whole prompts."""
+
+
+UNCAPPED = AdmissionCaps()
+
+
 class Serving:
     """Requests between arrival and last token. `requests` in order of arrival; indices need not start at 0.
 
@@ -86,26 +100,19 @@ class Serving:
         requests: Sequence[Request],
         kv: KvPool,
         controller: Controller,
+        caps: AdmissionCaps = UNCAPPED,
         *,
-        max_concurrency: int | None,
-        max_num_seqs: int | None = None,
-        max_num_batched_tokens: int | None = None,
         intake: Intake | None = None,
         measured: range = EVERYONE,
         kv_bytes_per_token: int = 0,
         plans_ahead: bool = False,
-        gaps: GapSamples | None = None,
         on_finished: Callable[[], None] | None = None,
     ) -> None:
         self.host = host
         self.requests = requests
         self.kv = kv
         self.controller = controller
-        self.max_concurrency = max_concurrency
-        self.max_num_seqs = max_num_seqs
-        """Requests admitted and unfinished at most; None = as memory allows."""
-        self.max_num_batched_tokens = max_num_batched_tokens
-        """Tokens of one prefill pass at most; None = whole prompts."""
+        self.max_concurrency, self.max_num_seqs, self.max_num_batched_tokens = caps
         self.intake = Intake(host) if intake is None else intake
         self.inbox = self.intake.inbox
         """Arrived, not admitted."""
@@ -126,7 +133,7 @@ class Serving:
         """KV bytes of a token in all models that serve: what a copy to another GPU moves."""
         self.num_finished = 0
         self.num_admitted = 0
-        self.gaps = GapSamples() if gaps is None else gaps
+        self.gaps = GapSamples()
         self._num_shared = 0
         """Shared blocks of the pool, as the gauge of tokens held knows them."""
         if isinstance(kv, PagedPool):
@@ -167,6 +174,11 @@ class Serving:
         is called when a request of any part has its last token."""
         self.intake.route = route
         self._on_finished.append(on_finished)
+
+    def account(self, num_requests: int, gaps: GapSamples | None = None) -> None:
+        """All of so many requests were served elsewhere, with these gaps."""
+        self.num_finished = self.num_admitted = self.intake.num_arrived = num_requests
+        self.gaps = gaps or self.gaps
 
     # -- arrivals
 

@@ -39,6 +39,10 @@ class Gauge:
                 self.peak = self.value
         self.value = value
 
+    def restore(self, integral: float, since_s: float, value: int, peak: int) -> None:
+        """Go on from where another kept the account: its integral until the last change, and when that was."""
+        self._integral, self._since_s, self.value, self.peak = integral, since_s, value, peak
+
     def mean(self, end_s: float) -> float:
         """Time average over 0..`end_s`, which is not before the last change."""
         return (self._integral + self.value * (end_s - self._since_s)) / end_s if end_s > 0.0 else 0.0

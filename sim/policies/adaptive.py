@@ -16,7 +16,7 @@ from typing import Annotated, Any
 
 from sim.bounds import Bounds
 from sim.engine.intake import Intake
-from sim.engine.serving import Choose, Serving
+from sim.engine.serving import AdmissionCaps, Choose, Serving
 from sim.engine.time_series import GaugePart
 from sim.hosts.view import HostView
 from sim.interface.request import Request
@@ -77,14 +77,12 @@ class Part(Serving):
             (),
             whole.kv,
             whole.controller,
-            max_concurrency=None,
-            max_num_batched_tokens=whole.max_num_batched_tokens,
+            AdmissionCaps(max_num_batched_tokens=whole.max_num_batched_tokens),
             measured=whole.measured,
             plans_ahead=whole.plans_ahead,
-            gaps=whole.gaps,
             intake=Intake(host, queue=GaugePart(whole.queue)),
         )
-        self.whole = whole
+        self.whole, self.gaps = whole, whole.gaps
 
     def admit_now(self, choose: Choose | None = None) -> Request | None:
         """Admit as any serving does, within the seats that all parts have together."""

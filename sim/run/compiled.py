@@ -155,35 +155,40 @@ def _reason(resolved: Resolved, whole: Serving | Fleet, serving: Serving, host: 
 
 
 def _continuous_reason(resolved: Resolved, whole: Serving | Fleet, serving: Serving) -> str:
-    limits = resolved.limits
-    if isinstance(whole, Fleet) and (whole.routing is not Routing.ROUND_ROBIN or whole.max_concurrency is not None):
-        return "replicas that depend on each other"
-    if not limits.mixes_prompts and not limits.retracts:
-        return "an engine that does not mix prompts"
-    if type(serving.kv) is not (RadixPool if limits.retracts else PagedPool) or serving.paged.is_sharing:
-        return "prompts in common"
-    if serving.intake.group is not None:
-        return "steps of another kind"
-    return ""
+    limits, pool = resolved.limits, RadixPool if resolved.limits.retracts else PagedPool
+    depends = isinstance(whole, Fleet) and (whole.routing is not Routing.ROUND_ROBIN or whole.max_concurrency)
+    return _first(
+        {
+            "replicas that depend on each other": depends,
+            "an engine that does not mix prompts": not limits.mixes_prompts and not limits.retracts,
+            "prompts in common": type(serving.kv) is not pool or serving.paged.is_sharing,
+            "steps of another kind": serving.intake.group,
+        }
+    )
 
 
 def _lane_reason(resolved: Resolved, whole: Serving | Fleet, serving: Serving) -> str:
     options, limits, name = resolved.options, resolved.limits, resolved.policy.name
-    if isinstance(whole, Fleet):
-        return "replicas of lanes"
-    if type(serving.kv) is not KvPool:
-        return "costs or memory that remember"
-    if resolved.contention.regime not in (Regime.SERIAL, Regime.LEFTOVER):
-        return "works share the device in another way"
-    if options.kv is not KvMode.ROLLBACK or (limits.method.looks_up and resolved.lengths.given):
-        return "rounds of another kind"
-    if name == "baseline":
-        return "more workers than the core has" if options.workers > MOST_WORKERS else ""
-    if options.batch_by is not BatchBy.MOST or options.stream_priorities or options.partition is not None:
-        return "lanes with shares, priorities or a rule for their batches"
-    if name == "unified":
-        return "" if options.pipelined else "a sequential worker"
-    return "lanes with seats or chunks" if options.lanes or limits.long_prefill_token_threshold else ""
+    has_rule = options.batch_by is not BatchBy.MOST or options.stream_priorities or options.partition is not None
+    looks_up = limits.method.looks_up and resolved.lengths.given
+    return _first(
+        {
+            "replicas of lanes": isinstance(whole, Fleet),
+            "costs or memory that remember": type(serving.kv) is not KvPool,
+            "works share the device in another way": resolved.contention.regime not in (Regime.SERIAL, Regime.LEFTOVER),
+            "rounds of another kind": options.kv is not KvMode.ROLLBACK or looks_up,
+            "more workers than the core has": name == "baseline" and options.workers > MOST_WORKERS,
+            "lanes with shares, priorities or a rule for their batches": name != "baseline" and has_rule,
+            "a sequential worker": name == "unified" and not options.pipelined,
+            "lanes with seats or chunks": name in ("pd", "pdv")
+            and (options.lanes or limits.long_prefill_token_threshold),
+        }
+    )
+
+
+def _first(reasons: dict[str, object]) -> str:
+    """The first reason that is so; empty where none is."""
+    return next((reason for reason, is_so in reasons.items() if is_so), "")
 
 
 def _serve(
@@ -210,9 +215,7 @@ def _serve(
         now_s, busy_s, *used = TOTALS.unpack(given[0])
         runs.append(_Run(given[1:3], given[3:], samples, now_s, busy_s, (used[:3], used[3:])))
     for place, serving in enumerate(members):
-        num_requests = len(range(place, len(requests), count))
-        serving.num_finished = serving.num_admitted = serving.intake.num_arrived = num_requests
-        serving.gaps = runs[place].gaps if place < len(runs) else GapSamples()
+        serving.account(len(range(place, len(requests), count)), runs[place].gaps if place < len(runs) else None)
     if isinstance(whole, Fleet):
         whole.num_arrived = len(requests)
         _add_up(whole, runs)
@@ -238,8 +241,7 @@ def _serve_in_lanes(resolved: Resolved, serving: Serving, host: SimHost, draws: 
     now_s, busy_s, host.num_polls = LANE_TOTALS.unpack(given[0][: LANE_TOTALS.size])
     used = np.frombuffer(given[0], USAGE, offset=LANE_TOTALS.size).reshape(MOST_STREAMS, len(LANE_KINDS))
     usage = _usage(host, LANE_KINDS, used.tolist())
-    serving.num_finished = serving.num_admitted = serving.intake.num_arrived = len(requests)
-    serving.gaps = samples
+    serving.account(len(requests), samples)
     _set(serving, given[1:3])
     host.conclude(now_s, busy_s, usage)
     _write(requests, table)
@@ -383,7 +385,7 @@ def _hear(samples: GapSamples) -> Callable[[bytes], None]:
 def _set(serving: Serving, gauges: Sequence[bytes]) -> None:
     """The queue and the tokens held at the end."""
     for gauge, values in zip((serving.queue, serving.kv.held), gauges, strict=True):
-        gauge._integral, gauge._since_s, gauge.value, gauge.peak = GAUGE.unpack(values)
+        gauge.restore(*GAUGE.unpack(values))
 
 
 def _add_up(fleet: Fleet, runs: Sequence[_Run]) -> None:

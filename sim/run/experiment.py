@@ -21,7 +21,7 @@ from sim.engine.fleet import Account, Fleet
 from sim.engine.intake import Intake, Lockstep
 from sim.engine.kv import KvPool
 from sim.engine.paged import PagedPool
-from sim.engine.serving import Serving
+from sim.engine.serving import AdmissionCaps, Serving
 from sim.engine.time_series import GaugePart
 from sim.hosts.view import HostView
 from sim.interface.host import Host
@@ -219,9 +219,11 @@ class Experiment:
             requests,
             pool,
             resolved.new_controller(),
-            max_concurrency=self.scenario.workload.max_concurrency,
-            max_num_seqs=resolved.limits.max_num_seqs * resolved.num_engines,
-            max_num_batched_tokens=resolved.limits.max_num_batched_tokens,
+            AdmissionCaps(
+                self.scenario.workload.max_concurrency,
+                resolved.limits.max_num_seqs * resolved.num_engines,
+                resolved.limits.max_num_batched_tokens,
+            ),
             intake=Intake(
                 host,
                 frontend_s=resolved.engine.frontend_s,
@@ -275,7 +277,7 @@ class Experiment:
             engine=resolved.engine.name,
             is_async=resolved.limits.async_scheduling or (False if resolved.policy.is_continuous else None),
             caps=msgspec.structs.asdict(resolved.caps),
-            partition=resolved.partition,
+            partition=resolved.options.partition,
             works=accounts.works,
             weight_bytes=devices.count * resolved.weight_bytes,
             kv_bytes_per_token=sum(

@@ -110,18 +110,13 @@ class _Unpriced:
     """Form of the simulator that runs it (sim.run.compiled); None: the fastest that can."""
     links: dict[str, Link]
     """Links between the GPUs of each replica, as its policy names them."""
-    is_given: bool = True
-    """Costs and acceptance are the profile's and the scenario's; False: they are drawn."""
+    plugins: tuple[str, str]
+    """Names of the policy and of the form of acceptance, which somebody may have registered."""
 
     @property
     def is_lockstep(self) -> bool:
         """The replicas are the data-parallel ranks of the profile's deployment, which share its experts."""
         return is_lockstep(self.scenario, self.profile, self.policy)
-
-    @property
-    def plugins(self) -> tuple[str, str]:
-        """Names of the policy and of the form of acceptance, which somebody may have registered."""
-        return self.policy.name, self.scenario.speculation.acceptance_name
 
     @property
     def assumed(self) -> list[str]:
@@ -187,39 +182,18 @@ class Resolved(_Unpriced):
     streams are not plain, but have shares of the multiprocessors."""
     options: PolicyOptions
     """The scenario's, with partition and table as they are."""
+    group_gpus: int
+    """GPUs of one replica, those of tensor-parallel groups one by one."""
+    weight_bytes: int
+    """Weights on all GPUs of one replica: of the draft models on those that draft, of the target on all others."""
+    kv_bytes_per_token: int
+    """KV bytes per token of the models whose KV is sent between GPUs, over one link: each GPU of the smaller of two
+    tensor-parallel groups has one."""
 
     def __reduce__(self) -> tuple[Callable[[dict[str, Any]], Resolved], tuple[dict[str, Any]]]:
         """Another process knows the policy by its name, and resolves nothing again."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         return _received, (values | {"policy": self.policy.name},)
-
-    @property
-    def partition(self) -> dict[str, float | bool] | None:
-        """Shares of the multiprocessors by lane, and when they hold. None where streams share all of them."""
-        return self.options.partition
-
-    @property
-    def kv_bytes_per_token(self) -> int:
-        """KV bytes per token of the models whose KV is sent between GPUs, over one link: each GPU of the smaller of two
-        tensor-parallel groups has one."""
-        sent = self.models[:1] if self.scenario.policy_options.pools.draft else self.models
-        profiles = [self.profile, *(each.profile for each in self.costs_elsewhere.values())]
-        degree = min(profile.tensor_parallel for profile in profiles)
-        return round(sum(kv_bytes_per_token(shape, degree) for shape in sent) / degree)
-
-    @property
-    def weight_bytes(self) -> int:
-        """Weights on all GPUs of one replica: of the draft models on those that draft, of the target on all others."""
-        drafting = min(self.scenario.policy_options.pools.draft, self.num_gpus - 1)
-        target, *drafts = (rank_weight_bytes(shape, self.profile.data_parallel) for shape in self.models)
-        total = (self.num_gpus - drafting) * target + (drafting or self.num_gpus) * sum(drafts)
-        return _num_processes(self.scenario, self.policy) * total
-
-    @property
-    def group_gpus(self) -> int:
-        """GPUs of one replica, those of tensor-parallel groups one by one."""
-        costs = (self.costs_elsewhere.get(index, self.costs) for index in range(self.num_gpus))
-        return sum(each.profile.tensor_parallel for each in costs)
 
     def new_controller(self) -> Controller:
         """The controller of the draft lengths of one run."""
@@ -242,7 +216,7 @@ class Resolved(_Unpriced):
             is_same = scenario.speculation.acceptance == self.scenario.speculation.acceptance
             quoted = self.quoted if is_same else None
             other = resolve(scenario, self.profile, self.policy.name, num_slots=self.num_slots, quoted=quoted)
-            return replace(other, label=self.label, form=self.form, is_given=self.is_given)
+            return replace(other, label=self.label, form=self.form)
         served = msgspec.structs.replace(self.served, workload=scenario.workload)
         return replace(self, scenario=scenario, served=served)
 
@@ -260,7 +234,6 @@ class Resolved(_Unpriced):
             self,
             profile=profile,
             quoted=quoted,
-            is_given=False,
             engine=engine_for(self.scenario, profile),
             pairs=_pairs(self.scenario, profile, self.lengths.given),
             acceptances=_acceptances(self.scenario, self.policy, quoted, self.lengths.given),
@@ -315,6 +288,7 @@ def resolve(
         max_seated=min(seated, scenario.policy_options.workers) if named.has_workers else seated,
         served=served,
         links=_links(scenario, num_gpus),
+        plugins=(named.name, speculation.acceptance_name),
     )
     return _priced(unpriced)
 
@@ -454,14 +428,23 @@ def _priced(one: _Unpriced) -> Resolved:
         table = seed_table(is_heavy=profile.target.weight_bytes >= HEAVY_BYTES)
     overlap = msgspec.structs.replace(profile.overlap, phi=profile.phi)
     is_preemptive = scenario.policy_options.stream_priorities == PREEMPTIVE
+    elsewhere, pool_gpus = _costs_elsewhere(one), scenario.policy_options.pools.draft
+    drafting = min(pool_gpus, one.num_gpus - 1)
+    degrees = [elsewhere.get(index, costs).profile.tensor_parallel for index in range(one.num_gpus)]
+    target, *drafts = (rank_weight_bytes(shape, profile.data_parallel) for shape in one.models)
+    weight_bytes = (one.num_gpus - drafting) * target + (drafting or one.num_gpus) * sum(drafts)
+    sent, degree = one.models[:1] if pool_gpus else one.models, min(profile.tensor_parallel, *degrees)
     return Resolved(
         **{field.name: getattr(one, field.name) for field in fields(_Unpriced)},
         costs=costs,
         host_costs=DrafterCosts([costs, *further]) if further else costs,
-        costs_elsewhere=_costs_elsewhere(one),
+        costs_elsewhere=elsewhere,
         contention=contention_of(overlap, regime, scenario.devices.phi, is_preemptive=is_preemptive),
         regime=regime,
         options=replace(scenario.policy_options, partition=partition, adaptive_table=table),
+        group_gpus=sum(degrees),
+        weight_bytes=_num_processes(scenario, one.policy) * weight_bytes,
+        kv_bytes_per_token=round(sum(kv_bytes_per_token(shape, degree) for shape in sent) / degree),
     )
 
 

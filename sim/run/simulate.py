@@ -85,7 +85,7 @@ def _serve_in_simpy(experiment: Experiment, serving: Serving | Fleet, host: SimH
     finally:
         host.close()
     assert isinstance(serving, Serving)
-    serving.num_finished = serving.num_admitted = serving.intake.num_arrived = len(requests)
+    serving.account(len(requests))
     for index, gap_s in server.gaps:
         if index in serving.measured:
             serving.gaps.add(gap_s)

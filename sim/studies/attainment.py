@@ -38,11 +38,10 @@ from sim.studies.load_search import (
     Highest,
     Limit,
     LoadSearch,
-    num_prompts,
     with_length,
 )
 from sim.studies.tune import has_slo
-from sim.workload.generate import is_trace
+from sim.workload.generate import is_trace, num_requests
 
 DEFAULT_SHARE = 0.95
 
@@ -176,7 +175,7 @@ def _highest(
     runs = [outcome.run for outcome in run_points(points, Runner(search.runner.workers))]
     # The note of `compare` on a given length at that load.
     scenario, workload = points[0].resolved.scenario, points[0].resolved.scenario.workload
-    length = Length(num_prompts=num_prompts(scenario), num_warmups=workload.num_warmups, is_auto=is_auto)
+    length = Length(num_prompts=num_requests(workload), num_warmups=workload.num_warmups, is_auto=is_auto)
     transient = transient_note(scenario, length, _mean(runs, "mean_e2el_ms"))
     per_s = None
     if found.limit is not Limit.NEVER:

@@ -68,9 +68,9 @@ def cost_draws(resolved: Resolved, count: int, seed: int) -> list[Resolved]:
         raise ValueError(f"draws={count} must be at most {MAX_DRAWS:,}")
     # The engine's constants become the profile's, so that they can be drawn as well.
     based, quoted = with_engine(resolved.profile, resolved.engine), resolved.quoted
-    strata, draws = _Strata(count, seed), []
+    factors, draws = list[Floats](), []
     for index in range(count):
-        chances = _DrawChances(strata, index)
+        chances = _Chances(count, seed, index, factors)
         # Acceptance is the first factor, so that it draws the same whatever a profile holds.
         accepted = quoted.draw(chances)
         level = exp(-level_errors(resolved, drafts=False).at(min(max(chances.random(), LEAST), 1.0 - LEAST)))
@@ -121,17 +121,17 @@ def _percents(errors: ErrorChances) -> str:
     return f"{low:+.0f} to {high:+.0f} %"
 
 
-class _Strata:
-    """Uniform numbers by factor and draw."""
+class _Chances:
+    """Uniform numbers of one draw, a factor each; `factors` [factors, draws] are those of all draws."""
 
-    def __init__(self, count: int, seed: int) -> None:
-        self._count, self._seed = count, seed
-        self._factors: list[Floats] = []
+    def __init__(self, count: int, seed: int, draw: int, factors: list[Floats]) -> None:
+        self._count, self._seed, self._draw, self._factors, self._next = count, seed, draw, factors, 0
 
-    def __call__(self, factor: int, draw: int) -> float:
-        while len(self._factors) <= factor:
+    def random(self) -> float:
+        if self._next == len(self._factors):
             self._factors.append(self._shuffled())
-        return float(self._factors[factor][draw])
+        self._next += 1
+        return min(max(float(self._factors[self._next - 1][self._draw]), MIN_CHANCE), 1.0 - MIN_CHANCE)
 
     def _shuffled(self) -> Floats:
         """One number in each share [draws], in that one of a few random orders that resembles the factors before it
@@ -144,17 +144,6 @@ class _Strata:
         resemblance = np.square((orders - shares.mean()) @ (np.stack(self._factors).T - 0.5)).sum(axis=1)
         least: Floats = orders[np.argmin(resemblance)]
         return least
-
-
-class _DrawChances:
-    """Numbers of one draw, a factor each."""
-
-    def __init__(self, strata: _Strata, draw: int) -> None:
-        self._strata, self._draw, self._factor = strata, draw, 0
-
-    def random(self) -> float:
-        self._factor += 1
-        return min(max(self._strata(self._factor - 1, self._draw), MIN_CHANCE), 1.0 - MIN_CHANCE)
 
     def integers(self, high: int, /, *, size: int) -> Integers:
         """Resamples of a sample, which have no shares."""
@@ -186,7 +175,7 @@ def kind_spreads(profile: Profile) -> dict[str, float]:
     }
 
 
-def _drawn_profile(profile: Profile, engine_error_pct: float | None, rounds: float, chances: _DrawChances) -> Profile:
+def _drawn_profile(profile: Profile, engine_error_pct: float | None, rounds: float, chances: _Chances) -> Profile:
     """Every factor is log-normal with median 1; passes of rounds take `rounds` times as long besides."""
     host = profile.host
     served = dict(host.served)
@@ -205,7 +194,7 @@ def _drawn_profile(profile: Profile, engine_error_pct: float | None, rounds: flo
     return msgspec.structs.replace(profile, host=host, kernels=kernels)
 
 
-def _curve(spread: float, chances: _DrawChances) -> dict[int, float]:
+def _curve(spread: float, chances: _Chances) -> dict[int, float]:
     """A smooth random factor by token count."""
     octaves = np.log2(NODES)
     correlation = np.exp(-0.5 * ((octaves[:, None] - octaves[None, :]) / OCTAVES) ** 2)

@@ -27,7 +27,7 @@ from sim.files.json_values import Json
 from sim.metrics.stats import interval_95, t_975
 from sim.run.resolve import Resolved
 from sim.run.scenario import Scenario, Window
-from sim.workload.generate import Workload, at_most, is_trace, trace_length
+from sim.workload.generate import Workload, at_most, is_trace, num_requests
 
 PILOTS = 5
 MAX_REPLICATIONS = 20
@@ -245,7 +245,7 @@ class Fleet:
     def _point(self, count: int, one: Resolved, index: int) -> Point:
         """Run `index` of so many replicas; runs grow with the replicas, up to a trace's length."""
         workload = one.scenario.workload
-        length = at_most(workload, max(num_prompts(one.scenario), REQUESTS_PER_REPLICA * count))
+        length = at_most(workload, max(num_requests(workload), REQUESTS_PER_REPLICA * count))
         sized = workload.sized(length, warmups_of(workload, length))
         loaded = msgspec.structs.replace(sized, **at_rate(workload, self.rate_per_s))
         fleet = one.changed(workload=loaded, devices={"count": count})
@@ -358,21 +358,13 @@ def with_length(resolved: Resolved, auto: int) -> Resolved:
     """`resolved` with a length, `auto` where it is left open or was by this, and a warm-up; no window."""
     workload = resolved.scenario.workload
     is_open = workload.num_prompts in ("auto", REQUESTS) and not is_trace(workload)
-    count = auto if is_open else num_prompts(resolved.scenario)
+    count = auto if is_open else num_requests(workload)
     warmups = warmups_of(workload, count) if is_open else workload.num_warmups or warmups_of(workload, count)
     return resolved.changed(workload=workload.sized(count, warmups), window=Window())
 
 
 def warmups_of(workload: Workload, count: int) -> int:
     return int((SESSIONS_WARMUP_SHARE if workload.sharing.num_turns > 1 else WARMUP_SHARE) * count)
-
-
-def num_prompts(scenario: Scenario) -> int:
-    """Requests of a run."""
-    workload = scenario.workload
-    if isinstance(workload.num_prompts, int):
-        return workload.num_prompts
-    return trace_length(workload) if is_trace(workload) else REQUESTS
 
 
 def replications_for(values: Sequence[float], share: float) -> int:

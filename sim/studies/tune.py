@@ -143,9 +143,8 @@ def tune(
     in_use: int | None = None,
     at: int | None = None,
     workers: int | None = None,
-    target_model: str | None = None,
-    draft_model: str | None = None,
     on_done: OnDone = lambda stage, done, total: None,
+    **repositories: str | None,
 ) -> Tuning:
     """The best draft length by batch size for the scenario's requests, engine and drafter.
 
@@ -164,7 +163,7 @@ def tune(
         more = _values(drawn, tried, further, runner)
         grid = LengthGrid(tried, (*grid.settings, *further), np.concatenate([grid.values, more], axis=1))
         resolved = _drafting(resolved, further[-1])
-    return answer(resolved, grid, in_use=in_use, at=at, target_model=target_model, draft_model=draft_model)
+    return answer(resolved, grid, in_use=in_use, at=at, **repositories)
 
 
 @lasting()
@@ -238,8 +237,7 @@ def answer(
     *,
     in_use: int | None = None,
     at: int | None = None,
-    target_model: str | None = None,
-    draft_model: str | None = None,
+    **repositories: str | None,
 ) -> Tuning:
     """The best table or length of the grid, and all that is said of it. Pure."""
     scenario, profile = resolved.scenario, resolved.profile
@@ -274,14 +272,7 @@ def answer(
         not_simulated=_loads_left_out(grid.concurrencies[0], grid.concurrencies[-1], resolved.limits.max_num_seqs),
         expected_regret=sum(point.expected_regret for point in points) / len(points),
         points=points,
-        deployment=deployment(
-            scenario,
-            profile,
-            served,
-            plausible_lengths(grid, served),
-            target_model=target_model,
-            draft_model=draft_model,
-        ),
+        deployment=deployment(scenario, profile, served, plausible_lengths(grid, served), **repositories),
         notes=_notes(resolved, grid, choice, largest_graph),
         evidence=evidence(profile, [asked_of(resolved, in_flight, ks) for ks in asked]),
     )

@@ -143,46 +143,42 @@ def reblocked(contents: Sequence[Content], content_tokens: int, block_tokens: in
     return [tuple([block * parts + part for block in content for part in range(parts)]) for content in contents]
 
 
-def read_prompt_tokens(path: Path) -> list[tuple[list[int], str]]:
-    """Each line's prompt tokens (TOKEN_FIELDS) and content `class`, from a JSON-lines file.
-
-    Raises ValueError, one line naming file and line.
-    """
-    prompts = []
+def _prompt_lines(path: Path, fields: Sequence[str]) -> Iterator[tuple[str, dict[str, Json], str, list[int]]]:
+    """Where each line of a JSON-lines file stands, its object, which of `fields` all of them have, and the list there.
+    Raises ValueError, one line naming file and line."""
+    field = ""
     for number, row in json_lines(path, "prompts"):
         where = f"prompts {str(path)!r} line {number}"
-        field = next((name for name in TOKEN_FIELDS if isinstance(row, dict) and name in row), None)
-        if field is None or not isinstance(row, dict):
-            raise ValueError(f"{where}: want an object with {' or '.join(TOKEN_FIELDS)}, the tokens of a prompt")
-        tokens = listed(row[field], where, field)
+        if not isinstance(row, dict):
+            raise ValueError(f"{where}: want an object with {' or '.join(fields)}")
+        field = field or next((name for name in fields if name in row), "")
+        if field not in row:
+            raise ValueError(f"{where}: no {field or ', '.join(fields)} (it has: {', '.join(row)})")
+        yield where, row, field, listed(row[field], where, field)
+    if not field:
+        raise ValueError(f"prompts {str(path)!r} is empty; want one JSON object per request")
+
+
+def read_prompt_tokens(path: Path) -> list[tuple[list[int], str]]:
+    """Each line's prompt tokens (TOKEN_FIELDS) and content `class`. Raises ValueError as `_prompt_lines` does."""
+    prompts = []
+    for where, row, field, tokens in _prompt_lines(path, TOKEN_FIELDS):
         if not tokens:
             raise ValueError(f"{where}: {field} is empty")
         prompts.append((tokens, checked_name(f"{where}: class", row.get("class", UNCLASSED))))
-    if not prompts:
-        raise ValueError(f"prompts {str(path)!r} is empty; want one JSON object per request")
     return prompts
 
 
 def read_prompts(path: Path, block_tokens: int) -> list[tuple[Content, int | None]]:
-    """Each line of a JSON-lines file as its content in blocks of `block_tokens`, and the prompt tokens where they are.
+    """Each line's content in blocks of `block_tokens`, and the prompt tokens where they are.
 
-    Lines have `prefix_blocks`, `hash_ids` or `input_tok_ids`. Raises ValueError, one line naming file and line.
+    Lines have `prefix_blocks`, `hash_ids` or `input_tok_ids`. Raises ValueError as `_prompt_lines` does.
     """
-    chains = Chains()
-    field, content_tokens = "", block_tokens
+    chains, content_tokens = Chains(), block_tokens
     contents: list[Sequence[int]] = []
     lengths: list[int | None] = []
-    for number, row in json_lines(path, "prompts"):
-        where = f"prompts {str(path)!r} line {number}"
-        if not isinstance(row, dict):
-            raise ValueError(f"{where}: want an object with prefix_blocks or input_tok_ids")
-        if not field:
-            field = next((name for name in (*BLOCK_FIELDS, *TOKEN_FIELDS) if name in row), "")
-            content_tokens = BLOCK_FIELDS.get(field, block_tokens)
-        if field not in row:
-            wanted = field or ", ".join((*BLOCK_FIELDS, *TOKEN_FIELDS))
-            raise ValueError(f"{where}: no {wanted} (it has: {', '.join(row)})")
-        blocks = listed(row[field], where, field)
+    for where, row, field, blocks in _prompt_lines(path, (*BLOCK_FIELDS, *TOKEN_FIELDS)):
+        content_tokens = BLOCK_FIELDS.get(field, block_tokens)
         told = next((name for name in LENGTH_FIELDS if name in row), None)
         length = None if told is None else row[told]
         if length is not None and (type(length) is not int or length < 0):
@@ -191,11 +187,7 @@ def read_prompts(path: Path, block_tokens: int) -> list[tuple[Content, int | Non
             length = len(blocks)
             contents.append(chains.of(blocks_of_tokens(blocks, block_tokens)))
         else:
-            if length is not None:
-                blocks = whole_blocks(blocks, length, content_tokens, where, field)
-            contents.append(blocks)
+            contents.append(blocks if length is None else whole_blocks(blocks, length, content_tokens, where, field))
         lengths.append(length)
-    if not contents:
-        raise ValueError(f"prompts {str(path)!r} is empty; want one JSON object per request")
     shared = reblocked(common(contents), content_tokens, block_tokens, str(path))
     return list(zip(shared, lengths, strict=True))

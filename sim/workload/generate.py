@@ -7,7 +7,7 @@ are warm-ups. Not here: the length tables (sim.workload.lengths) and recorded tr
 
 from collections.abc import Sequence
 from enum import StrEnum
-from functools import lru_cache
+from functools import lru_cache, partial
 from math import ceil, floor, inf, sqrt
 from pathlib import Path
 from typing import Annotated, Literal
@@ -276,17 +276,21 @@ def num_requests(workload: Workload) -> int:
 
 
 def _trace(workload: Workload, count: int | None, block_tokens: int = BLOCK_TOKENS) -> Trace:
-    source = workload.dataset_path or ""
-    path = Path(source.rpartition("#")[0] or source)
-    try:
-        stamp = path.stat()
-    except OSError:
-        return read_trace(workload.dataset_name, source, count, block_tokens)
-    return _read_trace(workload.dataset_name, source, count, block_tokens, stamp.st_mtime_ns, stamp.st_size)
+    source, stamp = workload.dataset_path or "", trace_stamp(workload)
+    read = read_trace if stamp is None else partial(_read_trace, stamp)
+    return read(workload.dataset_name, source, count, block_tokens)
+
+
+def trace_stamp(workload: Workload) -> tuple[int, int] | None:
+    """When the workload's file was written, and its size; None where it has none."""
+    path = Path((workload.dataset_path or "").rpartition("#")[0] or workload.dataset_path or "")
+    if not path.is_file():
+        return None
+    return path.stat().st_mtime_ns, path.stat().st_size
 
 
 @lru_cache(maxsize=4)
-def _read_trace(name: str, source: str, count: int | None, block_tokens: int, mtime_ns: int, size: int) -> Trace:
+def _read_trace(stamp: tuple[int, int], name: str, source: str, count: int | None, block_tokens: int) -> Trace:
     """A file is read once as long as it stays as it is."""
     return read_trace(name, source, count, block_tokens)
 

@@ -16,7 +16,7 @@ from sim.engine.intake import Intake
 from sim.engine.kv import KvPool, SpreadPool
 from sim.engine.paged import PagedPool
 from sim.engine.radix import RadixPool
-from sim.engine.serving import EVERYONE, Serving
+from sim.engine.serving import EVERYONE, AdmissionCaps, Serving
 from sim.hosts.scripted import ScriptHost
 from sim.hosts.simulated import SimHost
 from sim.interface.host import Stream
@@ -281,9 +281,7 @@ def serve(
         requests,
         pool,
         controller,
-        max_concurrency=max_concurrency,
-        max_num_seqs=limits.max_num_seqs * num_engines,
-        max_num_batched_tokens=limits.max_num_batched_tokens,
+        AdmissionCaps(max_concurrency, limits.max_num_seqs * num_engines, limits.max_num_batched_tokens),
         intake=Intake(
             host, receive_interval=limits.receive_interval, batch_wait=limits.batch_wait, balance=limits.balance
         ),

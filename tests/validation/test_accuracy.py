@@ -12,9 +12,9 @@ import msgspec
 import pytest
 
 from calibrate.fit.constants import with_constants
-from calibrate.served.judge import CellSetup, simulate_cell
+from calibrate.served.judge import LoadSetup, simulate_load
 from calibrate.served.load import JudgedLoad, ServedLoad
-from calibrate.served.load_table import cells_of
+from calibrate.served.load_table import table_of
 from sim.costs.profile_files import load
 from sim.metrics.compared import compared
 from tests.calibrate.served.test_judge import write_table
@@ -206,7 +206,7 @@ def made_up(data: Path, gap_s: float) -> list[dict[str, Any]]:
     columns = {"isl": "input_len", "osl": "output_len", "batch": "concurrency"}
     bare = [{columns[name]: value for name, value in point.items()} | {"tpot_ms": 1} for point in points]
     engine = {"name": "trtllm-1.0", "max_num_seqs": 512, "max_num_batched_tokens": 8192}
-    runs = [simulate_cell(cell, profile, CellSetup(engine=engine)) for cell in cells_of("made up", bare).cells]
+    runs = [simulate_load(cell, profile, LoadSetup(engine=engine)) for cell in table_of("made up", bare).cells]
     kept = [
         {**point, "kind": "ours", "theirs_ms": run["mean_tpot_ms"]} for point, run in zip(points, runs, strict=True)
     ]

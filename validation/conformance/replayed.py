@@ -109,7 +109,7 @@ class _Replay:
             for index, each in enumerate(log.requests)
         ]
         host = ScriptHost(lambda work: 0.0)
-        self.serving = Serving(host, self.requests, pool, self.controller, max_concurrency=None)
+        self.serving = Serving(host, self.requests, pool, self.controller)
         self.running: list[Request] = []
         self.steps: list[Decision] = []
         self.num_arrived = 0

@@ -16,7 +16,7 @@ import msgspec
 from sim.costs.engine_costs import load_engine
 from sim.engine.controllers import build_controller
 from sim.engine.radix import RadixPool
-from sim.engine.serving import Serving
+from sim.engine.serving import AdmissionCaps, Serving
 from sim.hosts.scripted import ScriptHost
 from sim.interface.request import Request
 from sim.interface.work import Kind, Result, Work
@@ -124,9 +124,7 @@ def simulated(case: SglangCase) -> list[PlannedStep]:
             drops_cached_block=case.draft_tokens > 0,
         ),
         build_controller("fixed", case.draft_tokens),
-        max_concurrency=None,
-        max_num_seqs=case.max_num_seqs,
-        max_num_batched_tokens=case.max_num_batched_tokens,
+        AdmissionCaps(None, case.max_num_seqs, case.max_num_batched_tokens),
         plans_ahead=case.is_overlap,
     )
     for task in [*coroutines(serving, RoundOptions(), limits), serving.arrivals()]:

@@ -14,9 +14,9 @@ import msgspec
 import numpy as np
 
 from calibrate.served.as_sent import judge_run, scenario_of
-from calibrate.served.judge import CellSetup, judge_cells
+from calibrate.served.judge import LoadSetup, judge_loads
 from calibrate.served.load import JudgedLoad, ServedLoad
-from calibrate.served.load_table import CellTable, read_request_list
+from calibrate.served.load_table import LoadTable, read_request_list
 from sim.acceptance.forms import parse_quoted
 from sim.costs.compact_kernels import LinearPass
 from sim.costs.datasheets import DATASHEETS, POWER
@@ -59,7 +59,7 @@ POWER_SHAPES = {
 
 def loops(cells: Sequence[ServedLoad], profile: Profile, run: RunSpec, data: Path) -> list[JudgedLoad]:
     """Closed and open loops."""
-    setup = CellSetup(
+    setup = LoadSetup(
         engine=run.engine,
         workload=run.workload,
         devices=run.devices,
@@ -69,7 +69,7 @@ def loops(cells: Sequence[ServedLoad], profile: Profile, run: RunSpec, data: Pat
         acceptance_spread=run.acceptance_spread,
         seed=run.seed,
     )
-    return judge_cells(CellTable(run.file or run.reader, list(cells), []), profile, setup)
+    return judge_loads(LoadTable(run.file or run.reader, list(cells), []), profile, setup)
 
 
 def timestamps(cells: Sequence[ServedLoad], profile: Profile, run: RunSpec, data: Path) -> list[JudgedLoad]:

@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 
 from calibrate.served.load import FITTED, JUDGED, ServedLoad
-from calibrate.served.load_table import cells_of
+from calibrate.served.load_table import table_of
 from calibrate.served.stamped_requests import read_requests
 from sim.acceptance.models import MarkovAcceptance, RunLengths
 from sim.acceptance.tape import TapeAcceptance, read_tapes
@@ -65,7 +65,7 @@ def cells_of_run(run: RunSpec, data: Path) -> list[ServedLoad]:
         cells = CELLS[run.reader](path_of(run.file, data), run)
         return [msgspec.structs.replace(cell, **run.set) for cell in cells]
     rows = run.cells if run.cells else ROWS[run.reader](path_of(run.file, data), run)
-    cells = cells_of(
+    cells = table_of(
         run.file or run.reader, [{**row, **run.set} for row in rows], has_requests=run.requests is not None
     ).cells
     fitted_ids = load(run.profile).host.source.replace(",", " ").split() if isinstance(run.profile, str) else ()
@@ -148,7 +148,7 @@ def _output_std(repeats: Sequence[Row]) -> float:
 
 
 def _most_tokens(row: Row) -> int:
-    return int(json.loads(row["wlp"])["max_new_tokens"])
+    return int(json.cells(row["wlp"])["max_new_tokens"])
 
 
 def _study_cell(
@@ -200,7 +200,7 @@ def timestamps(folder: Path, run: RunSpec) -> list[ServedLoad]:
 
 def steps(path: Path, run: RunSpec) -> list[ServedLoad]:
     """Steps of the target by SpecDecode-Bench's line: seconds by tokens and KV."""
-    line = json.loads(path.read_text())
+    line = json.cells(path.read_text())
     target = line["target"]
     cells = []
     for queries in STEP_QUERIES:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import islice
+from itertools import cycle, islice
 from math import hypot
 from typing import Any, NamedTuple
 
@@ -103,10 +103,10 @@ def over_draws(
     count = draws or COMPARED_DRAWS
     named = {one.label: one for one in policies}
     ran = [named[row.policy] for row in shown]
-    worlds = _worlds(result, ran, drawn, count, Runner(workers, on_done))
+    in_draws = _in_draws(result, ran, drawn, count, Runner(workers, on_done))
     differences, paired = [], []
     for row in result.paired:
-        difference = worlds.difference(row)
+        difference = in_draws.difference(row)
         if difference is None:
             paired.append(row)
             continue
@@ -120,7 +120,7 @@ def over_draws(
             order, interval = row.order, hull(intervals)
             if set(orders) != {order}:
                 is_theirs = any(sign_of(each) is not order for each in alone)
-                order = Order.DRAWS if is_theirs else order_of(interval, worlds.lower_mean(row))
+                order = Order.DRAWS if is_theirs else order_of(interval, in_draws.lower_mean(row))
             row = msgspec.structs.replace(row, order=order, interval=interval)
         elif row.break_even_phi is not None:
             open_at = open_phis((phi.low, phi.value, phi.high), intervals)
@@ -147,31 +147,31 @@ def _shortened(scenario: Scenario, result: Comparison, num_policies: int) -> Sce
     return msgspec.structs.replace(scenario, workload=workload.sized(shorter, warmups, cooldowns))
 
 
-def _worlds(result: Comparison, policies: Sequence[Resolved], drawn: Scenario, count: int, runner: Runner) -> _Worlds:
+def _in_draws(
+    result: Comparison, policies: Sequence[Resolved], drawn: Scenario, count: int, runner: Runner
+) -> _InDraws:
     """Runs of `policies` at the length of `drawn` in `count` draws, the requests those of the replications in turn; and
     with costs as given where that is not the length of `result`."""
-    scenario = policies[0].scenario
+    scenario, is_shorter = policies[0].scenario, drawn is not policies[0].scenario
     seeds = [child_seed(scenario.seed, replication) for replication in range(min(count, scenario.replications))]
-    shorter = [one if drawn is scenario else one.changed(workload=drawn.workload) for one in policies]
+    ran = [one.changed(workload=drawn.workload) if is_shorter else one for one in policies]
+    given = [Point(resolved=one, seed=seed) for one in ran for seed in seeds if is_shorter]
     points = [
-        Point(resolved=draw, seed=seeds[index % len(seeds)])
-        for one in shorter
-        for index, draw in enumerate(cost_draws(one, count, scenario.seed))
+        Point(resolved=draw, seed=seed)
+        for one in ran
+        for draw, seed in zip(cost_draws(one, count, scenario.seed), cycle(seeds), strict=False)
     ]
-    given = [Point(resolved=one, seed=seed) for one in shorter for seed in seeds if drawn is not scenario]
-    outcomes = (outcome.run for outcome in run_points([*points, *given], runner, "draws"))
-    worlds = {one.label: list(islice(outcomes, count)) for one in policies}
+    outcomes = (outcome.run for outcome in run_points([*given, *points], runner, "draws"))
     as_given = {one.label: [run for run in result.runs if run["policy"] == one.label] for one in policies}
-    if given:
-        as_given = {one.label: list(islice(outcomes, len(seeds))) for one in policies}
+    as_given |= {one.label: list(islice(outcomes, len(seeds))) for one in policies if is_shorter}
     runs = {
-        policy: [(world, as_given[policy][index % len(seeds)]) for index, world in enumerate(of_policy)]
-        for policy, of_policy in worlds.items()
+        one.label: list(zip(islice(outcomes, count), cycle(as_given[one.label][: len(seeds)]), strict=False))
+        for one in policies
     }
-    return _Worlds({row.policy: row for row in result.policies}, runs)
+    return _InDraws({row.policy: row for row in result.policies}, runs)
 
 
-class _Worlds(NamedTuple):
+class _InDraws(NamedTuple):
     """Means of a comparison in draws of costs and acceptance: a factor each, from two runs of the same
     requests. So the noise of requests, which replications tell, is not in it twice."""
 
@@ -185,27 +185,20 @@ class _Worlds(NamedTuple):
     def difference(self, row: Paired) -> tuple[float, list[Interval], list[Interval]] | None:
         """Mean over the draws, and the interval at each phi of the bracket with what the replications leave open and
         without, of `a` - `b`; None where some run has no value, or was not made."""
-        sides = [(self._means(policy, row), self._factors(policy, row.metric)) for policy in (row.a, row.b)]
-        (ours, our_factors), (theirs, their_factors) = sides
-        if not ours or not theirs or our_factors is None or their_factors is None:
+        ours, theirs = ((self._means(policy, row), self._factors(policy, row.metric)) for policy in (row.a, row.b))
+        if not ours[0] or not theirs[0] or ours[1] is None or theirs[1] is None:
             return None
-        by_phi = [mine * our_factors - other * their_factors for mine, other in zip(ours, theirs, strict=True)]
-        intervals, alone = (
-            [
-                _around(mine - other, differences.tolist(), ci95)
-                for mine, other, differences in zip(ours, theirs, by_phi, strict=True)
-            ]
-            for ci95 in (row.ci95, None)
-        )
-        return float(by_phi[len(by_phi) // 2].mean()), intervals, alone
+        means = [
+            (mine - other, mine * ours[1] - other * theirs[1]) for mine, other in zip(ours[0], theirs[0], strict=True)
+        ]
+        intervals, alone = ([_around(mean, drawn.tolist(), ci95) for mean, drawn in means] for ci95 in (row.ci95, None))
+        return float(means[len(means) // 2][1].mean()), intervals, alone
 
     def _means(self, policy: str, row: Paired) -> list[float]:
         """[phi, or one] means of the replications; none where some run has no value."""
         summary = self.policies[policy]
-        by_phi = [means[row.metric] for means in summary.by_overlap.values()] or [summary.mean[row.metric]] * len(
-            BRACKET
-        )
-        means = [mean for mean in by_phi if mean is not None]
+        given = [means[row.metric] for means in summary.by_overlap.values()] or [summary.mean[row.metric]]
+        means = [mean for mean in given if mean is not None] * (len(BRACKET) // len(given))
         if len(means) < len(BRACKET):
             return []
         return means if row.by_overlap else [means[len(BRACKET) // 2]]

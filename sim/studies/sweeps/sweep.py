@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from collections.abc import Set as AbstractSet
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
@@ -19,7 +19,7 @@ from math import inf
 
 import msgspec
 
-from sim.compare.pool import Pool, WorkerDied, default_workers, started
+from sim.compare.pool import OnDone, Pool, WorkerDied, default_workers, started
 from sim.costs.profile import Profile
 from sim.costs.profile_files import load
 from sim.policies.registry import POLICIES, find_policy
@@ -40,8 +40,6 @@ FIRST_TOGETHER = 100
 FIRST_SORTED = 1_000
 """Jobs at the beginning of which the shortest go first."""
 DIED = "its worker process died: killed, or out of memory"
-
-OnDone = Callable[[str, int, int], None]
 
 
 class Swept(msgspec.Struct, frozen=True, kw_only=True):

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from calibrate.cli.diagnose import diagnose_command
 from calibrate.served.diagnosis import Arm, Diagnosis, Pair, diagnose
-from calibrate.served.judge import CellSetup
+from calibrate.served.judge import LoadSetup
 from calibrate.served.load import Accepted, ServedLoad
 from sim.costs.profile_files import load
 from tests.properties import some
@@ -34,7 +34,7 @@ def pair_of(length: float | None, k: int = 3, *, profile: str = PROFILE, engine:
         "num_requests": 64,
         **fields,
     }
-    setup, costs = CellSetup(engine=engine or {}, speculation={"method": "eagle3"}), load(profile)
+    setup, costs = LoadSetup(engine=engine or {}, speculation={"method": "eagle3"}), load(profile)
     counted = None if length is None else Accepted(drafts=1.0, draft_tokens=k, rates=(), mean_length=length)
     drafting = {"num_speculative_tokens": k, "acceptance": f"length:{length or 2.0}@{k}", "accepted": counted}
     return Pair(Arm(ServedLoad(**base), setup, costs), Arm(ServedLoad(**base, **drafting), setup, costs))
@@ -120,7 +120,7 @@ def test_the_command_says_what_is_normal(tmp_path: Path) -> None:
 
 def real_pair(row: dict[str, str]) -> Diagnosis:
     """Of a row, where only tokens per second were told; an arm without them was not measured."""
-    setup, costs = CellSetup(engine={"name": row["engine"]}), load(row["profile"])
+    setup, costs = LoadSetup(engine={"name": row["engine"]}), load(row["profile"])
     lengths = {name: float(row[name]) for name in ("concurrency", "input_len", "output_len")}
     base: dict[str, Any] = lengths | {"num_prompts": 8, "num_requests": 8}
     without = ServedLoad(**base, measured={"output_throughput": float(row["without_tok_s"])})

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from calibrate.cli.fit import source_command
 from calibrate.served.fit import Form, fit_served, tellable
-from calibrate.served.judge import CellSetup, simulate_cell
+from calibrate.served.judge import LoadSetup, simulate_load
 from calibrate.served.load import Accepted, ServedLoad, mean_load
 from calibrate.served.reports import NEEDED
 from sim.cli.main import run
@@ -43,7 +43,7 @@ def results_of(folder: Path, levels: tuple[int, ...], *, drafts: bool) -> list[s
     for level in levels:
         accepted = Accepted(drafts=1.0, draft_tokens=3, rates=RATES) if drafts else None
         asked = mean_load("x", level, 200, 40, tpot_s=1.0, accepted=accepted)
-        found: dict[str, Any] = simulate_cell(asked, real(), CellSetup(engine={}))
+        found: dict[str, Any] = simulate_load(asked, real(), LoadSetup(engine={}))
         result = {key: found[key] for key in NEEDED} | {"max_concurrency": level}
         if drafts:
             result["spec_decode_per_position_acceptance_rates"] = list(RATES)
@@ -84,21 +84,21 @@ def test_constants_of_a_server_come_back_from_its_benchmarks(tmp_path: Path, dra
 def seen(concurrency: float, ttft_s: float = 0.0) -> ServedLoad:
     """The server at a load, its first tokens later by `ttft_s`."""
     asked = mean_load("x", concurrency, 200, 40, tpot_s=1.0)
-    found: dict[str, Any] = simulate_cell(asked, real(), CellSetup(engine={}))
+    found: dict[str, Any] = simulate_load(asked, real(), LoadSetup(engine={}))
     ttft_ms = found["mean_ttft_ms"] + 1e3 * ttft_s
     return msgspec.structs.replace(asked, measured={"ttft_ms": ttft_ms, "tpot_ms": found["mean_tpot_ms"]})
 
 
 def test_a_fit_simulates_nothing_twice_and_says_how_far_it_is() -> None:
     heard: list[int] = []
-    fit_served(bare(), [seen(1), seen(4)], CellSetup(engine={}), lambda stage, done, total: heard.append(done))
+    fit_served(bare(), [seen(1), seen(4)], LoadSetup(engine={}), lambda stage, done, total: heard.append(done))
     assert heard == list(range(len(heard)))
     assert len(heard) > 2
 
 
 def test_whatever_a_first_token_waits_for_bends_no_step() -> None:
     levels = [seen(1), seen(4), seen(16, ttft_s=0.1)]
-    found = fit_served(bare(), levels, CellSetup(engine={}))
+    found = fit_served(bare(), levels, LoadSetup(engine={}))
     assert found.fits[0].values_s == {
         "step_s": pytest.approx(1.5e-3, rel=0.02),
         "row_s": pytest.approx(4e-5, rel=0.02),
@@ -109,7 +109,7 @@ def test_whatever_a_first_token_waits_for_bends_no_step() -> None:
 def test_intervals_are_no_narrower_than_rounds_of_one_level_repeat() -> None:
     level, names = seen(4), ["step_s", "frontend_s"]
     levels = [level], [msgspec.structs.replace(level, repeats_pct={"tpot_ms": 10.0, "ttft_ms": 20.0})]
-    exact, wide = (fit_served(bare(), each, CellSetup(engine={})).fits for each in levels)
+    exact, wide = (fit_served(bare(), each, LoadSetup(engine={})).fits for each in levels)
     # 0.5 % and t of one degree of freedom without repeats.
     least = 12.706 * 0.005
     assert wide[0].values_s == exact[0].values_s
@@ -119,7 +119,7 @@ def test_intervals_are_no_narrower_than_rounds_of_one_level_repeat() -> None:
 
 def test_a_wait_too_long_for_a_frontend_is_left_out_and_said() -> None:
     levels = [seen(1, ttft_s=2.0), seen(4, ttft_s=3.0)]
-    found = fit_served(bare(), levels, CellSetup(engine={}))
+    found = fit_served(bare(), levels, LoadSetup(engine={}))
     assert [list(fit.values_s) for fit in found.fits] == [["step_s", "row_s"]]
     assert "requests that waited for a seat" in found.unfitted["frontend_s"]
     assert found.profile.host.frontend_s == 0.0
@@ -132,7 +132,7 @@ def forms_server(levels: tuple[int, ...], **host: Any) -> list[ServedLoad]:
     found = []
     for level in levels:
         asked = mean_load(f"c{level}", level, 50, 20, tpot_s=1.0)
-        tpot_ms = simulate_cell(asked, profile, CellSetup(engine={}))["mean_tpot_ms"]
+        tpot_ms = simulate_load(asked, profile, LoadSetup(engine={}))["mean_tpot_ms"]
         found.append(msgspec.structs.replace(asked, measured={"tpot_ms": tpot_ms}))
     return found
 
@@ -150,7 +150,7 @@ FORMS: list[tuple[dict[str, Any], str, Form, dict[str, float]]] = [
 def test_the_form_of_a_servers_steps_is_chosen_by_the_largest_load(
     host: dict[str, Any], engine: str, form: Form, constants: dict[str, float], tmp_path: Path
 ) -> None:
-    found = fit_served(load(PAIR), forms_server((1, 3, 6, 9), **host), CellSetup(engine={"name": engine}))
+    found = fit_served(load(PAIR), forms_server((1, 3, 6, 9), **host), LoadSetup(engine={"name": engine}))
     assert found.tried[0].form == form
     assert abs(found.tried[0].error_pct) < 1.0
     assert found.fits[0].values_s == {name: pytest.approx(value, rel=0.02) for name, value in constants.items()}

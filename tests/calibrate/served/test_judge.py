@@ -12,7 +12,7 @@ import pytest
 
 from calibrate.cli.validate_file import file_command
 from calibrate.fit.constants import fit_constant
-from calibrate.served.judge import CellSetup, scenario_of, simulate_cell, speedups, varied_requests
+from calibrate.served.judge import LoadSetup, scenario_of, simulate_load, speedups, varied_requests
 from calibrate.served.load import MEASURED, JudgedLoad, ServedLoad, judged_errors
 from calibrate.served.load_table import read_cells
 from sim.costs.profile import Profile
@@ -43,7 +43,7 @@ def measured(tmp_path: Path, profile: Profile, metrics: Sequence[str] = METRICS,
             for point in POINTS]  # fmt: skip
     bare = write_table(tmp_path / "bare.csv", [row | {"tpot_ms": 1} for row in rows])
     cells = read_cells(bare).cells
-    found = [simulate_cell(cell, profile, CellSetup(engine={}, waves=waves)) for cell in cells]
+    found = [simulate_load(cell, profile, LoadSetup(engine={}, waves=waves)) for cell in cells]
     return write_table(
         tmp_path / "cells.csv",
         [row | {name: each[MEASURED[name]] for name in metrics} for row, each in zip(rows, found, strict=True)],
@@ -72,10 +72,10 @@ def test_a_range_of_lengths_means_what_the_scenarios_key_means(
 ) -> None:
     row = {"concurrency": 4, "input_len": 1000, "output_len": 40, column: text, "tpot_ms": 1}
     table = read_cells(write_table(tmp_path / "cells.csv", [row]))
-    workload = scenario_of(table.cells[0], load(PAIR), CellSetup(engine={})).workload
+    workload = scenario_of(table.cells[0], load(PAIR), LoadSetup(engine={})).workload
     assert workload.bounds(1000) == bounds
     assert not table.unused
-    listed = scenario_of(table.cells[0], load(PAIR), CellSetup(engine={}, requests=[(9, 9)]))
+    listed = scenario_of(table.cells[0], load(PAIR), LoadSetup(engine={}, requests=[(9, 9)]))
     assert listed.workload.random_range_ratio is None
 
 
@@ -192,7 +192,7 @@ def test_the_words_of_other_tables_and_of_an_open_loop_are_read(tmp_path: Path) 
              "role": "fitted", "output_tokens_per_s": 90}]  # fmt: skip
     (cell,) = read_cells(write_table(tmp_path / "t.csv", rows)).cells
     assert (cell.num_speculative_tokens, cell.gpu, cell.measured) == (3, "H100", {"output_throughput": 90.0})
-    workload = scenario_of(cell, load(PAIR), CellSetup(engine={}, workload={"num_prompts": 40})).workload
+    workload = scenario_of(cell, load(PAIR), LoadSetup(engine={}, workload={"num_prompts": 40})).workload
     assert (workload.request_rate, workload.max_concurrency, workload.num_prompts) == (2.5, None, 40)
     assert JudgedLoad.beside(cell, {"output_throughput": 81.0}).is_fit
     assert judged_errors([JudgedLoad.beside(cell, {"output_throughput": 81.0})], "output_throughput") == []
@@ -235,7 +235,7 @@ def test_listed_requests_are_served_in_whole_passes_and_cells_need_no_lengths(tm
 
 def test_a_cell_of_listed_requests_is_the_loop_over_exactly_them(tmp_path: Path) -> None:
     cells = read_cells(listed_table(tmp_path / "t.csv", num_prompts=6), has_requests=True).cells
-    found = simulate_cell(cells[1], load(PAIR), CellSetup(engine={}, requests=LISTED))
+    found = simulate_load(cells[1], load(PAIR), LoadSetup(engine={}, requests=LISTED))
     in_order = [LISTED[index % 4] for index in range(6)]
     assert found["total_input_tokens"] == sum(prompt for prompt, _ in in_order)
     assert found["total_output_tokens"] == sum(output for _, output in in_order)
@@ -252,10 +252,10 @@ def test_a_spread_of_requests_widens_the_tail_and_leaves_what_says_its_own(tmp_p
     row = {"concurrency": 1, "input_len": 64, "output_len": 200, "num_prompts": 60, "num_speculative_tokens": 3}
     rows = [row | {"acceptance": spec, "tpot_p95_ms": 5} for spec in ("vllm:.54,.33,.21", "vllm:.54,.33,.21~0")]
     cells = read_cells(write_table(tmp_path / "t.csv", rows)).cells
-    spread = CellSetup(engine={}, acceptance_spread=1.3)
+    spread = LoadSetup(engine={}, acceptance_spread=1.3)
     natural, unlike, alike = (
-        simulate_cell(cell, load(PAIR), setup)
-        for cell, setup in ((cells[0], CellSetup(engine={})), (cells[0], spread), (cells[1], spread))
+        simulate_load(cell, load(PAIR), setup)
+        for cell, setup in ((cells[0], LoadSetup(engine={})), (cells[0], spread), (cells[1], spread))
     )
     assert unlike["mean_tpot_ms"] > natural["mean_tpot_ms"]
     assert unlike["p95_tpot_ms"] > 1.4 * alike["p95_tpot_ms"]

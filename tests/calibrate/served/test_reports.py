@@ -16,7 +16,7 @@ from calibrate.cli.check_files import check_file
 from calibrate.cli.fit import source_command
 from calibrate.cli.validate_file import file_command
 from calibrate.served.fit import fit_served
-from calibrate.served.judge import CellSetup, scenario_of
+from calibrate.served.judge import LoadSetup, scenario_of
 from calibrate.served.load import Accepted, mean_load, middling, pooled
 from calibrate.served.metrics import Growth, parse, served_between
 from calibrate.served.readers import in_words, loads_of
@@ -242,7 +242,7 @@ def test_a_result_is_simulated_as_its_client_sent_it(
     """At a rate, or all at once: the requests that came; in a closed loop ten for each in flight."""
     result = json.dumps(RESULT | {"completed": 100, "request_rate": rate, "max_concurrency": limit})
     (read,) = read_bench(written(tmp_path / "r.json", result))
-    workload = scenario_of(read, profile("h100-sxm/llama-3.1-8b"), CellSetup(engine={})).workload
+    workload = scenario_of(read, profile("h100-sxm/llama-3.1-8b"), LoadSetup(engine={})).workload
     assert (workload.request_rate, workload.max_concurrency, workload.num_prompts) == (float(load[0]), *load[1:])
 
 
@@ -307,7 +307,7 @@ def test_counts_that_contradict_each_other_are_refused(
 def test_means_are_a_closed_loop_of_mean_lengths() -> None:
     accepted = Accepted(drafts=10, draft_tokens=2, rates=(0.7, 0.3))
     load = mean_load("r.json", 7.6, 100.4, 41.0, tpot_s=0.01, accepted=accepted)
-    workload = scenario_of(load, profile("cpu/tiny"), CellSetup(engine={})).workload
+    workload = scenario_of(load, profile("cpu/tiny"), LoadSetup(engine={})).workload
     assert (workload.max_concurrency, workload.input_len, workload.output_len) == (8, 100, 41)
     assert (load.num_speculative_tokens, load.acceptance, load.measured) == (2, "vllm:0.7,0.3", {"tpot_ms": 10.0})
 
@@ -359,7 +359,7 @@ def test_medians_are_read_where_there_are_no_means(tmp_path: Path) -> None:
     (load,) = loads_of(path)
     assert load.measured == {"ttft_p50_ms": 50.0, "tpot_p50_ms": 10.0, "output_throughput": 800.0}
     assert load.concurrency == pytest.approx(800.0 / 41 * 0.45)
-    assert fit_served(profile("cpu/tiny"), [load], CellSetup(engine={})).fits[0].error_pct < 1.0
+    assert fit_served(profile("cpu/tiny"), [load], LoadSetup(engine={})).fits[0].error_pct < 1.0
     assert_refused(lambda: read_bench(written(path, json.dumps({**medians, "median_tpot_ms": None}))), "median_tpot_ms")
 
 

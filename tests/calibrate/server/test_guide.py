@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from calibrate.served.judge import CellSetup, simulate_cell
+from calibrate.served.judge import LoadSetup, simulate_load
 from calibrate.served.load import mean_load
 from calibrate.served.reports import NEEDED
 from sim.cli.main import run
@@ -44,7 +44,7 @@ def write_results(gap_s: float) -> None:
     host = msgspec.structs.replace(profile.host, gap_s=gap_s, frontend_s=FRONTEND_S)
     for concurrency in (8, 32):
         asked = mean_load("x", concurrency, 200, 40, tpot_s=1.0)
-        found: dict[str, Any] = simulate_cell(asked, msgspec.structs.replace(profile, host=host), CellSetup(engine={}))
+        found: dict[str, Any] = simulate_load(asked, msgspec.structs.replace(profile, host=host), LoadSetup(engine={}))
         result = {key: found[key] for key in NEEDED} | {"max_concurrency": concurrency}
         Path(f"c{concurrency}.json").write_text(json.dumps(result))
 

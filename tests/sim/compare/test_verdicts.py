@@ -24,6 +24,7 @@ from sim.report.comparisons import notes, said_comparison
 from sim.run.resolve import Resolved, resolve, resolve_all, with_keys
 from sim.run.scenario import Scenario
 from sim.run.simulate import simulate
+from sim.studies.cost_draws import with_times
 
 PAIR = "h100-sxm/llama-2-7b+tinyllama-1.1b"
 OLDER = "a100-sxm/llama-2-7b+tinyllama-1.1b"
@@ -372,14 +373,15 @@ def load_in_doubt(given: Scenario) -> Load:
     return load_of(resolve(given, load(given.profile), "continuous"), is_in_doubt=True)
 
 
-def test_loads_of_one_setting_share_their_saturated_runs_and_drawn_costs_have_their_own() -> None:
+def test_loads_of_one_setting_share_their_saturated_runs_and_other_costs_have_their_own() -> None:
     def resolved(**changes: Any) -> Resolved:
         return resolve(Scenario.of(profile=PAIR, policy="pd", input_len=64, **changes), load(PAIR), "pd")
 
     slow = Saturation.of(resolved(request_rate=1, num_prompts=30))
     assert slow is Saturation.of(resolved(request_rate=8, max_concurrency=4, replications=3))
     assert slow is not Saturation.of(resolved(request_rate=1, num_speculative_tokens=2))
-    assert slow is not Saturation.of(resolved().drawn(load(PAIR)))
+    slower = with_times(load(PAIR), passes=1.1)
+    assert slow is not Saturation.of(resolved().drawn(slower))
     assert slow is not Saturation.of(resolved(), seed=1)
 
 

@@ -22,7 +22,7 @@ class Engine:
         self.requests = [request(index, prompt=prompt, output=99) for index, prompt in enumerate(prompts)]
         self.pool = PagedPool(num_blocks, 16, 5, is_caching=is_caching, kept_blocks=kept_blocks)
         host = ScriptHost(lambda work: 0.0)
-        self.serving = Serving(host, self.requests, self.pool, NotedController(0, 0), max_concurrency=None)
+        self.serving = Serving(host, self.requests, self.pool, NotedController(0, 0))
         host.spawn(self.serving.arrivals())
         host.run_until()
 

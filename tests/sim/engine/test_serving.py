@@ -8,7 +8,7 @@ import pytest
 
 from sim.engine.kv import KvPool
 from sim.engine.paged import PagedPool
-from sim.engine.serving import EVERYONE, Serving
+from sim.engine.serving import EVERYONE, AdmissionCaps, Serving
 from sim.hosts.scripted import ScriptHost
 from sim.interface.request import Request
 from tests.sim.support import NotedController, request
@@ -34,8 +34,7 @@ class Served:
             requests,
             pool,
             self.drafts,
-            max_concurrency=max_concurrency,
-            max_num_seqs=max_num_seqs,
+            AdmissionCaps(max_concurrency, max_num_seqs),
             measured=measured,
         )
 

@@ -97,9 +97,9 @@ def test_a_variant_is_what_its_scenario_resolves_to(changes: dict[str, Any]) -> 
         given = scenario("pd", **{"policy_options.partition": partition})
         variant = resolve(given, profile, "pd").changed(**changes)
         afresh = resolve(with_keys(given, **changes), profile, "pd")
-        assert (variant.scenario, variant.partition, variant.lengths) == (
+        assert (variant.scenario, variant.options.partition, variant.lengths) == (
             afresh.scenario,
-            afresh.partition,
+            afresh.options.partition,
             afresh.lengths,
         )
         theirs, ours = simulate(afresh, 1).requests, simulate(variant, 1).requests
