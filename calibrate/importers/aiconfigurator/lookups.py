@@ -147,6 +147,8 @@ class Lookups:
         """The all-reduce before a norm brings activations to the next GEMM's format (TensorRT-LLM)."""
         self.has_trtllm_kernels = self.gpu.name.startswith(("b200", "b300", "gb"))
         """Other engines run TensorRT-LLM's kernels there, through FlashInfer."""
+        self.routes_shared = engine == "sglang" and not self.has_trtllm_kernels
+        """DeepSeek's shared expert is one more routed one, where experts are cut (models/deepseek_v2.py of 0.5.9)."""
         self.fuses_norms = self.fuses_quantising and not has_nccl_alone
         """The residual is added and normed in the all-reduce's kernel (TensorRT-LLM, but for NCCL's)."""
         self.notes: list[str] = []
