@@ -35,8 +35,10 @@ MIXED_KEYS = ("quant_algo", "moe_quant_algo", "config_groups", "quantized_layers
 PARTS = {
     "projections": re.compile(r"attn(\*|\.\*|$|\.(q|k|v|o|qkv)_proj)"),
     "mlp": re.compile(r"mlp(\*|\.\*|$|\.(gate|up|down|gate_up)_proj)"),
+    "shared": re.compile(r"shared_experts?(\*|\.\*|$)"),
 }
-"""Names of matrices inside a layer, as lists of modules have them, by the part of Formats."""
+"""Names of matrices inside a layer, as lists of modules have them, by the part of Formats; shared experts are a
+mixture's `mlp`."""
 
 
 class Stored(NamedTuple):
@@ -52,17 +54,12 @@ class Stored(NamedTuple):
 def quantisation_of(path: Path, *configs: dict[str, Json]) -> tuple[Path, Quantisation] | None:
     """The quantisation that one of `configs`, read from `path`, or a file beside it states, and that file; None where
     none does."""
-    stated: Quantisation | None = None
-    for config in configs:
-        for key in KEYS:
-            value = config.get(key)
-            if value is None or stated is not None:
-                continue
-            if not isinstance(value, dict):
-                raise ValueError(f"{path}: {key}={value!r} must be an object with quant_method")
-            stated = value
-    beside = None if stated is not None and stated.get("quant_method") else _beside(path)
-    return beside or (None if stated is None else (path, stated))
+    stated = [(key, config[key]) for config in configs for key in KEYS if config.get(key) is not None]
+    key, value = stated[0] if stated else ("", None)
+    if not isinstance(value, dict | None):
+        raise ValueError(f"{path}: {key}={value!r} must be an object with quant_method")
+    beside = None if value is not None and value.get("quant_method") else _beside(path)
+    return beside or (None if value is None else (path, value))
 
 
 def _beside(path: Path) -> tuple[Path, Quantisation] | None:

@@ -462,7 +462,10 @@ def _quantised(path: Path, quantisation: Config, shape: ModelShape) -> ModelShap
     """`shape` in the formats of its checkpoint. Raises ValueError for those that are not known."""
     stored = stored_formats(path, quantisation)
     quantised = with_formats(shape, stored.weights, stored.kv)
-    wide = [part for part in stored.left if getattr(quantised.formats, part) != "bf16"]
+    if "shared" in stored.left and quantised.formats is not None:
+        formats = msgspec.structs.replace(quantised.formats, mlp="bf16")
+        quantised = msgspec.structs.replace(quantised, formats=formats)
+    wide = [part for part in stored.left if getattr(quantised.formats, part, "bf16") != "bf16"]
     if wide:
         raise ValueError(
             f"{path}: quantization_config leaves matrices of {' and '.join(wide)} in 16 bits, which {stored.weights} "

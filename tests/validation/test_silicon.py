@@ -103,7 +103,7 @@ def test_formats_are_those_that_were_served_whatever_the_label_says() -> None:
         "fp8-block",
         "fp8",
     ]
-    assert cell(**block, gemm_quant_mode="nvfp4").weights == "nvfp4"
+    assert cell(**block, gemm_quant_mode="nvfp4").weights is None
     hopper = {"system": "h200_sxm", "backend": "trtllm"}
     assert [cell(**{**hopper, **each}).kv for each in ({}, R1, {**R1, **AUTO}, LLAMA, {**LLAMA, **AUTO})] == [
         None,

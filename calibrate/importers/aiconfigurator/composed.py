@@ -61,6 +61,9 @@ matrices, six copies, its convolution, gates, norms of queries and keys, seven k
 norm. Counted in SGLang 0.5.9's models; other kinds of modules were not counted, and count as INDEXED."""
 QUANTISED = ("fp8", "fp8-block", "nvfp4", "mxfp4-fp8")
 """Formats before whose GEMMs activations are quantised."""
+V3_EXPERTS = 256
+"""Of DeepSeek-V3 and R1: SGLang routes the shared expert with these alone, as no other model has so many beside latent
+attention without an indexer."""
 OF_ROUTING, OF_SHARED = 6, 2
 """Router, choice of experts, sorting (two), activation, sum of a token's experts; activation and sum of shared ones."""
 NORMS = 2
@@ -115,7 +118,6 @@ class Composed:
         self._lookups, self._l2_bytes, self._shape = lookups, l2_bytes, shape
         self._degree, self._ranks, self._split = degree, ranks, split
         self._formats = shape.formats or Formats()
-        self._modules_by_kind: dict[tuple[str, str], Modules] = {}
         self._kinds = [(kind, kind.layers / shape.layers) for kind in shape.kinds(degree)]
         self.tokens = np.array(TOKENS, dtype=float)
         self.checked = np.array([], dtype=int)
@@ -160,11 +162,19 @@ class Composed:
         return np.asarray(share * (self._experts_s(tokens) + self._gather_s(tokens, reduce_s)))
 
     def _experts_s(self, tokens: Array) -> Array:
-        """Router, routed and shared experts of one layer, and projections to the routed ones' width and back."""
+        """Router, routed and shared experts of one layer, and projections to the routed ones' width and back. A shared
+        expert that is routed with the others takes the faster of SGLang's and vLLM's tables: with 256 experts SGLang's
+        was timed with tiles that its server, which has 257, does not use."""
         shape, experts = self._shape, self._shape.experts
         assert experts is not None
-        routed_s = self._lookups.experts_s(shape, experts, self._formats.experts, self._split, tokens * self._ranks)
-        router_s = self._lookups.gemm_s(experts.num, shape.hidden, tokens)
+        tables, num, per_token = [self._lookups], experts.num, experts.per_token
+        is_v3 = num == V3_EXPERTS and experts.shared_intermediate and shape.latent and not shape.indexer
+        if is_v3 and self._lookups.routes_shared and self._split[1] == 1:
+            experts = msgspec.structs.replace(experts, num=num + 1, per_token=per_token + 1, shared_intermediate=0)
+            tables.append(Lookups(self._lookups.files))
+        of = (shape, experts, self._formats.experts, self._split, tokens * self._ranks)
+        routed_s: Array = np.min([each.experts_s(*of) for each in tables], axis=0)
+        router_s = self._lookups.gemm_s(num, shape.hidden, tokens)
         if experts.hidden:
             for columns, depth in ((experts.hidden, shape.hidden), (shape.hidden, experts.hidden)):
                 router_s = router_s + self._lookups.gemm_s(columns, depth, tokens)
@@ -211,15 +221,10 @@ class Composed:
         return False
 
     def _modules(self, phase: str, kind: LayerKind) -> Modules:
-        known = self._modules_by_kind
-        if (phase, kind.name) not in known:
-            shape, formats, indexer = self._shape, self._formats, self._shape.indexer
-            assert indexer is not None
-            heads = (shape.heads // self._degree, self._degree)
-            known[phase, kind.name] = self._lookups.modules(
-                phase, kind.name, indexer.heads, heads, formats.projections, formats.kv
-            )
-        return known[phase, kind.name]
+        formats, indexer = self._formats, self._shape.indexer
+        assert indexer is not None
+        heads = (self._shape.heads // self._degree, self._degree)
+        return self._lookups.modules(phase, kind.name, indexer.heads, heads, formats.projections, formats.kv)
 
     def _matrices_s(self, kind: LayerKind, tokens: Array) -> Array:
         """Attention's matrices of one layer."""
@@ -264,8 +269,7 @@ class Composed:
         return chunk_curve(points.where((points.sequences == 1) & (points.tokens >= CHUNKS[0])))
 
     def _latent_points(self, phase: str) -> AttentionTable:
-        heads = self._shape.heads // self._degree
-        return self._lookups.latent(phase, heads, self._formats.kv)
+        return self._lookups.latent(phase, self._shape.heads // self._degree, self._formats.kv)
 
     def _points(self, table: str, window: int) -> tuple[AttentionTable, float]:
         """Points of the heads on one device, and by how much a row here is more than a row there: where the layout was

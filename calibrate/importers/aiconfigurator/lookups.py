@@ -127,9 +127,8 @@ class TimedCurve(NamedTuple):
 
     def at(self, counts: Array) -> Array:
         """Seconds [counts]: between measured counts linearly, beyond the last in proportion."""
-        inside = np.interp(counts, self.counts, self.seconds)
-        most = self.counts[-1]
-        return np.where(counts > most, self.seconds[-1] * counts / most, inside)
+        beyond = np.maximum(1.0, counts / self.counts[-1])
+        return np.asarray(beyond * np.interp(counts, self.counts, self.seconds))
 
 
 def sustained(tokens: Array) -> Array:
@@ -147,6 +146,8 @@ class Lookups:
         """The all-reduce before a norm brings activations to the next GEMM's format (TensorRT-LLM)."""
         self.has_trtllm_kernels = self.gpu.name.startswith(("b200", "b300", "gb"))
         """Other engines run TensorRT-LLM's kernels there, through FlashInfer."""
+        self.routes_shared = engine == "sglang" and not self.has_trtllm_kernels
+        """DeepSeek's shared expert is one more routed one, where experts are cut (models/deepseek_v2.py of 0.5.9)."""
         self.fuses_norms = self.fuses_quantising and not has_nccl_alone
         """The residual is added and normed in the all-reduce's kernel (TensorRT-LLM, but for NCCL's)."""
         self.notes: list[str] = []
@@ -220,8 +221,8 @@ class Lookups:
     def _expert_curve(self, layout: tuple[int, ...], weights: str) -> TimedCurve | None:
         """None where no table has the layout. An engine that tunes runs its own kernels alone on Hopper: a cut that its
         table lacks takes what experts spread over as many devices do, which read as many bytes there."""
-        wanted: dict[str, object] = dict(zip((*LAYOUT, *SPLIT), layout, strict=True))
-        wanted |= {"moe_dtype": FORMATS[weights].experts}
+        columns = ("moe_dtype", *LAYOUT, *SPLIT)
+        wanted: dict[str, object] = dict(zip(columns, (FORMATS[weights].experts, *layout), strict=True))
         if self.engine in TUNES_EXPERTS and not self.has_trtllm_kernels:
             spread = wanted | dict(zip(SPLIT, (1, layout[-2] * layout[-1]), strict=True))
             if self._is_timed(spread) and not self._is_timed(wanted):
@@ -278,15 +279,16 @@ class Lookups:
             shown = f"mxfp4 experts of {width} x {experts.intermediate} in the tables of {self.gpu.name!r}"
             raise NotMeasured(f"no {shown}, and those of other shapes are up to 3 times off: try other weights")
         hidden, wide, per_token, num, cut, spread = nearest
-        like = Experts(num=num, per_token=per_token, intermediate=wide)
         self.note(
             f"experts scaled from {num} of {hidden} x {wide}, top {per_token}, cut {cut}, spread {spread}: this layout "
             "was never measured"
         )
         bits = WEIGHT_BITS[weights]
-        ratio = self._expert_roof_s(width, experts, split, bits, at)
-        ratio = ratio / self._expert_roof_s(hidden, like, (cut, spread), bits, at)
-        return np.asarray(curve.at(at) * ratio * self._sustained_experts(at))
+        like = Experts(num=num, per_token=per_token, intermediate=wide)
+        measured_s = (
+            curve.at(at) * self._sustained_experts(at) / self._expert_roof_s(hidden, like, (cut, spread), bits, at)
+        )
+        return np.asarray(measured_s * self._expert_roof_s(width, experts, split, bits, at))
 
     def _sustained_experts(self, at: Array) -> Array:
         """Of an engine that tunes its experts what it saves by that is in it already."""
@@ -391,8 +393,7 @@ class Lookups:
 
         decode, prompt = phase("generation", "batch_size"), phase("context", "seq_len", batch_size=1)
         self.note(f"linear attention of up to {STATE_ROWS} tokens as rows that decode, of more as a prompt")
-        beyond = np.interp(tokens, *prompt) * np.maximum(1.0, tokens / prompt.counts[-1])
-        as_prompt = np.maximum(beyond, np.interp(STATE_ROWS, *decode))
+        as_prompt = np.maximum(prompt.at(tokens), np.interp(STATE_ROWS, *decode))
         return np.where(tokens <= STATE_ROWS, np.interp(tokens, *decode), as_prompt)
 
     def mixing_s(self, hidden: int, streams: int, tokens: Array) -> Array:
@@ -454,7 +455,7 @@ class Lookups:
         """All-gather of `message_bytes` in all among `devices` and the reduce-scatter back (NCCL): how vLLM moves
         tokens to the experts of other ranks and their results back by default."""
         total = np.zeros(len(message_bytes))
-        for name in ("all_gather", "reduce_scatter") if devices > 1 else ():
+        for name in ("all_gather", "reduce_scatter"):
             curve = self._nccl(name, devices)
             if curve is None:
                 raise ValueError(f"no {name} of {devices} devices in the tables of {self.gpu.name!r}")
@@ -547,11 +548,9 @@ def _no_dents(tokens: Array, seconds: Array) -> Array:
 def _least(table: GemmTable, other: GemmTable) -> GemmTable:
     """The lesser time wherever both have one."""
     seconds = table.seconds.copy()
-    axes = (table.tokens, table.columns, table.depths)
-    others = (other.tokens, other.columns, other.depths)
-    pairs = zip(axes, others, strict=True)
-    common = [np.intersect1d(ours, its, return_indices=True)[1:] for ours, its in pairs]
-    ours, its = np.ix_(*(pair[0] for pair in common)), np.ix_(*(pair[1] for pair in common))
+    axes = zip(table[:-1], other[:-1], strict=True)
+    common = [np.intersect1d(*pair, return_indices=True)[1:] for pair in axes]
+    ours, its = (np.ix_(*points) for points in zip(*common, strict=True))
     seconds[ours] = np.fmin(seconds[ours], other.seconds[its])
     return table._replace(seconds=seconds)
 

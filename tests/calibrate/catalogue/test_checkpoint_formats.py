@@ -87,3 +87,15 @@ def test_a_folder_of_weights_has_its_quantisation_in_a_file_beside(tmp_path: Pat
     beside.write_text(json.dumps({"quantization": "FP8"}))
     named = "hf_quant_config.json: quantization='FP8' must be an object"
     assert_refused(lambda: source_of(str(config.parent), plain=False), named)
+
+
+@pytest.mark.parametrize(("ignored", "shared"), [("mlp.shared_experts*", "bf16"), ("mlp.shared_expert_gate", "nvfp4")])
+def test_shared_experts_that_a_checkpoint_leaves_in_16_bits_stay_there(
+    tmp_path: Path, ignored: str, shared: str
+) -> None:
+    experts = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 512}
+    quantisation = compressed(FLOAT4, ignore=[f"model.layers.0.{ignored}"])
+    path = write_config(tmp_path / "m.json", model_type="qwen3_moe", quantization_config=quantisation, **experts)
+    formats = source_of(str(path), plain=False).shape.formats
+    assert formats is not None
+    assert (formats.mlp, formats.experts) == (shared, "nvfp4")

@@ -417,6 +417,26 @@ def test_experts_that_tensorrt_llm_never_timed_cut_take_what_as_many_spread_ones
     assert "experts scaled from spread ones" in lookups.notes[0]
 
 
+def test_sglang_routes_deepseeks_shared_expert_with_the_others_where_none_is_spread(tmp_path: Path) -> None:
+    """Its matrices take no time then, and the faster of two engines' tables of one kernel counts."""
+    root = sparse_tables(tmp_path)
+    moe_table(root, "vllm", "bfloat16", num_experts=256, topk=8)
+    moe_table(root, "sglang", "bfloat16", num_experts=256, topk=8, latency=9.0)
+    same = {"batch_size": 1, "num_heads": 32, "kv_cache_dtype": "bfloat16", "latency": 0.1}
+    places = pd.DataFrame({"isl": [16, 8192], "step": [0, 0]})
+    for phase in ("context", "generation"):
+        places.assign(**same).to_parquet(root / "a100_sxm" / f"mla__sglang__0.5__{phase}_mla_perf.parquet")
+
+    def body(engine: str, shared: int) -> float:
+        experts = Experts(num=256, per_token=8, intermediate=2048, shared_intermediate=shared)
+        shape = msgspec.structs.replace(SPARSE_ATTENTION, layers=4, indexer=None, experts=experts)
+        return body_ms(imported(root, shape, Deployment(engine=engine)), 64)
+
+    assert body("sglang", 2048) == pytest.approx(body("sglang", 1024), rel=2e-3)
+    assert body("sglang", 2048) < 9.0
+    assert body("vllm", 2048) > 1.05 * body("vllm", 1024)
+
+
 def test_mxfp4_experts_of_a_shape_that_was_never_timed_are_refused(tmp_path: Path) -> None:
     moe_table(sparse_tables(tmp_path), "sglang", "w4a16_mxfp4")
     lookups = lookups_in(tmp_path)
