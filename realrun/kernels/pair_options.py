@@ -14,6 +14,8 @@ from sim.interface.work import Kind, Model
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairOptions:
+    """Sizes, and how passes are padded and captured."""
+
     slots: int
     """Requests in KV at once."""
     max_tokens: int

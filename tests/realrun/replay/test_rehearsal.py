@@ -12,15 +12,16 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from realrun.host.device import Cpu, DeviceStream, _CpuStream
-from realrun.kernels.device_passes import PassShape
+from realrun.kernels.device_passes import ChunkShape, PassShape
 from realrun.kernels.issuer import Issuer
 from realrun.kernels.pair_kernels import PairKernels
+from realrun.kernels.pair_options import PairOptions
 from realrun.replay import replays
 from realrun.replay.pair_executor import PairExecutor
-from realrun.replay.replays import REHEARSAL_REQUESTS, Replay, replay, result_of
+from realrun.replay.replays import REHEARSAL_REQUESTS, Replay, largest_passes, replay, result_of
 from realrun.replay.testbed import SPARE_SLOTS, build_kernels, sizes_for
 from sim.costs.profile_files import load
-from sim.interface.work import Kind
+from sim.interface.work import Kind, Model
 from sim.policies.continuous.loop import continuous
 from sim.policies.registry import register
 from sim.run.experiment import Experiment, PolicyStalled
@@ -170,3 +171,18 @@ def test_a_policy_that_stops_with_requests_unserved_is_named_at_its_rehearsal() 
     stuck = register(continuous(name="stuck", admit=lambda waiting: None)).name
     with pytest.raises(PolicyStalled, match="policy 'stuck' stopped with 4 of 4 requests unfinished"):
         runs([stuck], has_graphs=False)
+
+
+def test_the_largest_passes_fit_buffers_of_as_many_rows_as_are_served_at_once() -> None:
+    """Whoever prefills beside the others has a slot in which nobody decodes."""
+    given = Scenario.of(
+        profile="cpu/tiny", policy="continuous", request_rate="inf", max_concurrency=4, num_prompts=4, input_len=20
+    )
+    experiment = Experiment(resolve(given, load("cpu/tiny"), "continuous", num_slots=4), 0)
+    seen = [
+        PassShape(Kind.VERIFY, Model.TARGET, 2, 3),
+        PassShape(Kind.PREFILL, Model.TARGET, chunks=(ChunkShape(1, 20, True),)),
+    ]
+    for slots in (1, 4):
+        options = PairOptions(slots=slots, max_tokens=64)
+        assert max(shape.num_rows for shape in largest_passes(seen, experiment, options)) <= slots
