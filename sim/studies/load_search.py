@@ -83,6 +83,8 @@ class Highest(NamedTuple):
 
 Curve = dict[float, list[float]]
 """Shares of requests that meet all SLOs, [replications] by load."""
+Ends = tuple[float, float, float]
+"""The least load that is tried, the saturated rate, and the most load."""
 
 
 class LoadSearch:
@@ -253,12 +255,7 @@ class Fleet:
 
 
 def bisected(
-    shares_at: Callable[[float], list[float]],
-    share: float,
-    ends: tuple[float, float, float],
-    *,
-    closeness: float,
-    near: float | None = None,
+    shares_at: Callable[[float], list[float]], share: float, ends: Ends, *, closeness: float, near: float | None = None
 ) -> tuple[float, float, Curve]:
     """A load that holds, since `shares_at` it are at least `share` on average, a close one above it that fails, and the
     shares at all loads that were tried, each once.

@@ -56,11 +56,12 @@ def compared(
     policies = [replace(one, form=form) for one in policies]
     result = compare(policies, workers=workers, on_done=on_done, **how)
     policies = [settled(one, result.length) for one in policies]
+    groups = _by_costs(policies)
     if draws != 0:
         result = over_draws(result, policies, draws, workers=workers, on_done=on_done)
     result = as_replayed(result, policies)
     near, distances = [], []
-    for alike in _by_costs(policies):
+    for alike in groups:
         rows = [row for row, one in zip(result.policies, policies, strict=True) if one in alike]
         part = msgspec.structs.replace(result, policies=rows)
         near += evidence(alike[0].profile, asked_of_comparison(part, alike))
