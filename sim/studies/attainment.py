@@ -133,8 +133,8 @@ def highest_load(
     runner = Runner(workers, on_done)
     is_counted = isinstance(scenario.workload.num_prompts, int) or is_trace(scenario.workload)
     highest, fleets, notes = list[HighestLoad](), list[Replicas](), [*policies[0].assumed, *_unused(scenario)]
-    for policy in policies:
-        alone = policy.changed(policy=(policy.policy.name,), replications=1, devices={"count": 1})
+    for resolved in policies:
+        alone = resolved.changed(policy=(resolved.policy.name,), replications=1, devices={"count": 1})
         search = LoadSearch(alone, share, runner, near)
         if not is_counted:
             search.lengthen()

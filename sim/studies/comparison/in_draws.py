@@ -1,8 +1,8 @@
 """A comparison with all that it rests on: draws of costs and acceptance, the nearest measured cells, levels.
 
-In a draw every policy serves the requests of a replication; the ratio of what it takes to that with costs as given is a
-factor on its mean. An order that was stated stays only if nine in ten of the differences that follow have its sign,
-with the noise of replications, at every phi. Not here: the runs (sim.compare.side_by_side), the draws themselves
+In a draw every policy serves the requests of a replication. What it takes there, over what it takes with costs as
+given, is a factor on its mean. An order stays only if nine in ten of the differences in draws have its sign. The noise
+of replications is added to them, and it must hold at every phi. Not here: the runs (sim.compare.side_by_side), the draws themselves
 (cost_draws), values of keys side by side (varied).
 """
 
