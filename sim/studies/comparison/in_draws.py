@@ -2,8 +2,8 @@
 
 In a draw every policy serves the requests of a replication. What it takes there, over what it takes with costs as
 given, is a factor on its mean. An order stays only if nine in ten of the differences in draws have its sign. The noise
-of replications is added to them, and it must hold at every phi. Not here: the runs (sim.compare.side_by_side), the draws themselves
-(cost_draws), values of keys side by side (varied).
+of replications is added to them, and it must hold at every phi. Not here: the runs (sim.compare.side_by_side), the
+draws themselves (cost_draws), values of keys side by side (varied).
 """
 
 from __future__ import annotations
