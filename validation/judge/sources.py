@@ -148,7 +148,7 @@ def _output_std(repeats: Sequence[Row]) -> float:
 
 
 def _most_tokens(row: Row) -> int:
-    return int(json.cells(row["wlp"])["max_new_tokens"])
+    return int(json.loads(row["wlp"])["max_new_tokens"])
 
 
 def _study_cell(
@@ -200,7 +200,7 @@ def timestamps(folder: Path, run: RunSpec) -> list[ServedLoad]:
 
 def steps(path: Path, run: RunSpec) -> list[ServedLoad]:
     """Steps of the target by SpecDecode-Bench's line: seconds by tokens and KV."""
-    line = json.cells(path.read_text())
+    line = json.loads(path.read_text())
     target = line["target"]
     cells = []
     for queries in STEP_QUERIES:
