@@ -1,9 +1,9 @@
 """Many tasks over several processes: fed as they are worked off, so that memory does not grow with their number.
 
-Workers last as long as the outermost `lasting` block. They are forked where that is safe, which is where this process
-has one thread. Elsewhere they start afresh and are told the policies and acceptances registered here; one that was
-written in a script or notebook cannot be imported there, and then the tasks run in this process, with a note. Not here:
-what a task is (sim.compare.point_runs, sim.studies.sweeps.store_rows).
+Workers last as long as the outermost `lasting` block. They are forked where this process has one thread, since that is
+safe. Elsewhere they start afresh, and the policies and acceptances registered here are registered there. What a script
+or a notebook defines cannot be imported there. Then the tasks run in this process, with a note. Not here: what a task
+is (sim.compare.point_runs, sim.studies.sweeps.store_rows).
 
 What only processes need is imported where they start: it takes longer than a small run does.
 """

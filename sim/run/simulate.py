@@ -13,7 +13,6 @@ from heapq import nlargest
 from time import process_time_ns
 from typing import TYPE_CHECKING
 
-from sim.acceptance.draws import AcceptanceDraws
 from sim.costs.in_service import is_slowed
 from sim.devices.ticket import SimTicket
 from sim.engine.fleet import Fleet
@@ -57,12 +56,21 @@ def simulate(
     draws = experiment.draws()
     meter = _meter(resolved) if resolved.scenario.energy else None
     hear = None if meter is None else meter.hear
+    build = partial(
+        SimHost,
+        resolved.host_costs,
+        draws,
+        draws_by_drafter=experiment.draws_by_drafter(),
+        contention=resolved.contention,
+        only_together=resolved.options.only_together,
+        links=resolved.links,
+        costs_elsewhere=resolved.costs_elsewhere,
+    )
     if record_works:
         who = "works that are recorded"
-        build = partial(_host, experiment, draws)
-        record = run_recorded(experiment, requests, lambda heard: build(_both(heard, hear)), stop_s=stop_s)
+        record = run_recorded(experiment, requests, lambda heard: build(on_work=_both(heard, hear)), stop_s=stop_s)
     else:
-        host = _host(experiment, draws, hear)
+        host = build(on_work=hear)
         serving = experiment.start(host, requests)
         if resolved.form == compiled.SIMPY:
             who = _serve_in_simpy(experiment, serving, host)
@@ -188,21 +196,6 @@ def _both(first: OnWork, second: OnWork | None) -> OnWork:
         second(ticket)
 
     return hear
-
-
-def _host(experiment: Experiment, draws: AcceptanceDraws, on_work: OnWork | None = None) -> SimHost:
-    """The machine that the experiment is simulated on."""
-    resolved = experiment.resolved
-    return SimHost(
-        resolved.host_costs,
-        draws,
-        draws_by_drafter=experiment.draws_by_drafter(),
-        contention=resolved.contention,
-        only_together=resolved.options.only_together,
-        links=resolved.links,
-        costs_elsewhere=resolved.costs_elsewhere,
-        on_work=on_work,
-    )
 
 
 def run_recorded(

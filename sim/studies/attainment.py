@@ -40,7 +40,7 @@ from sim.studies.load_search import (
     LoadSearch,
     with_length,
 )
-from sim.studies.tune import has_slo
+from sim.workload.classes import Goodput
 from sim.workload.generate import is_trace, num_requests
 
 DEFAULT_SHARE = 0.95
@@ -125,7 +125,7 @@ def highest_load(
     search is brief and leaves the interval of the load as wide as a few replications make it. `price` is in dollars per
     hour of a GPU. Raises ValueError for a scenario without SLOs.
     """
-    if not has_slo(scenario):
+    if scenario.goodput == Goodput():
         raise ValueError("capacity: no SLO given; want some of --goodput ttft:MS tpot:MS e2el:MS")
     if draws is None:
         draws = 0 if scenario.speculation.drafts else DEFAULT_DRAWS
@@ -133,8 +133,8 @@ def highest_load(
     runner = Runner(workers, on_done)
     is_counted = isinstance(scenario.workload.num_prompts, int) or is_trace(scenario.workload)
     highest, fleets, notes = list[HighestLoad](), list[Replicas](), [*policies[0].assumed, *_unused(scenario)]
-    for policy in policies:
-        alone = policy.changed(policy=(policy.policy.name,), replications=1, devices={"count": 1})
+    for resolved in policies:
+        alone = resolved.changed(policy=(resolved.policy.name,), replications=1, devices={"count": 1})
         search = LoadSearch(alone, share, runner, near)
         if not is_counted:
             search.lengthen()
@@ -172,7 +172,7 @@ def _highest(
     load = found.load if found.limit in (Limit.SLO, Limit.THROUGHPUT) else None
     at = load if load is not None else (search.least if found.limit is Limit.NEVER else search.most)
     points, notes = [search.point(at, seed) for seed in found.seeds], list[str]()
-    runs = [outcome.run for outcome in run_points(points, Runner(search.runner.workers))]
+    runs = [outcome.run for outcome in run_points(points, search.runner, f"{search.policy}: at the highest load")]
     # The note of `compare` on a given length at that load.
     scenario, workload = points[0].resolved.scenario, points[0].resolved.scenario.workload
     length = Length(num_prompts=num_requests(workload), num_warmups=workload.num_warmups, is_auto=is_auto)

@@ -249,13 +249,13 @@ def levels(result: Comparison, policies: Sequence[Resolved]) -> list[Level]:
         mean_ms, ci95 = row.mean["mean_e2el_ms"], row.ci95["mean_e2el_ms"]
         if mean_ms is None or not row.load.is_steady:
             continue
-        errors = level_errors(named[row.policy], drafts=asked.method != NONE)
         num_set_ups = len(served_errors().known(engine.name, gpu, model))
         is_known = num_set_ups > 0 or any(
             cell.is_level and cell.engine == engine.name and not _differs(cell, gpu, model, asked)
             for cell in measured().cells
         )
         slowed, elasticity = _perturbed(result, named[row.policy], row, None if is_known else engine)
+        errors = level_errors(named[row.policy], drafts=asked.method != NONE)
         noise = 0.0 if ci95 is None else (ci95[1] - ci95[0]) / 2.0 / mean_ms
         constants = Z_975 * log(slowed or 1.0)
         below, above = (

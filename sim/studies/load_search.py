@@ -1,10 +1,12 @@
 """What one policy serves within its SLOs: the highest load, and the fewest replicas for a rate.
 
-The load is found by bisection of the mean curve: the share of requests that meet the SLOs, averaged over replications,
-each of which has the same requests at every load. Replications that are searched one by one would end higher on
-average: far below its own load a run meets the SLOs nearly always, and above it the share falls fast. In a variation of
-cost one replication is searched about the answer, and ends earlier: the ratio of the two is what the variation does,
-whatever those requests were. Replicas are simulated rather than divided, under the scenario's routing.
+The load is found by bisection of the mean curve. That is the share of requests that meet the SLOs, averaged over
+replications. Each replication has the same requests at every load. Replications searched one by one would end higher on
+average. Far below its own load a run nearly always meets the SLOs, and above it the share falls fast.
+
+In a variation of cost one replication is searched near the answer. It ends earlier, as it does with costs as given. The
+ratio of the two loads is what the variation does. Replicas are simulated rather than divided, under the scenario's
+routing.
 Not here: what is said of both (attainment).
 """
 
@@ -83,6 +85,8 @@ class Highest(NamedTuple):
 
 Curve = dict[float, list[float]]
 """Shares of requests that meet all SLOs, [replications] by load."""
+Ends = tuple[float, float, float]
+"""The least load that is tried, the saturated rate, and the most load."""
 
 
 class LoadSearch:
@@ -186,8 +190,10 @@ def _in_draw(
 
 
 class Fleet:
-    """Numbers of replicas at a rate: over runs with costs as given, or in draws that a replica serves `loads` in, 0 for
-    never. Each number is simulated once."""
+    """Numbers of replicas at a rate, over runs with costs as given or in draws. Each number is simulated once.
+
+    `loads` [draws] are the highest of one replica. 0 is never.
+    """
 
     def __init__(
         self, search: LoadSearch, rate_per_s: float, draws: Sequence[Resolved], loads: Sequence[float]
@@ -253,12 +259,7 @@ class Fleet:
 
 
 def bisected(
-    shares_at: Callable[[float], list[float]],
-    share: float,
-    ends: tuple[float, float, float],
-    *,
-    closeness: float,
-    near: float | None = None,
+    shares_at: Callable[[float], list[float]], share: float, ends: Ends, *, closeness: float, near: float | None = None
 ) -> tuple[float, float, Curve]:
     """A load that holds, since `shares_at` it are at least `share` on average, a close one above it that fails, and the
     shares at all loads that were tried, each once.

@@ -1,9 +1,9 @@
 """A comparison with all that it rests on: draws of costs and acceptance, the nearest measured cells, levels.
 
-In a draw every policy serves the requests of a replication; the ratio of what it takes to that with costs as given is a
-factor on its mean. An order that was stated stays only if nine in ten of the differences that follow have its sign,
-with the noise of replications, at every phi. Not here: the runs (sim.compare.side_by_side), the draws themselves
-(cost_draws), values of keys side by side (varied).
+In a draw every policy serves the requests of a replication. What it takes there, over what it takes with costs as
+given, is a factor on its mean. An order stays only if nine in ten of the differences in draws have its sign. The noise
+of replications is added to them, and it must hold at every phi. Not here: the runs (sim.compare.side_by_side), the
+draws themselves (cost_draws), values of keys side by side (varied).
 """
 
 from __future__ import annotations
@@ -56,11 +56,12 @@ def compared(
     policies = [replace(one, form=form) for one in policies]
     result = compare(policies, workers=workers, on_done=on_done, **how)
     policies = [settled(one, result.length) for one in policies]
+    groups = _by_costs(policies)
     if draws != 0:
         result = over_draws(result, policies, draws, workers=workers, on_done=on_done)
     result = as_replayed(result, policies)
     near, distances = [], []
-    for alike in _by_costs(policies):
+    for alike in groups:
         rows = [row for row, one in zip(result.policies, policies, strict=True) if one in alike]
         part = msgspec.structs.replace(result, policies=rows)
         near += evidence(alike[0].profile, asked_of_comparison(part, alike))

@@ -23,7 +23,7 @@ from sim.run.simulate import simulate
 from sim.studies import attainment
 from sim.studies.attainment import Attainment, highest_load
 from sim.studies.cost_draws import BODY_KINDS, cost_draws
-from sim.studies.load_search import FRESH_KEY, Limit, LoadSearch
+from sim.studies.load_search import FRESH_KEY, Limit, LoadSearch, bisected
 
 PROFILE = "h100-sxm/llama-3.1-8b"
 
@@ -109,6 +109,18 @@ def test_a_search_near_a_load_ends_where_all_requests_come_at_once() -> None:
     resolved = resolve(lone_server(num_prompts=30, **{"goodput.tpot_ms": 1e6}), load(PROFILE), "autoregressive")
     search = LoadSearch(resolved, 0.95)
     assert search.own_highest(0, near=search.saturated_per_s) == inf
+
+
+def test_a_search_simulates_each_load_once() -> None:
+    tried: list[float] = []
+
+    def shares_at(load_per_s: float) -> list[float]:
+        tried.append(load_per_s)
+        return [float(load_per_s < 3.0)]
+
+    low, high, _ = bisected(shares_at, 0.95, (0.01, 10.0, 10.0), closeness=0.1)
+    assert low < 3.0 <= high
+    assert len(tried) == len(set(tried))
 
 
 @cache
