@@ -338,7 +338,7 @@ def _not_steady(policies: Sequence[PolicySummary], steady: Sequence[PolicySummar
         rates = [(row.load.rate_per_s, row.load.capacity_per_s) for row in rows]
         if why in (Verdict.OVERLOADED, Verdict.UNDECIDED) and all(None not in each for each in rates):
             arriving, served = (map(digits, sorted({each[end] or 0.0 for each in rates})) for end in (0, 1))
-            text += f": {span(arriving)} requests/s arrive, {span(served)} are served"
+            text += f": {span(arriving)} requests/s arrive, {span(served)} can be served"
         names = in_words([row.policy.removeprefix(UNSPOKEN) for row in rows])
         lines.append(f"{names} {'is' if len(rows) == 1 else 'are'} {text}." if why in _WHY else f"{names}: {text}.")
     floors = [row.load.ci95[0] for row in policies if row.load.verdict is Verdict.OVERLOADED and row.load.ci95]

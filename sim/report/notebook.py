@@ -105,7 +105,12 @@ def compare(
     raw, profile = _raw(source, changes)
     scenario = parse_scenario(replicated(raw), profile)
     loaded = profile or load_profile(scenario.profile)
-    return shown_as(ShownComparison, compared(resolve_all(scenario, loaded), **asked))
+    settings = resolve_all(scenario, loaded)
+    answer = compared(settings, **asked)
+    if "acceptance" not in (raw.get("speculation") or {}) and any(one.lengths.given for one in settings):
+        assumed = f"Acceptance of drafts is assumed: {scenario.speculation.acceptance}. Pass your own with acceptance=."
+        answer = msgspec.structs.replace(answer, notes=[assumed, *answer.notes])
+    return shown_as(ShownComparison, answer)
 
 
 class Simulation(msgspec.Struct, frozen=True, kw_only=True):

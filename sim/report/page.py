@@ -108,16 +108,16 @@ def _answers(points: StorePoints) -> str:
     notes = []
     if num_settings > 2:
         notes.append(
-            f"Each line is the best of up to {num_settings} settings: the best of many is also the luckiest of those "
-            "near it, so trust the interval against the next one, not the rank alone."
+            f"Each line is the best of up to {num_settings} settings. The best of many is also the luckiest of those "
+            "near it, so trust its interval against the next one, not its rank alone."
         )
     if any(rank.second is not None for rank in ranks):
         notes.append(
-            "Intervals, and what is clear, are of other draws of the same workload; errors of costs and acceptance are "
-            "not in them (`lanesim compare --draws`)."
+            "Intervals are over other draws of the same workload. Errors of costs and acceptance are not in them, but in "
+            "those of `lanesim compare --draws`."
         )
     if points.rows.groupby("scenario_hash").size().min() < 2:
-        notes.append("One replication: no interval can be given; add `replications: 5`.")
+        notes.append("One replication has no interval. Add `replications: 5`.")
     if bool(points.rows["is_transient"].any()):
         notes.append("Some points are transients, too short for steady means: `num_prompts: auto` finds the length.")
     return _table(head, rows) + "".join(f"<p>{_prose(note)}</p>" for note in notes)
@@ -233,12 +233,8 @@ def _assumptions(points: StorePoints) -> str:
         held_out = (
             f"mean error on held-out points: {', '.join(errors)}" if errors else "not validated on held-out points"
         )
-        overlap = (
-            "measured"
-            if profile.overlap.is_known
-            else "assumed: orders are stated only where both ends of its bracket agree"
-        )
-        lines.append(f"{name}: {profile.source}; {held_out}; overlap of streams {overlap}.")
+        overlap = "measured" if profile.overlap.is_known else "assumed"
+        lines += [f"{name}: {part}" for part in (profile.source, held_out, f"overlap of streams {overlap}")]
     engines = ", ".join(dict.fromkeys(map(str, points.rows["engine"])))
     lines.append(f"Engine: {engines}. Model {points.frame['model_version'].iloc[0]}.")
     scenario = points.scenario(points.rows["key"].iloc[0])

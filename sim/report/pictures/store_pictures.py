@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
-MAX_LINES, MAX_PANELS = len(COLOURS), 4
-"""Lines in one panel, and panels side by side."""
+MAX_LINES, MAX_PANELS, PER_ROW = len(COLOURS), 4, 2
+"""Lines in one panel, panels of a picture, and those side by side that can be read in half of a page."""
 TOKENS_PER_S, PER_GPU = "output_throughput_tokens_per_s", "output_throughput_per_gpu_tokens_per_s"
 JOULES = "joules_per_output_token"
 HOUR_S, MILLION = 3600.0, 1e6
@@ -352,9 +352,12 @@ def _heat_maps(
     left_out = f"; {MAX_PANELS} of {len(panels)} panels" if len(panels) > MAX_PANELS else ""
     panels, (across, down, metric) = panels[:MAX_PANELS], keys
     xs, ys = points.values(across), points.values(down)
-    size = (2.0 + 0.62 * len(xs)) * len(panels), 2.2 + 0.42 * len(ys)
-    figure, axes = plt.subplots(1, len(panels), figsize=size, squeeze=False, sharey=True, layout="constrained")
-    for axis, (name, rows) in zip(axes[0], panels, strict=True):
+    columns = min(len(panels), PER_ROW)
+    size = (2.0 + 0.62 * len(xs)) * columns, (1.2 + 0.42 * len(ys)) * -(-len(panels) // columns) + 1.0
+    figure, axes = plt.subplots(-(-len(panels) // columns), columns, figsize=size, squeeze=False, layout="constrained")
+    for axis in axes.flat[len(panels) :]:
+        axis.remove()
+    for axis, (name, rows) in zip(axes.flat, panels, strict=False):
         shades = _cells(rows, down, across, metric, ys, xs).astype(float)
         texts = _cells(rows, down, across, "text", ys, xs).fillna("")
         low, high = bounds
@@ -367,7 +370,7 @@ def _heat_maps(
         axis.set_facecolor(NO_MEAN)
         axis.invert_yaxis()
         axis.tick_params(rotation=0)
-        panel(axis, name, spoken(across), spoken(down) if axis is axes[0][0] else "")
+        panel(axis, name, spoken(across), spoken(down) if axis in axes[:, 0] else "")
         for place, column in enumerate(shades.columns if is_boxed else ()):
             if shades[column].notna().any():
                 corner = place + 0.04, list(shades.index).index(shades[column].idxmin()) + 0.04

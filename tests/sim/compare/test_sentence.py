@@ -108,7 +108,7 @@ def test_where_none_keeps_up_a_rate_is_named_that_all_can_serve() -> None:
         for name, (per_s, ends) in served_per_s.items()
     }
     assert verdict([served(name, load) for name, load in loads.items()], pairs()) == (
-        "Continuous and pd are overloaded: 2 requests/s arrive, 0.9 to 1.1 are served.\n"
+        "Continuous and pd are overloaded: 2 requests/s arrive, 0.9 to 1.1 can be served.\n"
         "Try --request-rate 0.69. Both can serve that."
     )
     one = verdict([served("continuous", loads["continuous"]), served("pdv")], pairs())

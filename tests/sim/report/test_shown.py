@@ -95,3 +95,10 @@ def test_in_a_notebook_a_comparison_shows_its_tables_once(monkeypatch: pytest.Mo
 def test_the_package_runs_as_the_command() -> None:
     done = subprocess.run([sys.executable, "-m", "lanesim", "--version"], capture_output=True, text=True, check=True)
     assert done.stdout.startswith("lanesim, version ")
+
+
+def test_an_acceptance_that_is_assumed_in_python_is_a_note() -> None:
+    few: dict[str, Any] = {"profile": "cpu/tiny", "num_prompts": 5, "request_rate": 5, "draws": 0, "replications": 1}
+    asked = [{"policy": "pd"}, {"policy": "pd", "acceptance": "iid:0.6"}, {"policy": "autoregressive"}]
+    notes = [" ".join(lanesim.compare(**few, **each).notes) for each in asked]
+    assert ["Acceptance of drafts is assumed: iid:0.7" in each for each in notes] == [True, False, False]

@@ -166,7 +166,7 @@ def test_the_page_has_question_answer_pictures_tables_assumptions_errors_and_how
     assert "workload.request_rate:" in text
     assert "mean held-out errors" in text or "not validated" in text
     assert "<code>replications: 5</code>" in page.read_text()
-    assert "errors of costs and acceptance are not in them" in page.read_text()
+    assert "Errors of costs and acceptance are not in them" in page.read_text()
     assert "`" not in text
 
 
