@@ -59,7 +59,7 @@ def check_fits(models: str, weight_bytes: int, gpu: Gpu, devices: int = 1) -> No
     if weight_bytes > memory_bytes:
         raise ValueError(
             f"weights of {models} need {weight_bytes / GB:.1f} GB and {devices} x {gpu.name} has "
-            f"{memory_bytes / GB:.1f} GB; choose smaller models or a larger GPU"
+            f"{memory_bytes / GB:.1f} GB. Choose smaller models or a larger GPU"
         )
 
 

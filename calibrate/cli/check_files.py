@@ -37,7 +37,7 @@ class CheckFlags(Struct, frozen=True, kw_only=True):
 
 @command("check", CheckFlags, example="lanesim check scenario.yaml results/demo profile.json")
 def check_command(flags: CheckFlags) -> None:
-    """Say what each FILE is, and whether it is sound; nothing is run.
+    """Say what each FILE is, and whether it is sound. Nothing is run.
 
     Known: scenarios, grids, profiles, engines, models' config.json, results and stores (folders), points, traces,
     ShareGPT conversations, acceptance tapes, requests of a vLLM run and their prompts, tables of closed-loop cells,

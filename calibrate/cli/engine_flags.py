@@ -33,9 +33,7 @@ class ServedFlags(Struct, frozen=True, kw_only=True):
     ] = None
     set: Overrides = ()
     json: JsonFile = None
-    out: Annotated[
-        Path | None, "Directory for validation.json; of a server: the profile to write, with its constants."
-    ] = None
+    out: Annotated[Path | None, "Directory for validation.json. With a server's URL, the profile to write."] = None
     overwrite: Overwrite = False
 
 

@@ -39,7 +39,7 @@ class ImportFlags(Struct, frozen=True, kw_only=True):
 
     words: Annotated[tuple[str, ...], ARGUMENT, Meta(title="aiconfigurator [PATH] | vllm-forward RESULT...")] = ()
     gpu: Annotated[str, "GPU, such as h200-sxm."]
-    target: Annotated[str, "Target: a Hugging Face name or a config.json; -fp8, -kv8, -tp8, -ep8, -dp8 may follow."]
+    target: Annotated[str, "Target: a Hugging Face name or a config.json. -fp8, -kv8, -tp8, -ep8, -dp8 may follow."]
     draft: Annotated[str | None, "Draft model, likewise."] = None
     engine: Annotated[str, "Whose kernels: vllm, sglang or trtllm[-VERSION]."] = "vllm"
     out: Annotated[Path, "Profile to write."]
@@ -118,7 +118,7 @@ class CasesFlags(Struct, frozen=True, kw_only=True):
 
     model: Annotated[str, ARGUMENT, Meta(title="MODEL")]
     gpu: Annotated[str, "GPU that the commands will run on, such as h100-sxm."]
-    draft: Annotated[str | None, f"Drafter's repository, or {METHODS[2]}; vLLM times {', '.join(METHODS)}."] = None
+    draft: Annotated[str | None, f"Drafter's repository, or {METHODS[2]}. vLLM times {', '.join(METHODS)}."] = None
     num_speculative_tokens: Annotated[DraftTokens, "Longest draft."] = 3
 
 

@@ -38,7 +38,7 @@ def _options() -> list[click.Parameter]:
     """Options of all forms, each once and none of them required: that is seen when the form is known."""
     words = click.Argument(["words"], nargs=-1, metavar="DIRECTORY | FILE | URL [--fit-only]")
     only = click.Option(
-        ["--fit-only"], is_flag=True, help="Fit a profile to the server at URL; nothing is predicted but one level."
+        ["--fit-only"], is_flag=True, help="Fit a profile to the server at URL. One level is held back and predicted."
     )
     options: dict[str | None, click.Parameter] = {"words": words, "fit_only": only}
     for kind in FORMS:
@@ -100,5 +100,5 @@ validate_command = FlagsCommand(
 
     URL: the scenario's own requests, at their own times, predicted before they are sent. Only that address is called.
 
-    URL --fit-only: closed loops of streamed requests at several levels; one level is held back and predicted.""",
+    URL --fit-only: closed loops of streamed requests at several levels. One level is held back and predicted.""",
 ).take([_form(kind).flags for kind in FORMS])

@@ -54,7 +54,7 @@ class ServerFlags(Struct, frozen=True, kw_only=True):
     levels: Annotated[
         str,
         LEVELS,
-        "Numbers of parallel requests to calibrate with before predicting; none = use the profile as it is.",
+        "Numbers of parallel requests to calibrate with before predicting. none: use the profile as it is.",
     ] = "1,2,4,8,16"
     rounds: Annotated[int, Meta(ge=1, le=1000), ROUNDS, "How often each of them is sent."] = 3
     predict_only: Annotated[bool, key("server.predict_only"), "true: predict, and send no request of the load."] = False
@@ -62,7 +62,7 @@ class ServerFlags(Struct, frozen=True, kw_only=True):
     restart: Annotated[
         tuple[str, ...],
         Meta(title="COMMAND"),
-        "Starts URL's server, without its options of speculation, then with them; or twice: one without, one with.",
+        "Starts URL's server. It runs without its options of speculation, then with them. Or give two commands.",
     ] = ()
     out: Annotated[Path, "File of the prediction, what was sent and the errors."] = Path("served-run.json")
     overwrite: Overwrite = False

@@ -31,7 +31,7 @@ class MeasureFlags(Struct, frozen=True, kw_only=True):
     device: Annotated[Literal["cpu", "cuda"], "What to measure."]
     target: Annotated[str, "Target: a known name, a config.json, or a directory of weights."]
     draft: Annotated[str | None, "Draft model, likewise."] = None
-    out: Annotated[Path, "Profile to write; its points lie beside."]
+    out: Annotated[Path, "Profile to write. Its measurements lie beside it."]
     set: Annotated[tuple[str, ...], Meta(title="KEY=VALUE"), "One of the keys below."] = ()
     overwrite: Overwrite = False
     budget: Annotated[

@@ -41,7 +41,7 @@ class CompareFlags(CompareScenario, frozen=True, kw_only=True):
     workers: Workers = None
     draws: Annotated[
         Draws | None,
-        "How often to vary costs and acceptance within their errors before a winner is named; 0 = never. [default: 10]",
+        "How often to vary costs and acceptance within their errors before a winner is named. 0: never. [default: 10]",
     ] = None
     in_: Annotated[
         Literal["simpy", "python", "core"] | None,

@@ -38,8 +38,8 @@ def _keep(context: click.Context, param: click.Parameter, value: Any) -> None:
 
 
 _SAID = {
-    "json": ("FILE", "Write the result as JSON; - = stdout."),
-    "verbose": (None, "Print all that the answer rests on; the JSON always has it."),
+    "json": ("FILE", "Write the result as JSON, to stdout with -."),
+    "verbose": (None, "Print all that the answer rests on. The JSON always has it."),
     "overwrite": (None, "Replace output files that are there."),
 }
 EVERYWHERE = {

@@ -25,7 +25,7 @@ COMMANDS = {
     "compare": ("sim.cli.compare:compare_command", "Policies side by side on the same draws, with intervals."),
     "sweep": ("sim.cli.sweep:sweep_command", "A grid of scenarios into a store: resumed, merged, in parallel."),
     "report": ("sim.cli.report:report_command", "A store as a page, and as pictures."),
-    "check": ("calibrate.cli.check_files:check_command", "What a file is, and whether it is sound; nothing is run."),
+    "check": ("calibrate.cli.check_files:check_command", "What a file is, and whether it is sound. Nothing is run."),
     "profiles": ("sim.cli.profiles:profiles_command", "Shipped cost profiles: source and held-out error."),
     "tune": (
         "calibrate.cli.tune:tune_command",

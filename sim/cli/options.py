@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-RequestRate = Annotated[float | None, "Requests per second; inf = all at once."]
-MaxConcurrency = Annotated[int | None, "Most requests in flight; without --request-rate a closed loop of as many."]
-NumPrompts = Annotated[str | None, "Requests per run; auto = as many as steady means take."]
+RequestRate = Annotated[float | None, "Requests per second. inf sends all at once."]
+MaxConcurrency = Annotated[int | None, "Most requests in flight. Without --request-rate, as many are always in flight."]
+NumPrompts = Annotated[str | None, "Requests per run. auto takes as many as steady means need."]
 Goodput = Annotated[tuple[str, ...], Meta(title="NAME:MS"), "SLO as ttft:200 tpot:50 e2el:5000."]
-DRAFT_LENGTH = "Draft length; 0 = no speculation."
-Policies = Annotated[tuple[str, ...], "Policy to run; repeat for several. [default: continuous]"]
+DRAFT_LENGTH = "Draft length, 0 for no speculation."
+Policies = Annotated[tuple[str, ...], "Policy to run, or several: repeat it. [default: continuous]"]
 Overrides = Annotated[tuple[str, ...], Meta(title="KEY=VALUE"), "Any scenario key, dotted (docs/scenario.md)."]
 
 
@@ -60,11 +60,11 @@ class ServedFlags(WorkloadFlags, frozen=True, kw_only=True):
     num_speculative_tokens: Annotated[int | None, key("speculation.num_speculative_tokens"), DRAFT_LENGTH] = None
     acceptance: Annotated[
         str | None,
-        "code, chat, maths, other (as measured there), 2.6 (tokens a verify), length:2.6@3 (at draft "
-        "length 3), vllm:.74,.49,.37 (as vLLM logs), tape:FILE and more (docs/acceptance.md). [default: any-prompts]",
+        "Kind of prompts: code, chat, maths or other. Or a figure: 2.6 tokens a verify, length:2.6@3 at draft length "
+        "3, vllm:.74,.49,.37 as vLLM logs. docs/acceptance.md has more. [default: any-prompts]",
     ] = None
     engine: Annotated[
-        str | None, "Engine, such as vllm-0.33 or sglang-0.5; default: the profile's own, else vllm-0.33."
+        str | None, "Engine, such as vllm-0.33 or sglang-0.5. [default: the profile's own, else vllm-0.33]"
     ] = None
     goodput: Goodput = ()
 
@@ -90,13 +90,12 @@ class CompareScenario(ServedFlags, frozen=True, kw_only=True):
     num_prompts: NumPrompts = None
     request_rate: RequestRate = None
     max_concurrency: MaxConcurrency = None
-    seed: Annotated[int | None, "Replication r draws from child r of it."] = None
+    seed: Annotated[int | None, "Seed of arrivals, lengths and acceptance."] = None
     replications: Annotated[int | None, "Runs per policy: 4 of several, 1 of one."] = None
     speculative_config: Annotated[
         str | None,
         Meta(title="JSON"),
-        "vLLM's, verbatim: method (draft_model, eagle3, mtp, pard, dflash, dspark, ngram), num_speculative_tokens and "
-        "the rest; other flags win.",
+        "vLLM's, verbatim: method, num_speculative_tokens and the rest. Other options win.",
     ] = None
 
 

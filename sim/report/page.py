@@ -113,8 +113,8 @@ def _answers(points: StorePoints) -> str:
         )
     if any(rank.second is not None for rank in ranks):
         notes.append(
-            "Intervals are over other draws of the same workload. Errors of costs and acceptance are not in them, but in "
-            "those of `lanesim compare --draws`."
+            "Intervals are over other draws of the same workload. Errors of costs and acceptance are not in them. "
+            "`lanesim compare --draws` has those."
         )
     if points.rows.groupby("scenario_hash").size().min() < 2:
         notes.append("One replication has no interval. Add `replications: 5`.")

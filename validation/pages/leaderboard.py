@@ -106,10 +106,10 @@ def answer(judged: pd.DataFrame, runs: pd.DataFrame) -> str:
     worst, _, run, metric = max((pair for pair in pairs if pair[0] > pair[1]), default=(0.0, 0.0, "", ""))
     return (
         f"**lanesim's TPOT is {tpot} % off, {PEER}'s {their_tpot} %, on {len(unseen):,} measured loads of models that "
-        f"no constant was fitted on. TTFT is {ttft} and {their_ttft} % off.** On all {len(shared):,} loads TPOT is "
-        f"{all_of[0]} and TTFT {all_of[1]} % off. lanesim is behind in {' and in '.join(losses) or 'no class'}. "
-        f"On single runs it is behind in {lost_runs} of {len(pairs)} comparisons. "
-        f"The worst is its {metric}, {worst} % off: {run}."
+        f"no constant was fitted on.** TTFT is {ttft} and {their_ttft} % off. On all {len(shared):,} loads TPOT is "
+        f"{all_of[0]} % off. Their TTFT is {all_of[1]} % off. lanesim is behind in "
+        f"{' and in '.join(losses) or 'no class'}. "
+        f"On single runs it is behind in {lost_runs} of {len(pairs)} comparisons. The worst is its {metric}, {worst} % off: {run}."
     )
 
 

@@ -17,7 +17,7 @@ EXAMPLE = (
 
 @command("plan", PlanFlags, example=EXAMPLE, short_help="Highest load within the SLOs, and the GPUs for a rate.")
 def plan_command(flags: PlanFlags) -> None:
-    """The GPUs to rent for MODEL at --rate within the SLOs of --goodput; without --rate the highest load of a replica.
+    """The GPUs to rent for MODEL at --rate within the SLOs of --goodput. Without --rate, the highest load of a replica.
 
     With MODEL and --rate the ways to split it over GPUs are searched, with and without the drafter. The best few are
     simulated again and again, with costs and acceptance varied within their measured errors.

@@ -15,7 +15,7 @@ class PlanFlags(ServedFlags, frozen=True, kw_only=True):
     rate: Annotated[Rate | None, "Requests per second to rent GPUs for."] = None
     price: Price = None
     gpus: Annotated[Gpus | None, "GPUs of a replica at most. [default: 8 with --rate]"] = None
-    draws: Annotated[Draws | None, "Variations of costs and acceptance; 0: as given. [default: 20]"] = None
+    draws: Annotated[Draws | None, "Variations of costs and acceptance. [default: 20]"] = None
     verbose: Verbose = False
     json: JsonFile = None
     overwrite: Overwrite = False

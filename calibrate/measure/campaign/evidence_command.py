@@ -39,8 +39,8 @@ SERVED: dict[str, Any] = {
 class EvidenceFlags(Struct, frozen=True, kw_only=True):
     """Flags of `lanesim evidence`."""
 
-    device: Annotated[Literal["cpu", "cuda"], "What to measure; cuda wants 16 GB."]
-    out: Annotated[Path, "Directory for all that is measured; an interrupted run goes on there."]
+    device: Annotated[Literal["cpu", "cuda"], "What to measure. cuda needs 16 GB."]
+    out: Annotated[Path, "Directory for all that is measured. An interrupted run goes on there."]
     overwrite: Overwrite = False
     serve: Annotated[
         str | None,
