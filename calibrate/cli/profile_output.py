@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sim.cli.console import claim
 from sim.names import install_line
@@ -94,8 +94,7 @@ def print_columns(
     from sim.report.tables import new_table, print_table
 
     console = Console(markup=False)
-    table = new_table(left, right, rows, title=title, title_justify="left", padding=(0, 1))
-    table.columns[0].overflow, table.columns[0].no_wrap = "fold", False
-    print_table(console, table)
+    look: dict[str, Any] = {"title": title, "title_justify": "left", "padding": (0, 1)}
+    print_table(console, new_table(left, right, rows, fold=left[:1], **look))
     for line in lines:
         console.print(line, highlight=False)

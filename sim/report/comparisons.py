@@ -265,13 +265,11 @@ def _paired(result: Comparison) -> Table:
     first = result.policies[0].policy
     shown = [_shown(result, metric) for metric in PAIRED_SHOWN]
     title = f"difference to {first} on the same requests [95 % interval]"
-    table = new_table(["policy"], [], [], title=title, title_justify="left", show_edge=False)
-    for metric in shown:
-        table.add_column(NAMES[metric], justify="right", overflow="fold")
-    rows = {(row.a, row.metric): row for row in result.paired if row.b == first}
-    for policy in dict.fromkeys(policy for policy, _ in rows):
-        table.add_row(policy, *(_difference(rows[policy, metric]) for metric in shown))
-    return table
+    found = {(row.a, row.metric): row for row in result.paired if row.b == first}
+    policies = dict.fromkeys(policy for policy, _ in found)
+    rows = [(policy, *(_difference(found[policy, metric]) for metric in shown)) for policy in policies]
+    names = [NAMES[metric] for metric in shown]
+    return new_table(["policy"], names, rows, fold=names, title=title, title_justify="left", show_edge=False)
 
 
 def _difference(row: Paired) -> str:

@@ -225,12 +225,8 @@ def _by_context(answer: ContextTuning, console: Console) -> Said:
         ]
         for each in answer.contexts
     ]
-    table = new_table([], ["prompt"], [])
-    table.add_column("K by batch size", overflow="fold")
-    for title in ("break-even", "regret", "of one table"):
-        table.add_column(title, justify="right")
-    for row in rows:
-        table.add_row(*row)
+    lengths, others = "K by batch size", ["break-even", "regret", "of one table"]
+    table = new_table(["prompt", lengths], others, rows, fold=[lengths])
     mean, without = _share(answer.regret), _share(answer.regret_without)
     lost = f"a table for each context loses {mean} of {answer.objective} against the best length, one for all {without}"
     basis, more = _basis(answer, "Regrets: mean over", [], [])

@@ -152,23 +152,17 @@ class StorePoints:
 
         # A panel's rows may all have one load, say, and its picture asks for it all the same.
         keys = [key for key in dict.fromkeys([*self.keys, *WORDS, *LOADS]) if key in self.rows]
-        has = [metric for metric in metrics if metric in self.rows]
-        counts = [EFFECTIVE] if EFFECTIVE in self.rows else []
-        needed = {*keys, *has, *counts, "scenario_hash", "is_steady", "unstable"}
-        columns = {name: self.rows[name].tolist() for name in needed}
         rows = []
-        for indices in self._rows_alike("scenario_hash"):
-            row: Draw = {key: columns[key][indices[0]] for key in [*keys, "scenario_hash"]}
-            row["is_steady"] = all(columns["is_steady"][index] for index in indices)
-            row["is_overloaded"] = any(columns["unstable"][index] for index in indices)
-            row["replications"] = len(indices)
-            effective = [columns[EFFECTIVE][index] for index in indices] if counts else []
-            num_effective = sum(count for count in effective if count == count)
+        for _, of_point in self.rows.groupby("scenario_hash", sort=False):
+            row: Draw = {key: of_point[key].iloc[0] for key in [*keys, "scenario_hash"]}
+            row["is_steady"] = bool(of_point["is_steady"].all())
+            row["is_overloaded"] = bool(of_point["unstable"].any())
+            row["replications"] = len(of_point)
+            num_effective = of_point[EFFECTIVE].sum() if EFFECTIVE in of_point else 0.0
             for metric in metrics:
-                known = [float(columns[metric][index]) for index in indices] if metric in columns else []
-                known = [value for value in known if value == value]
+                known = of_point[metric].dropna().astype(float).tolist() if metric in of_point else []
                 mean = sum(known) / len(known) if known else float("nan")
-                is_told = row["is_steady"] and len(known) == len(indices)
+                is_told = row["is_steady"] and len(known) == len(of_point)
                 is_tail = metric.startswith("p99") and num_effective < MIN_FOR_P99
                 interval = interval_95(known) if is_told and not is_tail else None
                 row[metric] = mean
@@ -177,14 +171,6 @@ class StorePoints:
         frame = pd.DataFrame(rows)
         order = [key for key in self.keys if key in frame]
         return frame.sort_values(order, kind="stable").reset_index(drop=True) if order else frame
-
-    def _rows_alike(self, *names: str) -> list[list[int]]:
-        """Indices of the rows that have the same values in some columns, in order of appearance."""
-        groups: dict[tuple[Setting, ...], list[int]] = {}
-        columns = [[None if value != value else value for value in self.rows[name].tolist()] for name in names]
-        for index in range(len(self.rows)):
-            groups.setdefault(tuple(column[index] for column in columns), []).append(index)
-        return list(groups.values())
 
     @cached_property
     def conditions(self) -> list[str]:
@@ -219,17 +205,14 @@ class StorePoints:
         if others.empty:
             return rank
         second = others.iloc[0]
-        ours, theirs = (self._draws(row["scenario_hash"]) for row in (best, second))
+        ours, theirs = (
+            _by_seed(self.rows[self.rows["scenario_hash"] == row["scenario_hash"]]) for row in (best, second)
+        )
         both = [seed for seed in ours if seed in theirs]
         if both:
             change = _change([ours[seed] for seed in both], [theirs[seed] for seed in both], metric)
             rank = replace(rank, second={key: second[key] for key in settings}, change=change)
         return rank
-
-    def _draws(self, scenario_hash: str) -> dict[int, Draw]:
-        """Rows of one point by their seed."""
-        rows = self.rows[self.rows["scenario_hash"] == scenario_hash]
-        return {draw["seed"]: draw for draw in rows.to_dict("records")}
 
     def paired(self, metric: str) -> pd.DataFrame:
         """Differences of `metric` between policies, draw by draw, all else equal; a row per rest of the keys.
@@ -243,13 +226,9 @@ class StorePoints:
         first, *others = self.values("policy")
         rest = [name for name in self.keys if name != "policy"]
         needed = {*rest, "policy", metric, "seed", "is_steady", THROUGHOUT, *(if_overlap(metric, at) for at in BRACKET)}
-        columns = {name: self.rows[name].tolist() for name in needed if name in self.rows}
-        rows = []
-        for indices in self._rows_alike(*rest):
-            draws: dict[str, dict[int, Draw]] = {}
-            for index in indices:
-                draw = {name: values[index] for name, values in columns.items()}
-                draws.setdefault(draw["policy"], {})[draw["seed"]] = draw
+        table, rows = self.rows[[name for name in self.rows if name in needed]], []
+        for _, alike in table.groupby(rest, sort=False, dropna=False) if rest else [((), table)]:
+            draws = {policy: _by_seed(of) for policy, of in alike.groupby("policy", sort=False)}
             for policy in others:
                 both = [seed for seed in draws.get(first, {}) if seed in draws.get(policy, {})]
                 if both:
@@ -257,6 +236,10 @@ class StorePoints:
                     change = _change(ours, theirs, metric)
                     rows.append({name: ours[0][name] for name in rest} | {"policy": policy} | change)
         return pd.DataFrame(rows)
+
+
+def _by_seed(rows: pd.DataFrame) -> dict[int, Draw]:
+    return {draw["seed"]: draw for draw in rows.to_dict("records")}
 
 
 def _change(base: Sequence[Draw], theirs: Sequence[Draw], metric: str) -> Draw:

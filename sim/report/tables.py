@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -38,14 +38,17 @@ def percent(value: float | None) -> str:
     return "–" if value is None else f"{value:+.2f} %"
 
 
-def new_table(left: Iterable[str], right: Iterable[str], rows: Iterable[Sequence[str]], **look: Any) -> Table:
-    """A table of `rows` under titles of columns that begin at the `left` or end at the `right`; none of them folds."""
+def new_table(
+    left: Sequence[str], right: Iterable[str], rows: Iterable[Sequence[str]], *, fold: Collection[str] = (), **look: Any
+) -> Table:
+    """A table of `rows` under titles of columns that begin at the `left` or end at the `right`; only those of `fold`
+    may be broken."""
     usual: dict[str, Any] = {"box": SIMPLE_HEAD, "padding": 0}
     table = Table(**usual | look)
-    for title in left:
-        table.add_column(title, no_wrap=True)
-    for title in right:
-        table.add_column(title, justify="right", no_wrap=True)
+    for place, title in enumerate([*left, *right]):
+        justify: Literal["left", "right"] = "left" if place < len(left) else "right"
+        overflow: Literal["fold", "ellipsis"] = "fold" if title in fold else "ellipsis"
+        table.add_column(title, justify=justify, no_wrap=title not in fold, overflow=overflow)
     for row in rows:
         table.add_row(*row)
     return table

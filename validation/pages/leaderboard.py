@@ -109,7 +109,8 @@ def answer(judged: pd.DataFrame, runs: pd.DataFrame) -> str:
         f"no constant was fitted on.** TTFT is {ttft} and {their_ttft} % off. On all {len(shared):,} loads TPOT is "
         f"{all_of[0]} % off. Their TTFT is {all_of[1]} % off. lanesim is behind in "
         f"{' and in '.join(losses) or 'no class'}. "
-        f"On single runs it is behind in {lost_runs} of {len(pairs)} comparisons. The worst is its {metric}, {worst} % off: {run}."
+        f"On single runs it is behind in {lost_runs} of {len(pairs)} comparisons. "
+        f"The worst is its {metric}, {worst} % off: {run}."
     )
 
 

@@ -274,6 +274,8 @@ def draw_improvement(points: StorePoints) -> Figure:
     Cells carry the change in percent; in brackets where its interval holds zero, with a question mark where the ends
     of phi's bracket disagree, grey where a policy is overloaded.
     """
+    import pandas as pd
+
     first, *others = points.values("policy")
     if not others:
         raise NotDrawn("needs two policies")
@@ -282,16 +284,15 @@ def draw_improvement(points: StorePoints) -> Figure:
     if not rest:
         raise NotDrawn("needs a second key beside the load: acceptance, or any other")
     down = next((key for key in (ACCEPTANCE, K) if key in rest), rest[0])
-    panels = []
+    panels, most = [], 5.0
     for title, of_panel in _apart(points, ["policy", load, down]):
         has_first = first in of_panel.values("policy")
-        changes = of_panel.paired("mean_e2el_ms") if has_first else of_panel.rows[:0]
-        changes = changes[[not row["is_overloaded"] for _, row in changes.iterrows()]]
-        changes = changes.assign(text=[_change_text(row) for _, row in changes.iterrows()])
+        changes = of_panel.paired("mean_e2el_ms").to_dict("records") if has_first else []
+        steady = [row | {"text": _change_text(row)} for row in changes if not row["is_overloaded"]]
+        most = max([most, *(abs(row["change_pct"]) for row in steady)])
         for policy in others:
-            own = changes[changes["policy"] == policy] if len(changes) else changes.assign(change_pct=[])
+            own = pd.DataFrame([row for row in steady if row["policy"] == policy])
             panels.append((f"{policy} against {first}\n{title}".strip(), own))
-    most = max(5.0, *(float(own["change_pct"].abs().max() or 0.0) for _, own in panels if len(own)), 0.0)
     note = "(…): not clear; ?: depends on overlap; grey: no steady means"
     title = f"Mean E2EL against {first}, % (below 0: faster)\n{note}"
     return _heat_maps(points, panels, (load, down, "change_pct"), title, cmap="RdBu_r", bounds=(-most, most))
@@ -329,7 +330,7 @@ def _apart(points: StorePoints, used: Sequence[str]) -> list[tuple[str, StorePoi
     return [(named(group.iloc[0], rest) + held, points.with_rows(group)) for _, group in groups]
 
 
-def _change_text(row: pd.Series) -> str:
+def _change_text(row: Draw) -> str:
     text = f"{round(row['change_pct']):+d}"
     return f"{text}?" if row["is_open"] else text if row["is_clear"] else f"({text})"
 
@@ -358,12 +359,13 @@ def _heat_maps(
     for axis in axes.flat[len(panels) :]:
         axis.remove()
     for axis, (name, rows) in zip(axes.flat, panels, strict=False):
-        shades = _cells(rows, down, across, metric, ys, xs).astype(float)
-        texts = _cells(rows, down, across, "text", ys, xs).fillna("")
-        low, high = bounds
+        cells = rows.reindex(columns=[down, across, metric, "text"]).drop_duplicates([down, across])
+        table = cells.pivot(index=down, columns=across).reindex(index=ys)
+        shades, texts = (table[each].reindex(columns=xs) for each in (metric, "text"))
         seaborn.heatmap(
-            shades, annot=texts, fmt="", cmap=cmap, vmin=low, vmax=high, cbar=False, ax=axis, linewidths=0.5,
-            linecolor=PAPER, annot_kws={"fontsize": 8}, xticklabels=[f"{x:g}" for x in xs], yticklabels=ys,
+            shades.astype(float), annot=texts.fillna(""), fmt="", cmap=cmap, vmin=bounds[0], vmax=bounds[1], cbar=False,
+            ax=axis, linewidths=0.5, linecolor=PAPER, annot_kws={"fontsize": 8},
+            xticklabels=[f"{x:g}" for x in xs], yticklabels=ys,
         )  # fmt: skip
         for text in axis.texts:
             text.set_color(LIGHT_TEXT if text.get_color() == "w" else DARK_TEXT)
@@ -376,18 +378,6 @@ def _heat_maps(
                 corner = place + 0.04, list(shades.index).index(shades[column].idxmin()) + 0.04
                 axis.add_patch(Rectangle(corner, 0.92, 0.92, fill=False, edgecolor=DARK_TEXT, linewidth=1.8))
     return headline(figure, f"{title}{left_out}")
-
-
-def _cells(
-    rows: pd.DataFrame, down: str, across: str, column: str, ys: Sequence[Any], xs: Sequence[Any]
-) -> pd.DataFrame:
-    """The column's values by the keys down and across; empty where there is no row."""
-    import pandas as pd
-
-    if rows.empty:
-        return pd.DataFrame(index=ys, columns=xs, dtype=object)
-    table = rows.drop_duplicates([down, across]).pivot(index=down, columns=across, values=column)
-    return table.reindex(index=ys, columns=xs)
 
 
 def drawn(
