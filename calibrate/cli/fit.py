@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import click
-from click.core import ParameterSource
 from msgspec import Meta
 
 from calibrate.cli.engine_flags import DRAFT_KEY, ServedFlags, cells_of, set_up
 from calibrate.cli.profile_output import check_out, print_saved, save
-from sim.cli.flags import ARGUMENT, DraftTokens, Number, command, key
+from sim.cli.flags import ARGUMENT, GIVEN, DraftTokens, Number, command, key
 
 if TYPE_CHECKING:
     from calibrate.served.fit import Production
@@ -254,15 +253,7 @@ def advice(production: Production, profile_name: str, out: Path | None) -> str:
 def _again(context: click.Context) -> list[str]:
     """The command as it was given."""
     name = str(context.command.name)
-    words = ["lanesim", *(["calibrate"] if name == "fit" else []), name]
-    for parameter in context.command.params:
-        value = context.params.get(str(parameter.name))
-        if context.get_parameter_source(str(parameter.name)) is not ParameterSource.COMMANDLINE:
-            continue
-        values = value if isinstance(value, tuple | list) else [value]
-        flags = [parameter.opts[0]] if isinstance(parameter, click.Option) else []
-        words += flags if value is True else [str(word) for each in values for word in (*flags, each)]
-    return words
+    return ["lanesim", *(["calibrate"] if name == "fit" else []), name, *context.meta[GIVEN]]
 
 
 def plain(production: Production) -> dict[str, Json]:

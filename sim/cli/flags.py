@@ -23,6 +23,8 @@ BOUND = re.compile(r"[A-Za-z0-9_]+:[-+.0-9eE]+")
 """What looks like a bound of --goodput, on whatever metric."""
 THOUSANDS = re.compile(r"(\d+(?:\.\d+)?)([kKmM])")
 GOODPUT_METRICS = ("ttft", "tpot", "e2el")
+GIVEN = "lanesim.given"
+"""Key of click's meta for the words behind the command's name."""
 ARGUMENT, COMMON = object(), object()
 """Among the annotations of a field: it is given by its position, or it is one of EVERYWHERE; no flag of its own."""
 
@@ -263,6 +265,7 @@ class FlagsCommand(click.Command):
                     formatter.write_dl(records)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        ctx.meta[GIVEN] = list(args)
         try:
             return super().parse_args(ctx, spread_goodput(args))
         except click.NoSuchOption as error:

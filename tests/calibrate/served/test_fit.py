@@ -239,7 +239,7 @@ def test_flags_that_contradict_the_source_are_refused(more: list[str], named: st
 def test_a_fit_that_writes_nothing_ends_with_its_command_that_does(tmp_path: Path) -> None:
     flags = benchmarks(tmp_path, {1: 10.0})
     _, _, again = told(flags)[-1].partition("to keep the constants as a profile: ")
-    assert shlex.split(again) == ["lanesim", "calibrate", "fit", *SHIPPED, *flags, "--out", "mine.json"]
+    assert shlex.split(again) == ["lanesim", "calibrate", "fit", *flags, *SHIPPED, "--out", "mine.json"]
 
 
 def test_json_on_stdout_is_alone_there_where_a_profile_is_written(tmp_path: Path) -> None:
