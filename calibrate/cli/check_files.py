@@ -40,7 +40,7 @@ def check_command(flags: CheckFlags) -> None:
     """Say what each FILE is, and whether it is sound. Nothing is run.
 
     Known: scenarios, grids, profiles, engines, models' config.json, results and stores (folders), points, traces,
-    ShareGPT conversations, acceptance tapes, requests of a vLLM run and their prompts, tables of closed-loop cells,
+    ShareGPT conversations, acceptance tapes, requests of a vLLM run and their prompts, tables of measured loads,
     tuned tables; logs (.log), looks at /metrics (.txt), benchmark results, measured levels and served runs of a server.
     The first one that is not sound ends the command with exit code 2.
     """
@@ -210,7 +210,7 @@ FORMATS: list[tuple[str, AbstractSet[str], str, Reader]] = [
     (".csv", {"timestamp_ms", "n_prefix_blocks_seen_before"}, "trace (mooncake)", trace("mooncake")),
     (".csv", {"<arrival>", "<prompt>", "<output>"}, "trace (csv)", trace("csv")),
     (
-        *(".csv", {"prompt_tokens", "output_tokens"}, "requests of closed-loop cells"),
+        *(".csv", {"prompt_tokens", "output_tokens"}, "requests of measured loads"),
         reader("calibrate.served.load_table:read_request_list", count("requests")),
     ),
     (".csv", set(), "table of no kind known here", reader("sim.files.arrow_tables:read_csv", _column_words, "table")),

@@ -130,7 +130,7 @@ def fit_of_steps(flags: SourceFlags, path: Path) -> None:
             f"{fit.shipped_pct:+.0f} %.\n{fit.steps} steps; each fifth of the time by the others, error in percent: "
             f"{errors}; a single step {fit.step_pct:.1f} % in the mean"
         )
-        print("Nothing was written; add --out FILE.json" if flags.out is None else f"profile in {flags.out}")
+        print("Nothing was written: add --out FILE.json" if flags.out is None else f"profile in {flags.out}")
 
 
 def show_acceptance(flags: SourceFlags, path: Path) -> None:
@@ -224,7 +224,7 @@ def advice(production: Production, profile_name: str, out: Path | None) -> str:
         return f"See whether the profile is of this server's GPU, model, weights and degree: {shlex.join(command)}"
     if out is None:
         context = click.get_current_context()
-        return f"Nothing was written; to keep the constants as a profile: {shlex.join(_again(context))} --out mine.json"
+        return f"Nothing was written. To keep the constants as a profile: {shlex.join(_again(context))} --out mine.json"
     largest = max(production.levels, key=lambda level: level.served.concurrency).served
     prompt_tokens, output_tokens = map(round, largest.lengths)
     loop = {
@@ -242,12 +242,8 @@ def advice(production: Production, profile_name: str, out: Path | None) -> str:
             "--acceptance": production.accepted.quote,
         }
     command += [str(word) for flag, value in loop.items() for word in (flag, value)]
-    chosen = (
-        ""
-        if production.tried
-        else "; how the engine schedules was not tested, which takes levels at three loads or more"
-    )
-    return f"{out} has the server's constants{chosen}; to simulate its largest load: {shlex.join(command)}"
+    chosen = "" if production.tried else ". How the engine schedules was not tested: that takes three loads or more"
+    return f"{out} has the server's constants{chosen}. To simulate its largest load: {shlex.join(command)}"
 
 
 def _again(context: click.Context) -> list[str]:
@@ -325,7 +321,7 @@ def show(production: Production) -> None:
         for name, reason in production.unfitted.items():
             names_by_reason.setdefault(reason, []).append(name)
         why = "; ".join(f"{', '.join(names)}: {reason}" for reason, names in names_by_reason.items())
-        lines.append(f"left as they were: {why}")
+        lines.append(f"Unchanged: {why}")
     if production.accepted is not None:
         lines.append(f"acceptance: --acceptance {production.accepted.quote}")
     headings = ["in flight", "prompt", "output", "errors left %", "predicted from the others %"]

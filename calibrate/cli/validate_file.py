@@ -107,14 +107,14 @@ def _tell(result: dict[str, Any], judged: Sequence[JudgedLoad]) -> None:
     lines = [
         f"{metric}: mean absolute error {errors['mean_absolute_error_pct']:.2f} %, mean "
         f"{errors['mean_error_pct']:+.2f} %, largest {errors['max_absolute_error_pct']:.2f} % over "
-        f"{errors['cells']} judged"
+        f"{errors['cells']} loads"
         for metric, errors in [*result["judged"].items(), ("speed-up", result["speedup"])]
         if errors["cells"]
     ]
     if result["verdict"]:
         print(result["verdict"])
-    title = f"{result['profile']['name']}: closed-loop cells"
-    print_compared(title, ("cell", "", "metric"), rows, [*lines, *result["notes"]])
+    title = f"{result['profile']['name']}: measured loads"
+    print_compared(title, ("load", "", "metric"), rows, [*lines, *result["notes"]])
 
 
 def _recorded(flags: FileFlags, raw: dict[str, Any]) -> None:

@@ -46,7 +46,7 @@ def _bench(path: Path, draft_tokens: int | None) -> list[ServedLoad]:
 LOOKS = frozenset({"url", "lone", "rounds"})
 READERS = [
     Reader(".log", frozenset({CONSOLE}), "result of a benchmark", _bench),
-    Reader(".csv", frozenset({"concurrency"}), "closed-loop cells", lambda path, _: read_cells(path).cells),
+    Reader(".csv", frozenset({"concurrency"}), "measured loads", lambda path, _: read_cells(path).cells),
     Reader(
         *(".jsonl", frozenset({"request_id", "queued_ts"}), "requests of a vLLM run"),
         lambda path, _: [read_requests(path)],

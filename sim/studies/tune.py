@@ -58,9 +58,7 @@ REQUESTS_PER_SLOT, MIN_REQUESTS = 8, 48
 MEMORY_SHARE = 0.8
 """Share of the mean requests that memory holds, so that hardly any has to give way to others."""
 IDLE = "K = 0"
-IDLE_MEASURED = (
-    "an engine may lose more: TPOT was 7 % longer at 2 and 22 % at 189 in flight (vLLM 0.27.1, V1 runner, vllm#49548)"
-)
+IDLE_MEASURED = "An engine may lose more: TPOT was 7 % longer at 2 and 22 % at 189 in flight (vLLM 0.27.1, vllm#49548)."
 """A Gemma-4-31B in FP8 on an H100 NVL; no constant stands for the rest of it (docs/validation/engines.md)."""
 FURTHER, LONGEST = 2, 16
 """Lengths that are tried beyond the longest one while that is the answer, and where this ends."""
@@ -342,8 +340,8 @@ def _notes(resolved: Resolved, grid: LengthGrid, choice: Choice, largest_graph: 
         loses_async = plain.async_scheduling and not resolved.limits.async_scheduling
         then = ", and a step that is planned only after the one before it" * loses_async
         notes.append(
-            f"{IDLE} keeps the drafter loaded and drafts nothing: what it costs is its memory, and its KV of every "
-            f"token{then}; {IDLE_MEASURED}"
+            f"{IDLE} keeps the drafter loaded and drafts nothing. It costs the drafter's memory and its KV of "
+            f"every token{then}. {IDLE_MEASURED}"
         )
     if largest_graph is not None:
         eager = {k: [load for load in grid.concurrencies if load * (k + 1) > largest_graph] for k in grid.lengths if k}

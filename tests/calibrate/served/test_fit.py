@@ -195,7 +195,7 @@ def test_the_command_that_a_fit_ends_with_simulates_the_server(tmp_path: Path) -
     lines = told([*flags, "--out", str(tmp_path / "mine.json")])
     assert lines[0].startswith("This server is ")
     assert lines[0].endswith(" is 0 % off.")
-    _, _, command = lines[-1].partition("to simulate its largest load: lanesim ")
+    _, _, command = lines[-1].partition("To simulate its largest load: lanesim ")
     assert run([*shlex.split(command), "--num-prompts", "32", "--json", str(tmp_path / "r.json")]) == 0
     (simulated,) = json.loads((tmp_path / "r.json").read_text())["runs"]
     assert simulated["mean_tpot_ms"] == pytest.approx(24.0, rel=0.05)
@@ -238,7 +238,7 @@ def test_flags_that_contradict_the_source_are_refused(more: list[str], named: st
 
 def test_a_fit_that_writes_nothing_ends_with_its_command_that_does(tmp_path: Path) -> None:
     flags = benchmarks(tmp_path, {1: 10.0})
-    _, _, again = told(flags)[-1].partition("to keep the constants as a profile: ")
+    _, _, again = told(flags)[-1].partition("To keep the constants as a profile: ")
     assert shlex.split(again) == ["lanesim", "calibrate", "fit", *flags, *SHIPPED, "--out", "mine.json"]
 
 
