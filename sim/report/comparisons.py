@@ -60,7 +60,11 @@ WHOLE_RUN = {OUTPUT: "output_throughput", "steady_output_throughput_per_gpu": "o
 def said_comparison(result: Comparison, console: Console) -> Said:
     """Policies side by side."""
     overlap = [] if result.profile.phi is None else _overlap_lines(result)[:1]
-    lines = [(SERVED, _scenario_line(result)), *_sure(result), *((ASSUMED, line) for line in overlap)]
+    lines = [
+        (SERVED, _served(result, [result.length.num_prompts])),
+        *_sure(result),
+        *((ASSUMED, line) for line in overlap),
+    ]
     lines += [*((LIMITS, line) for line in _caps_lines(result)[1]), *_power(result)]
     notes = [note for note in result.notes if not note.startswith(ONLY_IF)]
     answer = "\n".join([*(line for line in result.evidence if line.startswith(REPLAYED)), result.verdict])
@@ -73,7 +77,9 @@ def said_varied(result: Varied, console: Console) -> Said:
     answer, first = result.verdict, result.loads[0].comparison
     if 1 < len(result.loads) <= MAX_SENTENCES:
         answer = "\n".join(f"{each.name}: {each.comparison.verdict}" for each in result.loads)
-    lines = [(SERVED, _header(result)), *_sure(first), *_power(first)]
+    counts = [each.comparison.length.num_prompts for each in result.loads]
+    served = _served(first, counts, (key.rpartition(".")[2] for key in result.grid))
+    lines = [(SERVED, served), *_sure(first), *_power(first)]
     lines += [(ASSUMED, note) for note in result.notes[:MAX_NOTES]]
     lines += [("note", note) for note in first.notes if note.startswith(IN_PYTHON)]
     lines += [(START, line) for line in result.start.values()]
@@ -194,24 +200,6 @@ def _details(loads: Sequence[tuple[str, Comparison]], assumed: Sequence[str], wi
         lines += [*[name] * bool(name), *(f"caps: {line}" for line in shared + differing), _scheduling_line(result)]
         lines += [*_metrics(result, width), *([_paired(result)] if len(result.policies) > 1 else []), *notes(result)]
     return lines
-
-
-def _scenario_line(result: Comparison) -> str:
-    scenario = result.scenario
-    workload, speculation = scenario["workload"], scenario["speculation"]
-    pace = "as recorded" if workload["trace_arrivals"] == "recorded" else f"at {workload['request_rate']}/s"
-    load = f"{result.length.num_prompts} requests {pace}"
-    if workload["max_concurrency"]:
-        load += f", at most {workload['max_concurrency']} at once"
-    engine = result.runs[0].get("engine")
-    drafts = "no speculation"
-    if any(row.mean["spec_decode_num_drafts"] for row in result.policies):
-        drafts = f"k={speculation['num_speculative_tokens']}, {speculation['acceptance']}"
-    return (
-        f"{result.profile.name}, {f'engine {engine}, ' if engine else ''}{load}, {workload['dataset_name']} lengths, "
-        f"{drafts}, {scenario['replications']} replication{'s' * (scenario['replications'] > 1)} from seed "
-        f"{scenario['seed']}"
-    )
 
 
 def _scheduling_line(result: Comparison) -> str:
@@ -455,29 +443,24 @@ def costs_line(errors: Mapping[str, float | None]) -> str:
     return f"GPU times: held-out error {', '.join(known)}"
 
 
-def _header(result: Varied) -> str:
-    """All that the settings share: profile and engine, load, draws."""
-    first = result.loads[0].comparison
-    workload, keys = first.scenario["workload"], {key.rpartition(".")[2] for key in result.grid}
-    shown = []
-    if not keys & {"gpu", "profile"}:
-        shown.append(first.profile.name)
+def _served(first: Comparison, counts: Iterable[int], varied: Iterable[str] = ()) -> str:
+    """Profile and engine, load and runs, without the keys that are `varied`."""
+    workload, speculation, keys = first.scenario["workload"], first.scenario["speculation"], set(varied)
+    shown = [] if keys & {"gpu", "profile"} else [first.profile.name]
     if not keys & {"engine", "name"}:
-        engines = dict.fromkeys(str(run.get("engine")) for run in first.runs)
-        shown.append(f"engine {', '.join(engines)}")
-    counts = span(str(each.comparison.length.num_prompts) for each in result.loads)
-    if workload["trace_arrivals"] == "recorded":
-        shown.append(f"{counts} requests as recorded")
-    elif "request_rate" in keys:
-        shown.append(f"{counts} requests")
-    else:
-        shown.append(f"{counts} requests at {workload['request_rate']}/s")
+        shown += [f"engine {', '.join(dict.fromkeys(str(run.get('engine')) for run in first.runs))}"]
+    rate = "" if "request_rate" in keys else f" at {workload['request_rate']}/s"
+    shown.append(
+        f"{span(map(str, counts))} requests{' as recorded' * (workload['trace_arrivals'] == 'recorded') or rate}"
+    )
     if workload["max_concurrency"] and "max_concurrency" not in keys:
         shown.append(f"at most {workload['max_concurrency']} at once")
     lengths = [workload["input_len"] or FIXED_INPUT_LEN, workload["output_len"] or FIXED_OUTPUT_LEN]
-    if workload["dataset_name"] == "fixed" and not keys & {"context", "input_len", "output_len"}:
-        shown.append("{} tokens in, {} out".format(*lengths))
-    else:
-        shown.append(f"{workload['dataset_name']} lengths")
+    is_fixed = workload["dataset_name"] == "fixed" and not keys & {"context", "input_len", "output_len"}
+    shown.append("{} tokens in, {} out".format(*lengths) if is_fixed else f"{workload['dataset_name']} lengths")
+    if not keys:
+        drafts = any(row.mean["spec_decode_num_drafts"] for row in first.policies)
+        quoted = f"k={speculation['num_speculative_tokens']}, {speculation['acceptance']}"
+        shown.append(quoted if drafts else "no speculation")
     count = first.scenario["replications"]
-    return f"{', '.join(shown)}; {count} run{'s' * (count > 1)} each, all on the same requests"
+    return f"{', '.join(shown)}, {count} run{'s' * (count > 1)} each on the same requests"

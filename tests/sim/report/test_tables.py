@@ -33,12 +33,12 @@ def test_output_of_a_burst_is_that_of_the_whole_run_in_both_tables() -> None:
 def test_a_run_that_drafts_nothing_has_no_draft_length_in_its_head() -> None:
     """Of one policy there is one run, and of several four, unless a scenario says how many."""
     policies = {
-        "k=4, iid:0.7, 4 replications": ["autoregressive", "pd"],
-        "no speculation, 1 replication": ["autoregressive"],
+        "k=4, iid:0.7, 4 runs": ["autoregressive", "pd"],
+        "no speculation, 1 run": ["autoregressive"],
     }
     for text, policy in policies.items():
         found = lanesim.compare(profile="cpu/tiny", policy=policy, num_prompts=4, output_len=4, request_rate=4)
-        assert f"fixed lengths, {text} from seed 0" in " ".join(" ".join(in_full(found)).split())
+        assert f"64 tokens in, 4 out, {text} each" in " ".join(" ".join(in_full(found)).split())
 
 
 def test_the_share_that_meets_its_slos_is_said_to_be_of_the_finished_requests() -> None:
