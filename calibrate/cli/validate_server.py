@@ -52,9 +52,7 @@ class ServerFlags(Struct, frozen=True, kw_only=True):
     model: Served = None
     timeout_s: Patience = 300.0
     levels: Annotated[
-        str,
-        LEVELS,
-        "Numbers of parallel requests to calibrate with before predicting. none: use the profile as it is.",
+        str, LEVELS, "Numbers of parallel requests to calibrate with before predicting. none: use the profile as it is."
     ] = "1,2,4,8,16"
     rounds: Annotated[int, Meta(ge=1, le=1000), ROUNDS, "How often each of them is sent."] = 3
     predict_only: Annotated[bool, key("server.predict_only"), "true: predict, and send no request of the load."] = False

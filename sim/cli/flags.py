@@ -292,7 +292,10 @@ class FlagsCommand(click.Command):
 
 
 BY_NAME = "lanesim calibrate fit FILE --profile h100-sxm/llama-3.1-8b"
+WEIGHTS = "--set replay.weights=DIR, of folders target and draft, and prompts.jsonl"
 WENT = {degree: f"write Qwen/Qwen3-32B-{degree}2 for the model" for degree in ("tp", "ep", "dp")} | {
+    **dict.fromkeys(("target_weights", "draft_weights"), WEIGHTS),
+    **dict.fromkeys(("metrics_before", "metrics_after"), "lanesim calibrate fit metrics BEFORE AFTER"),
     "bench_json": f"name the file, as in `{BY_NAME}`",
     "log": f"name the file, as in `{BY_NAME}`",
     "help_all": "--help shows all options",
@@ -307,8 +310,6 @@ WENT = {degree: f"write Qwen/Qwen3-32B-{degree}2 for the model" for degree in ("
     "dtype": "a device has its usual one",
     "attention": "a device has its usual one",
     "no_serving": "what serving adds is always measured",
-    "metrics_before": "lanesim calibrate fit metrics BEFORE AFTER",
-    "metrics_after": "lanesim calibrate fit metrics BEFORE AFTER",
     "duration_s": "lanesim calibrate fit metrics BEFORE AFTER SECONDS",
     "steps": "lanesim calibrate fit steps FILE",
     "columns": "the header of the table names the columns as ours",
@@ -318,8 +319,6 @@ WENT = {degree: f"write Qwen/Qwen3-32B-{degree}2 for the model" for degree in ("
     "prompts": "validate takes the file behind the requests of a run, replay in the folder of replay.weights",
     "max_requests": "at most 10,000 are sent",
     "api_key_env": "the variable LANESIM_API_KEY holds the key",
-    "target_weights": "--set replay.weights=DIR, of folders target and draft, and prompts.jsonl",
-    "draft_weights": "--set replay.weights=DIR, of folders target and draft, and prompts.jsonl",
     "dry_run": "a sweep says how far it is, and goes on where it was stopped",
 }
 """Option that a command had -> what stands for it."""

@@ -88,12 +88,7 @@ def _say_version(context: click.Context, _: click.Parameter, is_asked: bool) -> 
     "    --output-len 200 --vary speculation=off,ngram,eagle3",
 )
 @click.option(
-    "--version",
-    is_flag=True,
-    is_eager=True,
-    expose_value=False,
-    callback=_say_version,
-    help="Print the version and the build.",
+    "--version", is_flag=True, is_eager=True, expose_value=False, callback=_say_version, help="Version and build."
 )
 def lanesim() -> None:
     """Simulate speculative-decoding serving: which scheduler, which draft length, at which load."""

@@ -92,11 +92,7 @@ class CompareScenario(ServedFlags, frozen=True, kw_only=True):
     max_concurrency: MaxConcurrency = None
     seed: Annotated[int | None, "Seed of arrivals, lengths and acceptance."] = None
     replications: Annotated[int | None, "Runs per policy: 4 of several, 1 of one."] = None
-    speculative_config: Annotated[
-        str | None,
-        Meta(title="JSON"),
-        "vLLM's, verbatim: method, num_speculative_tokens and the rest. Other options win.",
-    ] = None
+    speculative_config: Annotated[str | None, Meta(title="JSON"), "vLLM's, as it stands. Other options win."] = None
 
 
 SHARED = CompareScenario.__struct_fields__
