@@ -342,7 +342,7 @@ def _rented(answer: Rental, console: Console) -> Said:
     rows = [_deployment_cells(row, answer, has_energy=has_energy) for row in [*refined, *shown]]
     table = table_of(rows, ["replica"], ["fit", "$/M", "J/tok"], box=None, padding=(0, 1), pad_edge=False)
     basis = [(SURE if place == 0 else "", line) for place, line in enumerate(filter(None, lines))]
-    typed = [(START, answer.start), (CHECK, answer.check)]
+    typed = [*((START, line) for line in answer.start.splitlines()), (CHECK, answer.check)]
     fits = [] if has_energy else [("fit", "Requests of this length whose KV fits into one replica's memory at once.")]
     labelled = [*basis, *fits, *((label, line) for label, line in typed if line)]
     return Said(answer.verdict, [("", table)], labelled, more="--json FILE: everything.")

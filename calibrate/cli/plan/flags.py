@@ -16,6 +16,7 @@ class PlanFlags(ServedFlags, frozen=True, kw_only=True):
     rate: Annotated[Rate | None, "Requests per second to rent GPUs for."] = None
     price: Price = None
     gpus: Annotated[Gpus | None, "GPUs of a replica at most. [default: 8 with --rate]"] = None
+    disaggregate: Annotated[bool, "Also try separate servers for prefill and decode, and lanes on one GPU."] = False
     draws: Annotated[Draws | None, "Variations of costs and acceptance; 0: as given. [default: 20]"] = None
     verbose: Verbose = False
     json: JsonFile = None

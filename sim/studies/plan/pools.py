@@ -1,0 +1,159 @@
+"""Deployments of `plan --disaggregate`: servers that only prefill beside servers that only decode, and lanes for the
+two on one GPU; the load from which separate servers pay, and the lines that start them.
+
+A formula proposes ratios of prefill to decode servers, and runs decide (candidate_ranking, search). Not here: what runs
+(sim.policies.disaggregated, sim.policies.pd).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import product
+from math import ceil, gcd, inf
+
+import msgspec
+
+from sim.costs.memory import kv_capacity_tokens
+from sim.costs.profile_files import load
+from sim.interface.work import Chunk, Kind, Work
+from sim.names import duration
+from sim.policies.disaggregated import DevicePools
+from sim.run.forecast import StepForecast
+from sim.run.resolve import resolve
+from sim.run.scenario import Scenario, parse_scenario
+from sim.studies.evidence import measured
+from sim.studies.plan.candidate_ranking import APART, LANES, POLICY, Candidate
+from sim.studies.plan.search import PlannedDeployment, Rental
+from sim.studies.serve_commands import SGLANG, VLLM, deployment, server_of
+
+LINK = "nvlink"
+"""Link where none is given."""
+BUSY = 0.8
+"""Share of its time that a prefill server computes in the ratios proposed: more makes prompts wait too long."""
+PROPOSED = 6
+"""Ratios that are simulated."""
+LOADS = 400
+"""Loads up to the highest at which GPUs are counted."""
+ERRORS = "separate servers: time per token 20 % off and first tokens 120 %, at 109 measured loads (docs/systems.md)"
+NIXL = """--kv-transfer-config '{"kv_connector": "NixlConnector", "kv_role": "kv_both"}'"""
+STARTS = {
+    VLLM: (NIXL, NIXL, "vllm-router --vllm-pd-disaggregation"),
+    SGLANG: (
+        "--disaggregation-mode prefill",
+        "--disaggregation-mode decode",
+        "python -m sglang_router.launch_router --pd-disaggregation",
+    ),
+}
+"""Flags of servers that prefill and that decode, and the router before them: vLLM 0.33 and SGLang 0.5.23."""
+
+
+def apart(scenario: Scenario, candidates: Sequence[Candidate], max_gpus: int) -> list[Candidate]:
+    """The best ratios of prefill to decode servers on up to `max_gpus` GPUs, and `candidates` with lanes.
+
+    vLLM's NIXL connector wants decode servers of at least as many GPUs as prefill servers.
+    """
+    plain = [each for each in candidates if each.profile.data_parallel == 1]
+    rates = {each.name: _rates(each, scenario) for each in plain}
+    found: dict[tuple[str, str], tuple[float, Candidate]] = {}
+    for prefill, decode in product(plain, plain):
+        few, many = prefill.profile.tensor_parallel, decode.profile.tensor_parallel
+        for x, y in product(range(1, max_gpus + 1), repeat=2):
+            gpus = x * few + y * many
+            if few > many or gpus > max_gpus or gcd(x, y) > 1:
+                continue
+            rate = min(BUSY * x * rates[prefill.name][0], y * rates[decode.name][1]) / gpus
+            link = scenario.policy_options.pools.link or LINK
+            pair = prefill.name, decode.name
+            other = prefill.name if prefill != decode else None
+            pools = DevicePools(prefill=x, decode=y, prefill_profile=other, link=link)
+            if rate > found.get(pair, (0.0, None))[0]:
+                found[pair] = rate, Candidate(decode.name, decode.profile, APART, pools, few)
+    best = sorted(found.values(), key=lambda each: -each[0])[:PROPOSED]
+    return [candidate for _, candidate in best] + [each._replace(policy=LANES) for each in plain]
+
+
+def _rates(candidate: Candidate, scenario: Scenario) -> tuple[float, float]:
+    """Prompts per second of a server that only prefills, and requests per second of one that only decodes within the
+    TPOT goal; 0 for what does not fit or is too slow."""
+    try:
+        resolved = resolve(candidate.served(scenario), candidate.profile, POLICY)
+    except ValueError:
+        return 0.0, 0.0
+    prompt, output = scenario.workload.input_len or 1, scenario.workload.output_len or 1
+    prefill_s = resolved.costs.cost(Work(kind=Kind.PREFILL, chunks=(Chunk(prompt, 0),), head_rows=1)).device_s
+    step = StepForecast(resolved.costs, resolved.limits, prompt + output / 2, has_draft=False)
+    most = min(resolved.limits.max_num_seqs, kv_capacity_tokens(candidate.profile) // (prompt + output))
+    goal_s = (scenario.goodput.tpot_ms or inf) / 1e3
+    rows = next((rows for rows in range(most, 0, -1) if step.step_s(rows, 0) <= goal_s), 0)
+    return 1.0 / prefill_s, rows / (output * step.step_s(rows, 0)) if rows else 0.0
+
+
+def with_pools(
+    result: Rental, candidates: Sequence[Candidate], max_gpus: int, target_model: str | None = None
+) -> Rental:
+    """`result` with the load from which separate servers pay, what they send, how they start, and the errors."""
+    refined = [row for row in result.deployments if not row.is_first_pass]
+    of = {name: [row for row in refined if row.policy == name] for name in (APART, POLICY, LANES)}
+    best, most, start = refined[0], max(max_gpus, refined[0].gpus), result.start
+    pays = pays_from(of[APART], of[POLICY], most)
+    first = f"pay from {pays:.2g} requests/s on" if pays else f"do not pay on up to {most} GPUs"
+    rent, *rest = result.verdict.splitlines()
+    if best.policy == APART:
+        candidate = next(each for each in candidates if each.label == best.deployment)
+        pools, few = candidate.pools, candidate.prefill_degree
+        named = f"{pools.prefill} prefill (TP{few}) and {pools.decode} decode servers (TP{best.tp})"
+        rent = rent.replace(best.deployment, named)
+        rest.insert(
+            0, f"A prompt sends {best.kv_bytes / 1e9:.2g} GB of KV, {duration(1e3 * best.link_s)} by {pools.link}."
+        )
+        start = "\n".join(_starts(parse_scenario(result.scenario), candidate, target_model))
+    if of[LANES] and of[POLICY]:
+        lanes, loop = (max(row.rate_per_replica / row.tp for row in of[name]) for name in (LANES, POLICY))
+        gain = f"{lanes / loop:.2f} times the load of continuous batching"
+        rest.append(f"Prefill and decode on two streams of a GPU (pd) hold {gain}. {_lanes_error()}")
+    said = [f"Separate prefill and decode servers {first}.", rent, *rest]
+    notes = [ERRORS, *result.notes]
+    return msgspec.structs.replace(result, verdict="\n".join(said), pays_from_per_s=pays, start=start, notes=notes)
+
+
+def pays_from(apart: Sequence[PlannedDeployment], together: Sequence[PlannedDeployment], max_gpus: int) -> float | None:
+    """The load from which on `apart` takes no more GPUs than `together`, and there fewer; None: never up to what
+    `max_gpus` serve."""
+
+    def gpus(rows: Sequence[PlannedDeployment], rate: float) -> float:
+        return min((ceil(rate / row.rate_per_replica) * row.gpus / (row.replicas or 1) for row in rows), default=inf)
+
+    most = max(max_gpus * (row.replicas or 1) // row.gpus * row.rate_per_replica for row in (*apart, *together))
+    pays = None
+    for rate in (most * step / LOADS for step in range(1, LOADS + 1)):
+        if (more := gpus(apart, rate) - gpus(together, rate)) > 0.0:
+            pays = None
+        elif more < 0.0 and pays is None:
+            pays = rate
+    return pays
+
+
+def _starts(scenario: Scenario, candidate: Candidate, target_model: str | None) -> list[str]:
+    """Lines that start the servers and their router; none for an engine of which none is known."""
+    pools, server = candidate.pools, server_of(scenario, candidate.profile)
+    if server not in STARTS:
+        return []
+    *flags, router = STARTS[server]
+    k = scenario.speculation.num_speculative_tokens
+    prefilling = load(pools.prefill_profile or candidate.name), 0, pools.prefill, "prefill"
+    lines, urls = [], ""
+    for (profile, length, count, role), flag in zip(
+        (prefilling, (candidate.profile, k, pools.decode, "decode")), flags, strict=True
+    ):
+        line = deployment(scenario, profile, ((1, 1, length),), {}, target_model=target_model).start
+        lines.append(f"{line} {flag}  # {count} for {role}")
+        urls += f" --{role} http://HOST:PORT" * count
+    return [*lines, router + urls]
+
+
+def _lanes_error() -> str:
+    """How far off the latency of lanes beside continuous batching was where GPUs ran both."""
+    cells = [cell for cell in measured().cells if cell.policy in (LANES, POLICY)]
+    errors = {(cell.policy, cell.gpu, cell.in_flight): 1.0 + cell.error_pct / 100.0 for cell in cells}
+    off = [100.0 * (error / errors[POLICY, gpu, n] - 1.0) for (name, gpu, n), error in errors.items() if name == LANES]
+    return f"Its latency beside that was {min(off):+.0f} to {max(off):+.0f} % off in {len(off)} replays on GPUs."
