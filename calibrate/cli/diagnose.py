@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 from msgspec import Meta, Struct, structs
 
 from sim.cli.console import claim, progress, show
-from sim.cli.flags import ARGUMENT, JsonFile, Overwrite, command
+from sim.cli.flags import ARGUMENT, DraftTokens, JsonFile, Overwrite, command
 from sim.cli.options import Overrides, ServedFlags, gather, is_model
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class DiagnoseFlags(Struct, frozen=True, kw_only=True):
         Meta(extra={"spelling": "--draft"}),
         "Drafts: draft_model, eagle3, mtp, parallel, dspark, ngram, or a drafter's repository.",
     ] = None
-    num_speculative_tokens: Annotated[int | None, "Draft length of the second result."] = None
+    num_speculative_tokens: Annotated[DraftTokens | None, "Draft length of the second result."] = None
     acceptance: Annotated[str | None, "Acceptance, where the result does not say it (docs/acceptance.md)."] = None
     engine: Annotated[str | None, "Engine, such as vllm-0.32 or sglang-0.5."] = None
     set: Overrides = ()

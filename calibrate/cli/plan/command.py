@@ -28,9 +28,7 @@ def plan_command(flags: PlanFlags) -> None:
     is_given = bool(flags.profile or flags.policy or flags.serve or (flags.set and not flags.disaggregate))
     if flags.rate is None or is_given or flags.scenario is None or flags.scenario.suffix in (".yaml", ".yml"):
         if flags.disaggregate:
-            raise ValueError(
-                "--disaggregate searches: want MODEL --gpu GPU --rate R, no profile, policy, server or file"
-            )
+            raise ValueError("--disaggregate searches: want MODEL --gpu GPU --rate R, and no profile, policy or file")
         _highest(flags)
         return
     claim(files={"--json": flags.json}, inputs=[flags.scenario])

@@ -68,6 +68,8 @@ def apart(scenario: Scenario, candidates: Sequence[Candidate], max_gpus: int) ->
             pools = DevicePools(prefill=x, decode=y, prefill_profile=other, link=link)
             if rate > found.get(pair, (0.0, None))[0]:
                 found[pair] = rate, Candidate(decode.name, decode.profile, APART, pools, few)
+    if max_gpus < 2 * min((each.profile.tensor_parallel for each in plain), default=1):
+        raise ValueError(f"--disaggregate: two servers do not fit on {max_gpus} GPUs; raise --gpus")
     best = sorted(found.values(), key=lambda each: -each[0])[:PROPOSED]
     return [candidate for _, candidate in best] + [each._replace(policy=LANES) for each in plain]
 
@@ -96,7 +98,10 @@ def with_pools(
     of = {name: [row for row in refined if row.policy == name] for name in (APART, POLICY, LANES)}
     best, most, start = refined[0], max(max_gpus, refined[0].gpus), result.start
     pays = pays_from(of[APART], of[POLICY], most)
-    first = f"pay from {pays:.2g} requests/s on" if pays else f"do not pay on up to {most} GPUs"
+    first = f"pay from {pays:.2g} requests/s on." if pays else f"do not pay on up to {most} GPUs."
+    if of[APART] and of[POLICY]:
+        ours, theirs = (min(row.gpus for row in of[name]) for name in (APART, POLICY))
+        first += f" At {result.rate_per_s:g} they take {ours} GPUs, servers that do both {theirs}."
     rent, *rest = result.verdict.splitlines()
     if best.policy == APART:
         candidate = next(each for each in candidates if each.label == best.deployment)
@@ -111,17 +116,17 @@ def with_pools(
         lanes, loop = (max(row.rate_per_replica / row.tp for row in of[name]) for name in (LANES, POLICY))
         gain = f"{lanes / loop:.2f} times the load of continuous batching"
         rest.append(f"Prefill and decode on two streams of a GPU (pd) hold {gain}. {_lanes_error()}")
-    said = [f"Separate prefill and decode servers {first}.", rent, *rest]
+    said = [f"Separate prefill and decode servers {first}", rent, *rest]
     notes = [ERRORS, *result.notes]
     return msgspec.structs.replace(result, verdict="\n".join(said), pays_from_per_s=pays, start=start, notes=notes)
 
 
 def pays_from(apart: Sequence[PlannedDeployment], together: Sequence[PlannedDeployment], max_gpus: int) -> float | None:
     """The load from which on `apart` takes no more GPUs than `together`, and there fewer; None: never up to what
-    `max_gpus` serve."""
+    `max_gpus` serve. A replica that is alone serves what it does in nearly all draws, several share the load."""
 
     def gpus(rows: Sequence[PlannedDeployment], rate: float) -> float:
-        return min((ceil(rate / row.rate_per_replica) * row.gpus / (row.replicas or 1) for row in rows), default=inf)
+        return min((_replicas(row, rate) * row.gpus / (row.replicas or 1) for row in rows), default=inf)
 
     most = max(max_gpus * (row.replicas or 1) // row.gpus * row.rate_per_replica for row in (*apart, *together))
     pays = None
@@ -131,6 +136,11 @@ def pays_from(apart: Sequence[PlannedDeployment], together: Sequence[PlannedDepl
         elif more < 0.0 and pays is None:
             pays = rate
     return pays
+
+
+def _replicas(row: PlannedDeployment, rate_per_s: float) -> int:
+    alone_per_s, _ = row.rate_interval or (row.rate_per_replica, 0.0)
+    return 1 if rate_per_s <= alone_per_s else max(2, ceil(rate_per_s / row.rate_per_replica))
 
 
 def _starts(scenario: Scenario, candidate: Candidate, target_model: str | None) -> list[str]:

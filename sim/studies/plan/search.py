@@ -181,7 +181,6 @@ def plan(
             refined.append(one)
     if not refined:
         raise ValueError(_nothing(scenario, refused))
-    # No server runs lanes.
     refined.sort(key=lambda each: (each.row.policy == LANES, search.order(each.row)))
     best = refined[0]
     profile = best.candidate.profile
@@ -251,7 +250,8 @@ class _Search:
             scenario,
             profile,
             share=self.share,
-            target_rate=self.rate_per_s,
+            # No server runs lanes, and several replicas of them take long to simulate.
+            target_rate=None if candidate.policy == LANES else self.rate_per_s,
             draws=self.draws,
             near=ranked.rate_per_s / profile.data_parallel,
             workers=self.workers,
@@ -284,7 +284,9 @@ class _Search:
         in_draws = [load for load in highest.draw_loads if load is not None]
         load = (highest.load or 0.0) if interval is None else median(in_draws)
         # The fleet is one of ranks; of replicas there are as many as have them all.
-        replicas, shares, joules = ceil((held.fleets[0].replicas or 1) / ranks), held.fleets[0].attainment_by_draw, None
+        shares, joules, replicas = list[float](), None, ceil(self.rate_per_s / load)
+        for fleet in held.fleets:
+            shares, replicas = fleet.attainment_by_draw, ceil((fleet.replicas or 1) / ranks)
         if self.with_energy:
             # Of one rank at its part of the load.
             at_rate = with_keys(scenario, workload={"request_rate": self.rate_per_s / (replicas * ranks)}, energy=True)
@@ -300,7 +302,7 @@ class _Search:
             k_table=[] if tuning is None else tuning.k_table,
             break_even_concurrency=None if tuning is None else tuning.break_even_concurrency,
             attainment_by_draw=shares,
-            worlds_met=sum(each >= self.share for each in shares),
+            worlds_met=sum(each >= self.share for each in shares) if shares else None,
             rate_interval=None if interval is None else (interval[0] * ranks, interval[1] * ranks),
             joules_per_output_token=joules,
             evidence=evidence(profile, [asked_of(resolve(scenario, profile, candidate.policy), loads)]),
