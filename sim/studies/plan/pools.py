@@ -24,7 +24,7 @@ from sim.run.scenario import Scenario, parse_scenario
 from sim.studies.evidence import measured
 from sim.studies.plan.candidate_ranking import APART, LANES, POLICY, Candidate
 from sim.studies.plan.search import PlannedDeployment, Rental
-from sim.studies.serve_commands import SGLANG, VLLM, deployment, server_of
+from sim.studies.serve_commands import POOLS, deployment, server_of
 
 LINK = "nvlink"
 """Link where none is given."""
@@ -35,16 +35,6 @@ PROPOSED = 6
 LOADS = 400
 """Loads up to the highest at which GPUs are counted."""
 ERRORS = "separate servers: time per token 20 % off and first tokens 120 %, at 109 measured loads (docs/systems.md)"
-NIXL = """--kv-transfer-config '{"kv_connector": "NixlConnector", "kv_role": "kv_both"}'"""
-STARTS = {
-    VLLM: (NIXL, NIXL, "vllm-router --vllm-pd-disaggregation"),
-    SGLANG: (
-        "--disaggregation-mode prefill",
-        "--disaggregation-mode decode",
-        "python -m sglang_router.launch_router --pd-disaggregation",
-    ),
-}
-"""Flags of servers that prefill and that decode, and the router before them: vLLM 0.33 and SGLang 0.5.23."""
 
 
 def apart(scenario: Scenario, candidates: Sequence[Candidate], max_gpus: int) -> list[Candidate]:
@@ -54,19 +44,15 @@ def apart(scenario: Scenario, candidates: Sequence[Candidate], max_gpus: int) ->
     """
     plain = [each for each in candidates if each.profile.data_parallel == 1]
     rates = {each.name: _rates(each, scenario) for each in plain}
-    found: dict[tuple[str, str], tuple[float, Candidate]] = {}
+    found, link = dict[tuple[str, str], tuple[float, Candidate]](), scenario.policy_options.pools.link or LINK
     for prefill, decode in product(plain, plain):
         few, many = prefill.profile.tensor_parallel, decode.profile.tensor_parallel
+        other, pair = prefill.name if prefill != decode else None, (prefill.name, decode.name)
         for x, y in product(range(1, max_gpus + 1), repeat=2):
             gpus = x * few + y * many
-            if few > many or gpus > max_gpus or gcd(x, y) > 1:
-                continue
             rate = min(BUSY * x * rates[prefill.name][0], y * rates[decode.name][1]) / gpus
-            link = scenario.policy_options.pools.link or LINK
-            pair = prefill.name, decode.name
-            other = prefill.name if prefill != decode else None
-            pools = DevicePools(prefill=x, decode=y, prefill_profile=other, link=link)
-            if rate > found.get(pair, (0.0, None))[0]:
+            if few <= many and gpus <= max_gpus and gcd(x, y) == 1 and rate > found.get(pair, (0.0, None))[0]:
+                pools = DevicePools(prefill=x, decode=y, prefill_profile=other, link=link)
                 found[pair] = rate, Candidate(decode.name, decode.profile, APART, pools, few)
     if max_gpus < 2 * min((each.profile.tensor_parallel for each in plain), default=1):
         raise ValueError(f"--disaggregate: two servers do not fit on {max_gpus} GPUs; raise --gpus")
@@ -111,7 +97,7 @@ def with_pools(
         rest.insert(
             0, f"A prompt sends {best.kv_bytes / 1e9:.2g} GB of KV, {duration(1e3 * best.link_s)} by {pools.link}."
         )
-        start = "\n".join(_starts(parse_scenario(result.scenario), candidate, target_model))
+        start = _starts(parse_scenario(result.scenario), candidate, target_model)
     if of[LANES] and of[POLICY]:
         lanes, loop = (max(row.rate_per_replica / row.tp for row in of[name]) for name in (LANES, POLICY))
         gain = f"{lanes / loop:.2f} times the load of continuous batching"
@@ -131,10 +117,8 @@ def pays_from(apart: Sequence[PlannedDeployment], together: Sequence[PlannedDepl
     most = max(max_gpus * (row.replicas or 1) // row.gpus * row.rate_per_replica for row in (*apart, *together))
     pays = None
     for rate in (most * step / LOADS for step in range(1, LOADS + 1)):
-        if (more := gpus(apart, rate) - gpus(together, rate)) > 0.0:
-            pays = None
-        elif more < 0.0 and pays is None:
-            pays = rate
+        more = gpus(apart, rate) - gpus(together, rate)
+        pays = None if more > 0.0 else (pays or rate) if more < 0.0 else pays
     return pays
 
 
@@ -143,22 +127,22 @@ def _replicas(row: PlannedDeployment, rate_per_s: float) -> int:
     return 1 if rate_per_s <= alone_per_s else max(2, ceil(rate_per_s / row.rate_per_replica))
 
 
-def _starts(scenario: Scenario, candidate: Candidate, target_model: str | None) -> list[str]:
-    """Lines that start the servers and their router; none for an engine of which none is known."""
-    pools, server = candidate.pools, server_of(scenario, candidate.profile)
-    if server not in STARTS:
-        return []
-    *flags, router = STARTS[server]
-    k = scenario.speculation.num_speculative_tokens
-    prefilling = load(pools.prefill_profile or candidate.name), 0, pools.prefill, "prefill"
-    lines, urls = [], ""
-    for (profile, length, count, role), flag in zip(
-        (prefilling, (candidate.profile, k, pools.decode, "decode")), flags, strict=True
+def _starts(scenario: Scenario, candidate: Candidate, target_model: str | None) -> str:
+    """Lines that start the servers and their router; empty for an engine of which none is known."""
+    pools, *known = candidate.pools, *POOLS.get(server_of(scenario, candidate.profile), ())
+    lines, urls = list[str](), ""
+    for name, count, role, flag in zip(
+        (pools.prefill_profile or candidate.name, candidate.name),
+        (pools.prefill, pools.decode),
+        ("prefill", "decode"),
+        known,
+        strict=False,
     ):
-        line = deployment(scenario, profile, ((1, 1, length),), {}, target_model=target_model).start
-        lines.append(f"{line} {flag}  # {count} for {role}")
+        k = scenario.speculation.num_speculative_tokens if role == "decode" else 0
+        line = deployment(scenario, load(name), ((1, 1, k),), {}, target_model=target_model).start
+        lines.append(f"{line} {flag}  # {count} for {role}, each with its GPUs and --port")
         urls += f" --{role} http://HOST:PORT" * count
-    return [*lines, router + urls]
+    return "\n".join([*lines, *(router + urls for router in known[2:])])
 
 
 def _lanes_error() -> str:
@@ -166,4 +150,6 @@ def _lanes_error() -> str:
     cells = [cell for cell in measured().cells if cell.policy in (LANES, POLICY)]
     errors = {(cell.policy, cell.gpu, cell.in_flight): 1.0 + cell.error_pct / 100.0 for cell in cells}
     off = [100.0 * (error / errors[POLICY, gpu, n] - 1.0) for (name, gpu, n), error in errors.items() if name == LANES]
-    return f"Its latency beside that was {min(off):+.0f} to {max(off):+.0f} % off in {len(off)} replays on GPUs."
+    return (
+        f"Its simulated latency beside that was {min(off):+.0f} to {max(off):+.0f} % off in {len(off)} replays on GPUs."
+    )

@@ -37,7 +37,7 @@ from sim.studies.attainment import DEFAULT_SHARE, Attainment, highest_load
 from sim.studies.cost_draws import DEFAULT_DRAWS, covers, with_times
 from sim.studies.evidence import asked_of, evidence
 from sim.studies.load_search import REQUESTS, with_length
-from sim.studies.plan.candidate_ranking import APART, LANES, Candidate, Ranked, Refused, first_pass
+from sim.studies.plan.candidate_ranking import APART, LANES, POLICY, Candidate, Ranked, Refused, first_pass
 from sim.studies.serve_commands import VLLM, checking_lines, deployment, server_of
 from sim.studies.tune import Tuning, has_slo, tune
 from sim.workload.classes import Goodput
@@ -61,10 +61,10 @@ class PlannedDeployment(
     evidence: list[str]
     deployment: str
     profile: str
-    policy: str
-    kv_bytes: int
+    policy: str = POLICY
+    kv_bytes: int = 0
     """KV of a prompt that prefill servers send to decode servers; 0 where no server only prefills."""
-    link_s: float
+    link_s: float = 0.0
     """Time of that on the link."""
     gpus: int
     """GPUs of all replicas."""
