@@ -26,6 +26,7 @@ from sim.studies.attainment import Attainment, HighestLoad
 from sim.studies.comparison.varied import Varied
 from sim.studies.length_choice import ALIKE, TunedPoint
 from sim.studies.load_search import Limit
+from sim.studies.plan.candidate_ranking import LANES
 from sim.studies.plan.search import PlannedDeployment, Rental
 from sim.studies.tune import IDLE, ContextTuning, Tuning
 
@@ -351,6 +352,8 @@ def _rented(answer: Rental, console: Console) -> Said:
 def _deployment_cells(row: PlannedDeployment, answer: Rental, *, has_energy: bool) -> dict[str, str]:
     about, usd = "~" * row.is_first_pass, row.usd_per_million_tokens
     rate = f"{about}{number(row.rate_per_replica)}"
+    # Replicas of lanes are counted, not simulated.
+    about = about or "~" * (row.policy == LANES)
     if row.rate_interval is not None:
         rate += " ({}–{})".format(*map(number, row.rate_interval))
     fit = number(None) if has_energy else str(row.requests_in_memory)
