@@ -19,7 +19,9 @@ class PlanFlags(ServedFlags, frozen=True, kw_only=True):
     disaggregate: Annotated[bool, "Also try separate prefill and decode servers, and both on two streams of a GPU."] = (
         False
     )
-    draws: Annotated[Draws | None, "Variations of costs and acceptance; 0: as given. [default: 20, with --disaggregate 6]"] = None
+    draws: Annotated[
+        Draws | None, "Variations of costs and acceptance; 0: as given. [default: 20, with --disaggregate 6]"
+    ] = None
     verbose: Verbose = False
     json: JsonFile = None
     overwrite: Overwrite = False

@@ -1,8 +1,8 @@
-"""Deployments of `plan --disaggregate`: servers that only prefill beside servers that only decode, and lanes for the
-two on one GPU; the load from which separate servers pay, and the lines that start them.
+"""Deployments of `plan --disaggregate`: prefill and decode on separate servers, or on two streams of one GPU.
 
-A formula proposes ratios of prefill to decode servers, and runs decide (candidate_ranking, search). Not here: what runs
-(sim.policies.disaggregated, sim.policies.pd).
+A formula proposes ratios of prefill to decode servers, and runs decide (candidate_ranking, search). Of the answer: the
+load from which separate servers pay, and the lines that start them. Not here: what runs (sim.policies.disaggregated,
+sim.policies.pd).
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def apart(scenario: Scenario, candidates: Sequence[Candidate], max_gpus: int) ->
 
 def _rates(candidate: Candidate, scenario: Scenario) -> tuple[float, float]:
     """Prompts per second of a server that only prefills, and requests per second of one that only decodes within the
-    TPOT goal; 0 for what does not fit or is too slow."""
+    TPOT goal. 0: it does not fit, or is too slow."""
     try:
         resolved = resolve(candidate.served(scenario), candidate.profile, POLICY)
     except ValueError:
@@ -82,6 +82,11 @@ def with_pools(
     """`result` with the load from which separate servers pay, what they send, how they start, and the errors."""
     refined = [row for row in result.deployments if not row.is_first_pass]
     of = {name: [row for row in refined if row.policy == name] for name in (APART, POLICY, LANES)}
+
+    def undrafted(name: str) -> str:
+        draft = [name for name, rows in of.items() if any(row.num_speculative_tokens for row in rows)]
+        return " without drafts" * (POLICY in draft and name not in draft)
+
     best, most, start = refined[0], max(max_gpus, refined[0].gpus), result.start
     pays = pays_from(of[APART], of[POLICY], most)
     first = f"pay from {pays:.2g} requests/s on." if pays else f"do not pay on up to {most} GPUs."
@@ -90,26 +95,28 @@ def with_pools(
         first += f" At {result.rate_per_s:g} they take {ours} GPUs, servers that do both {theirs}."
     rent, *rest = result.verdict.splitlines()
     if best.policy == APART:
-        candidate = next(each for each in candidates if each.label == best.deployment)
+        scenario = parse_scenario(result.scenario)
+        served = scenario.profile, scenario.policy_options.pools
+        candidate = next(each for each in candidates if (each.name, each.pools) == served)
         pools, few = candidate.pools, candidate.prefill_degree
         named = f"{pools.prefill} prefill (TP{few}) and {pools.decode} decode servers (TP{best.tp})"
         rent = rent.replace(best.deployment, named)
         rest.insert(
             0, f"A prompt sends {best.kv_bytes / 1e9:.2g} GB of KV, {duration(1e3 * best.link_s)} by {pools.link}."
         )
-        start = _starts(parse_scenario(result.scenario), candidate, target_model)
+        start = _starts(scenario, candidate, target_model)
     if of[LANES] and of[POLICY]:
-        lanes, loop = (max(row.rate_per_replica / row.tp for row in of[name]) for name in (LANES, POLICY))
+        lanes, loop = (max(row.rate_per_replica / row.tp / row.dp for row in of[name]) for name in (LANES, POLICY))
         gain = f"{lanes / loop:.2f} times the load of continuous batching"
-        rest.append(f"Prefill and decode on two streams of a GPU (pd) hold {gain}. {_lanes_error()}")
-    said = [f"Separate prefill and decode servers {first}", rent, *rest]
+        rest.append(f"Prefill and decode on two streams of a GPU (pd){undrafted(LANES)} hold {gain}. {_lanes_error()}")
+    said = [f"Separate prefill and decode servers{undrafted(APART)} {first}", rent, *rest]
     notes = [ERRORS, *result.notes]
     return msgspec.structs.replace(result, verdict="\n".join(said), pays_from_per_s=pays, start=start, notes=notes)
 
 
 def pays_from(apart: Sequence[PlannedDeployment], together: Sequence[PlannedDeployment], max_gpus: int) -> float | None:
-    """The load from which on `apart` takes no more GPUs than `together`, and there fewer; None: never up to what
-    `max_gpus` serve. A replica that is alone serves what it does in nearly all draws, several share the load."""
+    """The load from which on `apart` takes no more GPUs than `together`, and there fewer. None: never up to what
+    `max_gpus` serve. A replica that is alone serves what it does in nearly all draws. Several share the load."""
 
     def gpus(rows: Sequence[PlannedDeployment], rate: float) -> float:
         return min((_replicas(row, rate) * row.gpus / (row.replicas or 1) for row in rows), default=inf)
