@@ -16,12 +16,8 @@ class PlanFlags(ServedFlags, frozen=True, kw_only=True):
     rate: Annotated[Rate | None, "Requests per second to rent GPUs for."] = None
     price: Price = None
     gpus: Annotated[Gpus | None, "GPUs of a replica at most. [default: 8 with --rate]"] = None
-    disaggregate: Annotated[bool, "Also try separate prefill and decode servers, and both on two streams of a GPU."] = (
-        False
-    )
-    draws: Annotated[
-        Draws | None, "Variations of costs and acceptance; 0: as given. [default: 20, with --disaggregate 6]"
-    ] = None
+    disaggregate: Annotated[bool, "Also try separate prefill and decode servers, with 6 draws."] = False
+    draws: Annotated[Draws | None, "Variations of costs and acceptance; 0: as given. [default: 20]"] = None
     verbose: Verbose = False
     json: JsonFile = None
     overwrite: Overwrite = False

@@ -101,9 +101,8 @@ def with_pools(
         pools, few = candidate.pools, candidate.prefill_degree
         named = f"{pools.prefill} prefill (TP{few}) and {pools.decode} decode servers (TP{best.tp})"
         rent = rent.replace(best.deployment, named)
-        rest.insert(
-            0, f"A prompt sends {best.kv_bytes / 1e9:.2g} GB of KV, {duration(1e3 * best.link_s)} by {pools.link}."
-        )
+        sent = f"A prompt sends {best.kv_bytes / 1e9:.2g} GB of KV, {duration(1e3 * best.link_s)} by {pools.link}."
+        rest = [sent, *rest]
         start = _starts(scenario, candidate, target_model)
     if of[LANES] and of[POLICY]:
         lanes, loop = (max(row.rate_per_replica / row.tp / row.dp for row in of[name]) for name in (LANES, POLICY))
@@ -135,21 +134,18 @@ def _replicas(row: PlannedDeployment, rate_per_s: float) -> int:
 
 
 def _starts(scenario: Scenario, candidate: Candidate, target_model: str | None) -> str:
-    """Lines that start the servers and their router; empty for an engine of which none is known."""
-    pools, *known = candidate.pools, *POOLS.get(server_of(scenario, candidate.profile), ())
-    lines, urls = list[str](), ""
-    for name, count, role, flag in zip(
-        (pools.prefill_profile or candidate.name, candidate.name),
-        (pools.prefill, pools.decode),
-        ("prefill", "decode"),
-        known,
-        strict=False,
-    ):
-        k = scenario.speculation.num_speculative_tokens if role == "decode" else 0
-        line = deployment(scenario, load(name), ((1, 1, k),), {}, target_model=target_model).start
-        lines.append(f"{line} {flag}  # {count} for {role}, each with its GPUs and --port")
-        urls += f" --{role} http://HOST:PORT" * count
-    return "\n".join([*lines, *(router + urls for router in known[2:])])
+    """Lines that start the servers and their router. Empty for an engine of which none is known."""
+    pools, known = candidate.pools, POOLS.get(server_of(scenario, candidate.profile))
+    if known is None:
+        return ""
+    k, lines, router = scenario.speculation.num_speculative_tokens, list[str](), known["router"]
+    names = {"prefill": pools.prefill_profile or candidate.name, "decode": candidate.name}
+    for role, name in names.items():
+        table, count = ((1, 1, k * (role == "decode")),), getattr(pools, role)
+        line = deployment(scenario, load(name), table, {}, target_model=target_model).start
+        lines.append(f"{line} {known[role]}  # {count} for {role}, each with GPUs and a port of its own")
+        router += f" --{role} http://HOST:PORT" * count
+    return "\n".join([*lines, router])
 
 
 def _lanes_error() -> str:
