@@ -87,7 +87,8 @@ def with_pools(
         draft = [name for name, rows in of.items() if any(row.num_speculative_tokens for row in rows)]
         return " without drafts" * (POLICY in draft and name not in draft)
 
-    best, most, start = refined[0], max(max_gpus, refined[0].gpus), result.start
+    best, most = refined[0], max(max_gpus, refined[0].gpus)
+    start = result.start * (best.policy != LANES)
     pays = pays_from(of[APART], of[POLICY], most)
     first = f"pay from {pays:.2g} requests/s on." if pays else f"do not pay on up to {most} GPUs."
     if of[APART] and of[POLICY]:
@@ -120,9 +121,9 @@ def pays_from(apart: Sequence[PlannedDeployment], together: Sequence[PlannedDepl
     def gpus(rows: Sequence[PlannedDeployment], rate: float) -> float:
         return min((_replicas(row, rate) * row.gpus / (row.replicas or 1) for row in rows), default=inf)
 
-    most = max(max_gpus * (row.replicas or 1) // row.gpus * row.rate_per_replica for row in (*apart, *together))
+    loads = [max_gpus * (row.replicas or 1) // row.gpus * row.rate_per_replica for row in (*apart, *together)]
     pays = None
-    for rate in (most * step / LOADS for step in range(1, LOADS + 1)):
+    for rate in (max(loads, default=0.0) * step / LOADS for step in range(1, LOADS + 1)):
         more = gpus(apart, rate) - gpus(together, rate)
         pays = None if more > 0.0 else (pays or rate) if more < 0.0 else pays
     return pays

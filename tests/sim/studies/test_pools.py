@@ -64,6 +64,7 @@ def test_separate_servers_pay_from_where_the_others_need_a_third_replica() -> No
     assert pays_from([row(APART, 8, 6.0)], together, 16) == pytest.approx(4.0, abs=0.04)
     assert pays_from([row(APART, 8, 3.0)], together, 16) is None
     assert pays_from([], together, 16) is None
+    assert pays_from([], [], 16) is None
 
 
 def test_each_gpu_of_the_smaller_server_sends_its_part_of_a_prompt() -> None:
