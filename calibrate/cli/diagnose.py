@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Annotated
 
 from msgspec import Meta, Struct, structs
 
-from sim.cli.console import claim, progress, write_json
-from sim.cli.flags import ARGUMENT, JsonFile, Overwrite, command, key
+from sim.cli.console import claim, progress, show
+from sim.cli.flags import ARGUMENT, DraftTokens, JsonFile, Overwrite, command, key
 from sim.cli.options import Overrides, ServedFlags, gather, is_model
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from calibrate.served.diagnosis import Diagnosis, Pair
     from sim.report.said import Said
 
@@ -24,6 +26,8 @@ EXAMPLE = (
 )
 SERVER = "`meta-llama/Llama-3.1-8B-Instruct --gpu h100-sxm`"
 SHARED = ("gpu", "serve", "method", "num_speculative_tokens", "acceptance", "engine", "set")
+ENDINGS = (".json", ".jsonl", ".csv", ".log", ".txt", ".prom", ".gz")
+"""Of results: such a word is no model."""
 DRAFT_KEY, MOST_CAUSES = "speculation.num_speculative_tokens", 4
 METRICS = {"ttft_ms": "TTFT (ms)", "tpot_ms": "TPOT (ms)", "output_throughput": "tokens/s"}
 METRICS |= {"ttft_p50_ms": "median TTFT (ms)", "tpot_p50_ms": "median TPOT (ms)"}
@@ -43,7 +47,7 @@ class DiagnoseFlags(Struct, frozen=True, kw_only=True):
         Meta(extra={"spelling": "--draft"}),
         "Drafts: draft_model, eagle3, mtp, parallel, dspark, ngram, or a drafter's repository.",
     ] = None
-    num_speculative_tokens: Annotated[int | None, key(DRAFT_KEY), "Draft length of the second result."] = None
+    num_speculative_tokens: Annotated[DraftTokens | None, key(DRAFT_KEY), "Draft length of the second result."] = None
     acceptance: Annotated[
         str | None, key("speculation.acceptance"), "Acceptance, if the result does not say it (docs/acceptance.md)."
     ] = None
@@ -61,23 +65,22 @@ def diagnose_command(flags: DiagnoseFlags) -> None:
     block that `vllm bench serve` or SGLang prints, or a server's log. One result alone is compared with what is to be
     expected. Both loads are simulated, then each of eleven faults.
     """
-    from calibrate.served.diagnosis import diagnose
+    from calibrate.served.diagnosis import Diagnosis, diagnose
+    from sim.report.say import said_of
 
-    results = [path for path in flags.words if not is_model(path)]
-    models = [path for path in flags.words if is_model(path)]
-    if not 1 <= len(results) <= 2 or len(models) > 1:
-        got = ", ".join(f"{str(path)!r} is no file" for path in models) or f"{len(results)} files"
+    *first, last = flags.words
+    models = [last] if is_model(last) and last.suffix not in ENDINGS else []
+    results = list(flags.words) if not models else first
+    missing = [f"{str(path)!r} is no file" for path in results if is_model(path)]
+    if missing or not 1 <= len(results) <= 2:
+        got = missing[0] if missing else f"{len(results)} files"
         raise ValueError(f"{got}: want the result without and the one with speculation, then such as {SERVER}")
     claim(files={"--json": flags.json}, inputs=results)
     pair, has = _pair(flags, results, models[0] if models else None)
     with progress() as on_step:
         found = diagnose(pair, has, lambda done: on_step("simulations", done, 0))
-    if write_json(flags.json, found.plain):
-        from rich.console import Console
-
-        from sim.report.said import print_said
-
-        print_said(Console(), said(found, pair))
+    said_of.register(Diagnosis, said)
+    show(flags.json, structs.replace(found, verdict=sentences(found)))
 
 
 def _pair(flags: DiagnoseFlags, results: list[Path], model: Path | None) -> tuple[Pair, tuple[bool, bool]]:
@@ -117,12 +120,11 @@ def _pair(flags: DiagnoseFlags, results: list[Path], model: Path | None) -> tupl
     return Pair(Arm(without, setup, profile), Arm(drafting, setup, profile)), has
 
 
-def said(found: Diagnosis, pair: Pair) -> Said:
+def said(found: Diagnosis, console: Console) -> Said:
     """The answer, what was measured beside what was expected, and causes."""
     from sim.report.said import SERVED, SURE, Said
     from sim.report.tables import new_table, number
 
-    drafting, likely = pair.drafting.load, found.likely
     rows = [
         [
             *(each.arm, METRICS.get(each.metric, each.metric), number(each.measured), number(each.expected)),
@@ -132,16 +134,15 @@ def said(found: Diagnosis, pair: Pair) -> Said:
     ]
     speedup = f"speed-up {'without' if found.is_expected else 'with'} it"
     causes = [[each.cause, f"{each.speedup:.2f}", f"{each.share:.2f}"] for each in found.causes[:MOST_CAUSES]]
-    served = f"{pair.drafting.profile.name}, {drafting.point}, K = {drafting.num_speculative_tokens}"
     return Said(
-        sentences(found),
+        found.verdict,
         [
             ("", new_table(["", "metric"], ["measured", "expected", "off"], rows)),
             ("possible causes, 1 and more count", new_table(["cause"], [speedup, "weight"], causes)),
         ],
         [
-            (SERVED, f"{served}, acceptance {drafting.acceptance}"),
-            *(("try", each.remedy) for each in likely[:2]),
+            (SERVED, found.notes[0]),
+            *(("try", each.remedy) for each in found.likely[:2]),
             (SURE, "Ranges are 95 % of the simulator's errors against measured servers."),
         ],
         more="--json FILE: everything. docs/accuracy.md: the errors.",

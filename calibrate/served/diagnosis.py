@@ -22,11 +22,14 @@ from calibrate.fit.constants import with_constants
 from calibrate.served.judge import LoadSetup, scenario_of, simulate_load
 from calibrate.served.load import MEASURED, ServedLoad
 from sim.acceptance.pairs import ANY
+from sim.compare.side_by_side import cost_source
 from sim.costs.engine_costs import engine_of, with_engine
 from sim.costs.profile import Profile
 from sim.files.json_values import Json
 from sim.metrics.compared import THROUGHPUT
 from sim.run.resolve import resolve_all
+from sim.run.scenario import PlainScenario, Scenario, to_plain
+from sim.studies.answer import Stated
 from sim.studies.served_errors import HIGH_95, LOW_95, ErrorChances, level_errors, speedup_errors
 
 MIN_EXPLAINED = 0.6
@@ -66,6 +69,10 @@ class Arm(NamedTuple):
     setup: LoadSetup
     profile: Profile
 
+    @property
+    def scenario(self) -> Scenario:
+        return scenario_of(self.load, self.profile, self.setup)
+
     def engine(self, **keys: Json) -> Arm:
         """With other keys of the scenario's `engine` block."""
         return self._replace(setup=dataclasses.replace(self.setup, engine={**self.setup.engine, **keys}))
@@ -92,7 +99,7 @@ class Arm(NamedTuple):
         return {name: run[key] for name, key in MEASURED.items() if run.get(key)}
 
     def errors(self) -> ErrorChances:
-        resolved = resolve_all(scenario_of(self.load, self.profile, self.setup), self.profile)[0]
+        resolved = resolve_all(self.scenario, self.profile)[0]
         return level_errors(resolved, drafts=self.load.num_speculative_tokens > 0)
 
     @property
@@ -268,9 +275,11 @@ class Ranked(msgspec.Struct, frozen=True, kw_only=True):
     a condition: the logarithm of what is gained without it, over that of the least gain that counts."""
 
 
-class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
-    """A measured pair beside what is to be expected of it."""
+class Diagnosis(Stated, frozen=True, kw_only=True, rename={"costs": "profile"}):
+    """A measured pair beside what is to be expected of it; the scenario is that of the drafting server."""
 
+    without: PlainScenario
+    """The scenario of the other server."""
     speedup: float | None
     """Measured tokens per second with drafts over those without; of an open loop, latencies without over those with.
     None where one of the two was not measured."""
@@ -297,8 +306,7 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def plain(self) -> dict[str, Json]:
         """As JSON has it."""
-        told = {"likely": [each.cause for each in self.likely]}
-        return {"schema": 1, **msgspec.to_builtins(self), **told}
+        return super().plain | {"likely": [each.cause for each in self.likely]}
 
 
 class Beside(msgspec.Struct, frozen=True, kw_only=True):
@@ -423,7 +431,15 @@ def diagnose(
             tried = [judge(cause, variant) for variant in (variants(pair) if variants is not None else ())]
             if tried:
                 ranked.append(max(tried, key=lambda each: each.share))
+    load, profile = pair.drafting.load, pair.drafting.profile
+    served = f"{profile.name}, {load.point}, K = {load.num_speculative_tokens}, acceptance {load.acceptance}"
     return Diagnosis(
+        scenario=to_plain(pair.drafting.scenario),
+        without=to_plain(pair.without.scenario),
+        costs=cost_source(profile),
+        draws=0,
+        covers="",
+        notes=[served],
         speedup=measured.speedup if all(has) else None,
         expected=expected,
         expected_interval=(expected * exp(-ends.at(HIGH_95)), expected * exp(-ends.at(LOW_95))),

@@ -232,7 +232,8 @@ def _accepted(result: _Result, where: str, num_speculative_tokens: int | None) -
         check_counts(where, accepted, drafted, drafts, told)
     if rates:
         return Accepted(drafts=drafts or 1.0, draft_tokens=len(rates), rates=rates)
-    return of_length(where, drafts or 1.0, length, num_speculative_tokens)
+    counted = round(drafted / drafts) if drafts else None
+    return of_length(where, drafts or 1.0, length, num_speculative_tokens or counted)
 
 
 class ServerLooks(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):

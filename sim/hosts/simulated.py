@@ -96,7 +96,7 @@ class SimHost(TaskHost):
         self._contention = contention or Contention()
         self._only_together = only_together
         self._links = dict(links or {})
-        self._costs_elsewhere = dict(costs_elsewhere or {})
+        self._costs_elsewhere = {gpu: in_service(each, self) for gpu, each in (costs_elsewhere or {}).items()}
         self._on_work = on_work
         self._concluded_s: float | None = None
         """Seconds with at least one work, where everything happened elsewhere."""

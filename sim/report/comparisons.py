@@ -122,6 +122,8 @@ def _columns(result: Comparison) -> list[tuple[str, str]]:
         columns.append(("steady_output_throughput_per_gpu", "a GPU"))
     if result.scenario["window"]["stop_s"] is not None:
         columns.insert(0, ("completed", "ended"))
+    if any(row.load.verdict is Verdict.BURST for row in result.policies):
+        columns.append(("duration", "all done\n(s)"))
     if any(bound is not None for bound in result.scenario["goodput"].values()):
         columns += [("request_goodput", "goodput"), ("slo_attainment", "meet SLO\nof finished")]
     return columns

@@ -26,6 +26,7 @@ from sim.studies.attainment import Attainment, HighestLoad
 from sim.studies.comparison.varied import Varied
 from sim.studies.length_choice import ALIKE, TunedPoint
 from sim.studies.load_search import Limit
+from sim.studies.plan.candidate_ranking import LANES
 from sim.studies.plan.search import PlannedDeployment, Rental
 from sim.studies.tune import IDLE, ContextTuning, Tuning
 
@@ -338,7 +339,7 @@ def _rented(answer: Rental, console: Console) -> Said:
     rows = [_deployment_cells(row, answer, has_energy=has_energy) for row in [*refined, *shown]]
     table = table_of(rows, ["replica"], ["fit", "$/M", "J/tok"], box=None, padding=(0, 1), pad_edge=False)
     basis = [(SURE if place == 0 else "", line) for place, line in enumerate(filter(None, lines))]
-    typed = [(START, answer.start), (CHECK, answer.check)]
+    typed = [*((START, line) for line in answer.start.splitlines()), (CHECK, answer.check)]
     fits = [] if has_energy else [("fit", "Requests of this length whose KV fits into one replica's memory at once.")]
     labelled = [*basis, *fits, *((label, line) for label, line in typed if line)]
     return Said(answer.verdict, [("", table)], labelled, more="--json FILE: everything.")
@@ -347,6 +348,8 @@ def _rented(answer: Rental, console: Console) -> Said:
 def _deployment_cells(row: PlannedDeployment, answer: Rental, *, has_energy: bool) -> dict[str, str]:
     about, usd = "~" * row.is_first_pass, row.usd_per_million_tokens
     rate = f"{about}{number(row.rate_per_replica)}"
+    # Replicas of lanes are counted, not simulated.
+    about = about or "~" * (row.policy == LANES)
     if row.rate_interval is not None:
         rate += " ({}–{})".format(*map(number, row.rate_interval))
     fit = number(None) if has_energy else str(row.requests_in_memory)

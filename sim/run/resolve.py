@@ -470,6 +470,10 @@ def _costs_elsewhere(one: _Unpriced) -> dict[int, ShippedCosts]:
             f"policy_options.pools.prefill_profile={name!r} is of {other.target.name} and "
             f"{other.draft.name if other.draft else 'no draft'}; want the models of {profile.name!r}"
         )
+    if other.gpu.name == profile.gpu.name:
+        # Whatever a draw does to the times of one pool, it does to the other's.
+        host = msgspec.structs.replace(profile.host, kernels_per_layer=other.host.kernels_per_layer)
+        other = msgspec.structs.replace(other, host=host)
     costs = _costs_of(one, other, engine_for(scenario, other))
     firsts = [replica * one.num_gpus for replica in range(scenario.devices.count)]
     return {first + index: costs for first in firsts for index in range(scenario.policy_options.pools.prefill)}

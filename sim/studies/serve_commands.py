@@ -32,6 +32,8 @@ REPOSITORIES: Mapping[str, str] = _HELD["repositories"]
 to one fine-tune of their target and have no entry."""
 PUBLISHED_FORMATS: Mapping[str, str] = _HELD["published_formats"]
 """Format of the experts in the repository where it is not bf16."""
+POOLS: Mapping[str, Mapping[str, str]] = _HELD["pools"]
+"""By server: what makes one only prefill, or only decode, and the router before them."""
 CARRIED = frozenset(_HELD["carried"])
 """Keys of a scenario that vLLM's lines carry, that change no run, or that a note of theirs is about."""
 ONLINE = "fp8"

@@ -37,6 +37,8 @@ from sim.workload.trace_files import TRACE, Row, json_objects, number_of
 WHAT = "bench result"
 SIGNS, MEDIAN_SIGNS = ("completed", "mean_ttft_ms"), ("completed", "median_ttft_ms")
 """Keys by which a result of vLLM is known; of one without means, those of medians."""
+DRAFTED = "spec_decode_draft_tokens"
+"""Key of a simulated run."""
 LINE_ENDINGS = (".jsonl", ".jsonl.gz")
 CONSOLE = "Serving Benchmark Result"
 """Heading of the block that the tool prints."""
@@ -106,17 +108,26 @@ def _rows(entry: Json, where: str) -> list[dict[str, Json]]:
         raise ValueError(f"{where}: want an object, as `vllm bench serve --save-result` writes")
     kind = kind_of(entry)
     if kind == "GuideLLM":
-        benchmarks = entry["benchmarks"]
-        if not isinstance(benchmarks, list) or not benchmarks:
-            raise ValueError(f"{where}: benchmarks must be a list of at least one")
-        return [_row(MEANS[kind], each, f"{where} benchmark {number}") for number, each in enumerate(benchmarks)]
+        found = _objects(entry["benchmarks"], f"{where}: benchmarks")
+        return [_row(MEANS[kind], each, f"{where} benchmark {number}") for number, each in enumerate(found)]
     if kind in MEANS:
         return [_row(MEANS[kind], entry, where)]
     if kind == "InferenceX":
         return [_inferencex(entry, where)]
+    if kind == "lanesim":
+        # What `lanesim compare --json` wrote: its load is the scenario's.
+        load, drafted = value_at(entry, "scenario.workload"), "spec_decode_num_draft_tokens"
+        runs = _objects(entry["runs"], f"{where}: runs")
+        return [{**(load if isinstance(load, dict) else {}), **run, drafted: run.get(DRAFTED)} for run in runs]
     for key in MEDIAN_SIGNS if SIGNS[1] not in entry and MEDIAN_SIGNS[1] in entry else SIGNS:
         _number(entry, key, where)
     return [entry]
+
+
+def _objects(value: Json, where: str) -> list[dict[str, Json]]:
+    if not isinstance(value, list) or not value or not all(isinstance(each, dict) for each in value):
+        raise ValueError(f"{where} must be a list of at least one")
+    return [each for each in value if isinstance(each, dict)]
 
 
 def _printed(block: str) -> dict[str, Json]:

@@ -29,13 +29,17 @@ from sim.model_names import DEGREE
 from sim.run.forecast import StepForecast
 from sim.run.resolve import resolve
 from sim.run.scenario import Scenario, parse_scenario
+from sim.run.scenario_file import parse_override, set_dotted
 from sim.studies.cost_draws import DEFAULT_DRAWS
-from sim.studies.plan.candidate_ranking import Candidate, Ranked, Refused, label_of
+from sim.studies.plan.candidate_ranking import POLICY, Candidate, Ranked, Refused, label_of
+from sim.studies.plan.pools import apart, with_pools
 from sim.studies.plan.search import Rental, plan, with_world
 
 NO_DRAFT = ("none", "off")
 MOST_GPUS = 8
 """GPUs of a replica at most, where --gpus is not given."""
+POOL_DRAWS = 6
+"""Draws with --disaggregate, whose runs take 40 times as long."""
 
 
 def planned(flags: PlanFlags, bounds_ms: dict[str, float], on_step: OnDone) -> Rental:
@@ -56,12 +60,14 @@ def planned(flags: PlanFlags, bounds_ms: dict[str, float], on_step: OnDone) -> R
 
     candidates, refused, named = _candidates(flags, on_step)
     scenario, assumed = _scenario(flags, bounds_ms, candidates)
+    if flags.disaggregate:
+        candidates += apart(scenario, candidates, flags.gpus or MOST_GPUS)
     result = plan(
         scenario,
         candidates,
         rate_per_s=flags.rate,
         price_per_gpu_h=price,
-        draws=DEFAULT_DRAWS if flags.draws is None else flags.draws,
+        draws=flags.draws if flags.draws is not None else POOL_DRAWS if flags.disaggregate else DEFAULT_DRAWS,
         refused=refused,
         target_model=named.repository,
         on_done=on_step,
@@ -75,10 +81,11 @@ def planned(flags: PlanFlags, bounds_ms: dict[str, float], on_step: OnDone) -> R
     if named.repository is not None:
         disputed, ratio = disputed_step(result, scenario, profile, named.repository, engine)
         notes.insert(0, disputed)
-        if ratio is not None:
+        if ratio is not None and result.deployments[0].policy == POLICY:
             whose = f"{engine.partition('-')[0]}'s own"
             result = with_world(result, profile, ratio, whose, on_done=on_step)
-    return replace(result, notes=[note for note in notes if note])
+    result = replace(result, notes=[note for note in notes if note])
+    return with_pools(result, candidates, flags.gpus or MOST_GPUS, named.repository) if flags.disaggregate else result
 
 
 def _candidates(flags: PlanFlags, on_step: OnDone) -> tuple[list[Candidate], list[Refused], ModelSource]:
@@ -144,6 +151,8 @@ def _scenario(
         "speculation": speculation,
         "goodput": {f"{name}_ms": bound for name, bound in bounds_ms.items()},
     }
+    for text in flags.set:
+        set_dotted(raw, *parse_override(text))
     return parse_scenario(raw), assumed
 
 

@@ -7,6 +7,7 @@ with ever more requests in flight until goodput falls. Not here: draws, replicas
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import groupby
 from math import ceil
@@ -17,14 +18,18 @@ import msgspec
 from sim.compare.point_runs import Point, run_point
 from sim.compare.pool import OnDone, Runner
 from sim.costs.profile import Profile
+from sim.costs.shapes import kv_bytes_per_token
+from sim.devices.link import link_of
 from sim.draws import child_seed
 from sim.metrics.summary import Run, number
+from sim.policies.disaggregated import ONE_EACH, DevicePools
 from sim.run.resolve import Resolved, resolve, with_keys
 from sim.run.scenario import Scenario
 from sim.studies.length_choice import PLAIN
 from sim.studies.tune import concurrencies_of, looped
 
-POLICY = "continuous"
+POLICY, APART, LANES = "continuous", "disaggregated", "pd"
+"""Prefill and decode in one loop, on separate GPUs, and in two lanes of one GPU."""
 FALLEN = 0.7
 """Share of a setting's best goodput below which more requests in flight are not tried."""
 CONTENDING = 0.95
@@ -49,17 +54,36 @@ class Candidate(NamedTuple):
     name: str
     """The name of its profile in a scenario: shipped name or path."""
     profile: Profile
+    policy: str = POLICY
+    pools: DevicePools = ONE_EACH
+    prefill_degree: int = 0
+    """GPUs of each server that only prefills; 0: there is none."""
 
     @property
     def gpus(self) -> int:
         """GPUs of a replica."""
-        return self.profile.tensor_parallel * self.profile.data_parallel
+        one = self.profile.tensor_parallel * self.profile.data_parallel
+        return self.pools.prefill * self.prefill_degree + self.pools.decode * one if self.prefill_degree else one
 
     @property
     def label(self) -> str:
-        """Such as `TP2` or `EP8 DP8`."""
-        profile = self.profile
-        return label_of(profile.tensor_parallel, profile.expert_parallel, profile.data_parallel)
+        """Such as `TP2`, `EP8 DP8`, `4P TP1 1D TP4` or `TP2 pd`."""
+        profile, pools = self.profile, self.pools
+        label = label_of(profile.tensor_parallel, profile.expert_parallel, profile.data_parallel)
+        if self.prefill_degree:
+            return f"{pools.prefill}P TP{self.prefill_degree} {pools.decode}D {label}"
+        return label if self.policy == POLICY else f"{label} {self.policy}"
+
+    def served(self, scenario: Scenario) -> Scenario:
+        """`scenario` as this deployment serves it."""
+        options = replace(scenario.policy_options, pools=self.pools)
+        return msgspec.structs.replace(scenario, profile=self.name, policy=(self.policy,), policy_options=options)
+
+    def sent(self, prompt_tokens: int) -> tuple[int, float]:
+        """KV bytes of a prompt that are sent, and seconds on the link: each GPU of the smaller server has one."""
+        degree, link = min(self.prefill_degree, self.profile.tensor_parallel), link_of(self.pools.link)
+        num_bytes = prompt_tokens * kv_bytes_per_token(self.profile.target, max(1, degree))
+        return (num_bytes, link.latency_s + num_bytes / degree / link.bytes_per_s) if degree else (0, 0.0)
 
 
 class Ranked(NamedTuple):
@@ -146,8 +170,8 @@ def _able(candidate: Candidate, scenario: Scenario) -> tuple[list[_Setting], str
     for k in (PLAIN, *range(1, most + 1)):
         drafting = {"num_speculative_tokens": max(k, 0)}
         try:
-            given = with_keys(scenario, profile=candidate.name, policy=(POLICY,), speculation=drafting)
-            resolved = resolve(given, candidate.profile, POLICY)
+            given = with_keys(candidate.served(scenario), speculation=drafting)
+            resolved = resolve(given, candidate.profile, candidate.policy)
             able.append(_Setting(candidate, k, resolved, concurrencies_of(resolved)))
         except ValueError as error:
             reason = reason or str(error)

@@ -37,7 +37,7 @@ from sim.studies.attainment import DEFAULT_SHARE, Attainment, highest_load
 from sim.studies.cost_draws import DEFAULT_DRAWS, covers, with_times
 from sim.studies.evidence import asked_of, evidence
 from sim.studies.load_search import REQUESTS, with_length
-from sim.studies.plan.candidate_ranking import POLICY, Candidate, Ranked, Refused, first_pass
+from sim.studies.plan.candidate_ranking import APART, LANES, POLICY, Candidate, Ranked, Refused, first_pass
 from sim.studies.serve_commands import VLLM, checking_lines, deployment, server_of
 from sim.studies.tune import Tuning, has_slo, tune
 from sim.workload.classes import Goodput
@@ -61,6 +61,11 @@ class PlannedDeployment(
     evidence: list[str]
     deployment: str
     profile: str
+    policy: str = POLICY
+    kv_bytes: int = 0
+    """KV of a prompt that prefill servers send to decode servers; 0 where no server only prefills."""
+    link_s: float = 0.0
+    """Time of that on the link."""
     gpus: int
     """GPUs of all replicas."""
     tp: int
@@ -96,8 +101,10 @@ class Rental(Stated, frozen=True, kw_only=True):
     tuning: Tuning | None
     """Draft length by load, of the best row; None where no drafter contends."""
     refused: list[Refused]
+    pays_from_per_s: float | None = None
+    """Load from which on separate prefill and decode servers take fewer GPUs; None: at none, or not asked."""
     start: str
-    """The line that starts the engine that was simulated; empty where none is known."""
+    """The lines that start the engine that was simulated; empty where none is known."""
     vllm_bench: str
     """The line that sends it the load; empty where that engine is not vLLM."""
     notes: list[str]
@@ -120,11 +127,14 @@ class Rental(Stated, frozen=True, kw_only=True):
             "acceptance": speculation["acceptance"] if best.num_speculative_tokens else None,
         }
         words = ["lanesim", "plan", "--profile", best.profile]
-        words += ["--set", f"num_speculative_tokens={best.num_speculative_tokens}"]
+        words += ["--set", f"policy={best.policy}", "--set", f"num_speculative_tokens={best.num_speculative_tokens}"]
         words += [word for name, value in flags.items() if value is not None for word in (f"--{name}", str(value))]
+        if best.policy == APART:
+            pools = self.scenario["policy_options"]["pools"].items()
+            words += [f"--set=policy_options.pools.{name}={value}" for name, value in pools if value]
         bounds = [f"{name.removesuffix('_ms')}:{ms:g}" for name, ms in goodput.items() if ms is not None]
         words += ["--goodput", *bounds, "--rate", f"{self.rate_per_s:g}"]
-        return shlex.join(words).replace(f"{Path.home()}/", "~/")
+        return shlex.join(words).replace(f" {Path.home()}/", " ~/")
 
 
 @lasting()
@@ -160,6 +170,9 @@ def plan(
         on_ranking(waiting)
     refined: list[_Refined] = []
     ranking = list(waiting)
+    # The best of each policy first: they are compared.
+    firsts = {each.candidate.policy: each for each in reversed(ranking)}
+    waiting.sort(key=lambda each: each is not firsts[each.candidate.policy])
     while waiting and search.is_worth_it(waiting[0], ranking[0], refined):
         one = search.refined(waiting.pop(0))
         if isinstance(one, Refused):
@@ -168,7 +181,7 @@ def plan(
             refined.append(one)
     if not refined:
         raise ValueError(_nothing(scenario, refused))
-    refined.sort(key=lambda each: search.order(each.row))
+    refined.sort(key=lambda each: (each.row.policy == LANES, search.order(each.row)))
     best = refined[0]
     profile = best.candidate.profile
     if server_of(best.scenario, profile) == VLLM:
@@ -186,7 +199,7 @@ def plan(
         share=share,
         price_per_gpu_h=price_per_gpu_h,
         draws=draws,
-        covers=covers(resolve(best.scenario, profile, POLICY)),
+        covers=covers(resolve(best.scenario, profile, best.row.policy)),
         verdict=_verdict(best, search),
         deployments=[*(each.row for each in refined), *map(search.estimate, waiting)][:ROWS],
         tuning=best.tuning,
@@ -225,7 +238,7 @@ class _Search:
     def refined(self, ranked: Ranked) -> _Refined | Refused:
         """The candidate simulated in draws."""
         candidate, profile = ranked.candidate, ranked.candidate.profile
-        scenario = msgspec.structs.replace(self.scenario, profile=candidate.name, policy=(POLICY,))
+        scenario = candidate.served(self.scenario)
         tuning = self._tuned(scenario, ranked)
         seats = max(MIN_SEATS, 1 << ceil(log2(2 * ranked.in_flight)))
         scenario = with_keys(
@@ -237,7 +250,8 @@ class _Search:
             scenario,
             profile,
             share=self.share,
-            target_rate=self.rate_per_s,
+            # No server runs lanes, and several replicas of them take long to simulate.
+            target_rate=None if candidate.policy == LANES else self.rate_per_s,
             draws=self.draws,
             near=ranked.rate_per_s / profile.data_parallel,
             workers=self.workers,
@@ -270,12 +284,14 @@ class _Search:
         in_draws = [load for load in highest.draw_loads if load is not None]
         load = (highest.load or 0.0) if interval is None else median(in_draws)
         # The fleet is one of ranks; of replicas there are as many as have them all.
-        replicas, shares, joules = ceil((held.fleets[0].replicas or 1) / ranks), held.fleets[0].attainment_by_draw, None
+        shares, joules, replicas = list[float](), None, ceil(self.rate_per_s / load)
+        for fleet in held.fleets:
+            shares, replicas = fleet.attainment_by_draw, ceil((fleet.replicas or 1) / ranks)
         if self.with_energy:
             # Of one rank at its part of the load.
             at_rate = with_keys(scenario, workload={"request_rate": self.rate_per_s / (replicas * ranks)}, energy=True)
             seed = child_seed(scenario.seed, 0)
-            point = Point(resolved=with_length(resolve(at_rate, profile, POLICY), REQUESTS), seed=seed)
+            point = Point(resolved=with_length(resolve(at_rate, profile, candidate.policy), REQUESTS), seed=seed)
             joules = number(run_point(point).run, "joules_per_output_token")
         loads = (highest.in_flight, highest.in_flight)
         return self._deployment(
@@ -286,10 +302,10 @@ class _Search:
             k_table=[] if tuning is None else tuning.k_table,
             break_even_concurrency=None if tuning is None else tuning.break_even_concurrency,
             attainment_by_draw=shares,
-            worlds_met=sum(each >= self.share for each in shares),
+            worlds_met=sum(each >= self.share for each in shares) if shares else None,
             rate_interval=None if interval is None else (interval[0] * ranks, interval[1] * ranks),
             joules_per_output_token=joules,
-            evidence=evidence(profile, [asked_of(resolve(scenario, profile, POLICY), loads)]),
+            evidence=evidence(profile, [asked_of(resolve(scenario, profile, candidate.policy), loads)]),
             is_first_pass=False,
         )
 
@@ -304,9 +320,13 @@ class _Search:
         scenario, gpus = msgspec.structs.replace(self.scenario, profile=candidate.name), replicas * candidate.gpus
         per_gpu = self.rate_per_s * served_by(scenario, profile).mean_tokens(scenario.seed).output_per_sent / gpus
         usd_per_s = None if self.price_per_gpu_h is None else self.price_per_gpu_h / (3600.0 * per_gpu)
+        kv_bytes, link_s = candidate.sent(scenario.workload.input_len or 0)
         return PlannedDeployment(
             deployment=candidate.label,
             profile=candidate.name,
+            policy=candidate.policy,
+            kv_bytes=kv_bytes,
+            link_s=link_s,
             gpus=gpus,
             tp=profile.tensor_parallel,
             ep=profile.expert_parallel or 1,
@@ -315,7 +335,8 @@ class _Search:
             utilisation=self.rate_per_s / (replicas * rate_per_replica),
             rate_per_replica=rate_per_replica,
             output_tokens_per_s_per_gpu=per_gpu,
-            requests_in_memory=self._in_memory(profile, with_draft=figures["num_speculative_tokens"] > 0),
+            requests_in_memory=candidate.pools.decode
+            * self._in_memory(profile, with_draft=figures["num_speculative_tokens"] > 0),
             usd_per_million_tokens=None if usd_per_s is None else usd_per_s * 1e6,
             **figures,
         )
@@ -328,7 +349,8 @@ class _Search:
 
     def is_worth_it(self, ranked: Ranked, best: Ranked, refined: Sequence[_Refined]) -> bool:
         """The first pass has `ranked` near its `best`, or before all of those that are refined."""
-        if not refined or (len(refined) < REFINED and ranked.gpus <= MARGIN * best.gpus):
+        is_new = ranked.candidate.policy not in [each.row.policy for each in refined]
+        if is_new or (len(refined) < REFINED and ranked.gpus <= MARGIN * best.gpus):
             return True
         return len(refined) < ROWS and self.order(self.estimate(ranked)) < min(self.order(each.row) for each in refined)
 

@@ -57,6 +57,14 @@ def test_flags_are_checked_before_any_table_is_read(flags: tuple[str, ...], says
     assert says in planned("no/model", "--gpu", "h200-sxm", *LENGTHS, *flags)
 
 
+@pytest.mark.parametrize(
+    "flags", [("--profile", "h100-sxm/qwen3-32b"), ("--policy", "pd"), ("--serve", "vllm serve m")]
+)
+def test_a_search_over_separate_servers_takes_no_deployment_that_is_given(flags: tuple[str, ...]) -> None:
+    line = planned("no/model", "--gpu", "h200", *QUESTION, "--disaggregate", *flags)
+    assert line.startswith("--disaggregate searches: want MODEL --gpu GPU --rate R")
+
+
 def test_a_deployment_that_is_given_takes_no_more_gpus_than_asked_for() -> None:
     asked = "--profile", "a100-sxm/llama-3.1-70b-tp4", *LENGTHS, "--goodput", "tpot:50", "--gpus", "1"
     assert planned(*asked) == "a100-sxm/llama-3.1-70b-tp4 takes 4 GPUs, more than --gpus 1"

@@ -116,6 +116,15 @@ def test_the_command_says_what_is_normal(tmp_path: Path) -> None:
     assert found["speedup"] == pytest.approx(1210 / 1164)
     assert not found["is_expected"]
     assert found["likely"][0] == "steps are launched without CUDA graphs"
+    assert (found["profile"]["name"], found["scenario"]["seed"]) == (PROFILE, 0)
+    lengths = [found[server]["speculation"]["num_speculative_tokens"] for server in ("without", "scenario")]
+    assert lengths == [0, 3]
+
+
+@pytest.mark.parametrize("missing", ["without.json", "without"])
+def test_a_missing_file_is_named_and_the_model_is_not(missing: str) -> None:
+    with pytest.raises(ValueError, match=rf"^'{missing}' is no file: want"):
+        CliRunner().invoke(diagnose_command, [missing, "Qwen/Qwen3-8B", "--gpu", "h100"], catch_exceptions=False)
 
 
 def real_pair(row: dict[str, str]) -> Diagnosis:

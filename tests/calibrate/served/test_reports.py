@@ -396,3 +396,15 @@ def test_every_command_that_takes_a_file_has_the_same_loads_of_it(name: str, tmp
         assert [each["concurrency"] for each in json.loads(fitted.output)["levels"]] == [
             load.concurrency for load in loads
         ]
+
+
+def test_a_comparison_carries_its_load_and_its_draft_length(tmp_path: Path) -> None:
+    """`lanesim compare --json`: 8 requests at 2 a second, 10 drafts of 3 tokens."""
+    run = {
+        "completed": 8, "total_input_tokens": 800, "total_output_tokens": 80, "output_throughput": 20.0,
+        "mean_ttft_ms": 50.0, "mean_tpot_ms": 10.0, "spec_decode_acceptance_length": 2.5,
+        "spec_decode_num_drafts": 10, "spec_decode_draft_tokens": 30,
+    }  # fmt: skip
+    result = {"scenario": {"workload": {"request_rate": 2.0, "max_concurrency": None}}, "runs": [run]}
+    (found,) = loads_of(written(tmp_path / "compared.json", json.dumps(result)))
+    assert (found.request_rate, found.num_speculative_tokens, found.acceptance) == (2.0, 3, "length:2.5@3")

@@ -14,6 +14,7 @@ from sim.policies.registry import POLICIES
 from sim.run.resolve import resolve
 from sim.run.scenario import Scenario, to_plain
 from sim.run.simulate import simulate
+from sim.studies.cost_draws import with_times
 from tests.sim.support import most_in_flight
 
 
@@ -138,3 +139,17 @@ def test_the_prefill_pool_may_be_of_other_gpus_with_the_same_models() -> None:
     wrong = Scenario.of(**given, **{"policy_options.pools.prefill_profile": "h100-sxm/llama-3.1-8b"})
     with pytest.raises(ValueError, match=r"want the models of 'a100-sxm/llama-2-7b\+tinyllama-1.1b'"):
         simulate(resolve(wrong, load(wrong.profile), "disaggregated"), 0)
+
+
+def test_a_draw_varies_the_times_of_both_pools_alike() -> None:
+    """Passes that take twice as long in service do so on prefill GPUs of another profile, too."""
+    given = Scenario.of(
+        profile="h100-sxm/qwen3-32b-tp2", policy="disaggregated", num_speculative_tokens=0, num_prompts=2,
+        input_len=2000, output_len=4, **{"policy_options.pools.prefill_profile": "h100-sxm/qwen3-32b"},
+    )  # fmt: skip
+    resolved = resolve(given, load(given.profile), "disaggregated")
+    took_s = [
+        sum(work.end_s - work.start_s for work in simulate(each, 0, record_works=True).works if work.kind == "prefill")
+        for each in (resolved, resolved.drawn(with_times(resolved.profile, passes=2.0)))
+    ]
+    assert took_s[1] == pytest.approx(2.0 * took_s[0], rel=0.02)

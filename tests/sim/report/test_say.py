@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import msgspec
 import numpy as np
 import pytest
 
+import lanesim
 from sim.compare.side_by_side import CostSource
 from sim.report.said import MORE
 from sim.studies.answer import Answer, Stated
@@ -196,3 +198,15 @@ def test_a_table_gets_narrower_by_the_lengths_that_matter_least() -> None:
     lines = said(answer(resolved(), grid((1, 64), **wide)))
     assert max(map(len, lines[:8])) <= 80
     assert any("of the lengths that were tried are in the JSON alone" in line for line in lines)
+
+
+def test_a_batch_says_when_its_last_answer_is_done_and_drafts_that_grow_as_it_shrinks_end_it_sooner() -> None:
+    """256 answers of 12 to about 1,000 tokens, all sent at once; one draft throughout, or more for a smaller batch."""
+    tables = ([[1, 256, 1]], [[1, 32, 7], [33, 128, 3], [129, 256, 1]])
+    done_s = []
+    for table in tables:
+        drafts = {"speculation.num_speculative_tokens_per_batch_size": table}
+        result = lanesim.compare(Path("sim/scenarios/rollouts.yaml"), **drafts)
+        assert "all done" in printed(result)
+        done_s.append(float(result.runs[0]["duration"]))
+    assert done_s[1] < 0.95 * done_s[0]
