@@ -55,6 +55,8 @@ class SglangCase(msgspec.Struct, frozen=True):
     num_tokens: int
     draft_tokens: int
     is_overlap: bool
+    prefill_decode_interval: int = 0
+    ignores_eos: bool = False
 
     def accepted(self, index: int, emitted_tokens: int) -> int:
         """Drafted tokens of a round that are accepted."""
