@@ -88,6 +88,14 @@ class TokenRatio(Bounded, frozen=True, kw_only=True):
     """Longer answers, and remainders, count as so many tokens."""
     retract_steps: Whole
     """After a retraction the share is what is decoded of the answers that stay, and so many tokens of each."""
+    leaves_at_once: bool = False
+    """From 0.5.23 on: a request that has ended leaves its seat at the next plan, and one that ends with the step under
+    way is no row of the next. False: it keeps the seat until the next step of rows."""
+    spare_blocks: Whole = 0
+    """Blocks that admission keeps free for each prompt of a step, beside its tokens."""
+    kept_rounds: Whole = 0
+    """Rounds of drafts and a token for which a row keeps slots; 0: slots for a draft and its verify, which come back.
+    With slots that are kept the row with the fewest tokens decoded is retracted, and not the newest."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -23,6 +23,7 @@ FLAGS_OF = {
     "prefill_schedule_interval": ("vllm", 1),
     "enable_mixed_chunk": ("sglang", None),
     "scheduler_recv_interval": ("sglang", 1),
+    "prefill_decode_interval": ("sglang", 0),
     "batch_wait_timeout_iters": ("trtllm", 0),
     "batch_wait_max_tokens_ratio": ("trtllm", 0),
     "attention_dp_timeout_iters": ("trtllm", 0),
@@ -106,6 +107,7 @@ def limits_of(
         method=method,
         scheduler=engine.scheduler,
         token_ratio=rules.token_ratio,
+        prefill_decode_interval=int(told.get("prefill_decode_interval", 0)),
         drafts_before_verify=rules.drafts_before_verify and not is_real,
     )
 

@@ -104,6 +104,7 @@ def simulated(case: SglangCase) -> list[PlannedStep]:
         mixes_prompts=False,
         token_ratio=rules.token_ratio,
         drafts_before_verify=rules.drafts_before_verify,
+        prefill_decode_interval=case.prefill_decode_interval,
     )
     requests = [
         Request(

@@ -181,6 +181,8 @@ class SglangDriver:
         page_interleave.page_interleave_shard_size = lambda allocator: 1
         self.torch = import_module("torch")
         self.modules = SimpleNamespace(**{name.rpartition(".")[2]: import_module(f"{ROOT}.{name}") for name in OWN})
+        rounds = import_module(f"{ROOT}.speculative.spec_utils")
+        rounds.spec_prepare_for_decode = self.modules.eagle_utils.eagle_prepare_for_decode
         self.modules.schedule_batch.SamplingBatchInfo = _empty("SamplingBatchInfo")
         self.modules.allocation.assign_req_to_token_pool_func = _write_rows
 
@@ -227,7 +229,7 @@ class _Run:
             speculative_num_draft_tokens=drafts + 1 if drafts else None,
             speculative_num_steps=drafts or None,
         )
-        self.slots = modules.memory_pool.ReqToTokenPool(case.max_num_seqs + 1, MAX_CONTEXT, "cpu", False)
+        self.slots = modules.memory_pool.ReqToTokenPool(case.max_num_seqs, MAX_CONTEXT, "cpu", False)
         self.slots.alloc_aux_to_lengths = lambda **named: None
         self.allocator = modules.token.TokenToKVPoolAllocator(
             case.num_tokens, self.torch.float16, "cpu", _Nothing(), False
@@ -323,7 +325,7 @@ class _Run:
                 now_s = end_s
                 self._process(launched)
             elif batch is None:
-                is_idle = not scheduler.waiting_queue and not scheduler.running_batch.reqs
+                is_idle = not (scheduler.waiting_queue or scheduler.running_batch.reqs or scheduler.chunked_req)
                 if is_idle:
                     scheduler.new_token_ratio_tracker.reset()
                     if not coming:
