@@ -102,6 +102,11 @@ class TokenRatio(Bounded, frozen=True, kw_only=True):
         if self.min_ratio > self.initial:
             raise ValueError(f"min_ratio={self.min_ratio!r} must not be above initial={self.initial!r}")
 
+    def kept(self, draft_tokens: int, block_size: int) -> tuple[bool, int, int]:
+        """leaves_at_once, the tokens of spare blocks, and the slots that a row keeps with drafts of such a length."""
+        rounds = self.kept_rounds if draft_tokens else 0
+        return self.leaves_at_once, self.spare_blocks * block_size, rounds * (draft_tokens + 1)
+
 
 class Rules(Bounded, frozen=True, kw_only=True):
     """Behaviour of one version of an engine beside its steps, each as its source has it (`rules_source` of its file);
@@ -135,7 +140,7 @@ class Rules(Bounded, frozen=True, kw_only=True):
     """True: the running request of the lowest priority, the latest of these, loses its memory and waits by its
     priority; False: the last that was seated, which waits ahead of all."""
     has_prefill_interval: bool = False
-    """It has a prefill_schedule_interval."""
+    """It has a prefill_schedule_interval, or SGLang's prefill_decode_interval."""
     defers_last_token: bool = True
     """True where the interval holds back a request of which one token is left to compute, too."""
     counts_prompt_steps: bool = False

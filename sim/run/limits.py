@@ -29,6 +29,8 @@ FLAGS_OF = {
     "attention_dp_timeout_iters": ("trtllm", 0),
 }
 """Keys of engine.rules that one server alone acts on: that server, and the value that changes nothing."""
+SINCE = {"prefill_schedule_interval": "vLLM's from 0.24", "prefill_decode_interval": "SGLang's from 0.5.23"}
+"""Keys that earlier versions do not have."""
 OF_RANKS = ("prefill_schedule_interval", "attention_dp_timeout_iters")
 """Keys that act between data-parallel ranks. Up to 0.32 vLLM sets the interval aside elsewhere."""
 
@@ -123,8 +125,8 @@ def _check_rules(scenario: Scenario, engine: EngineCosts, profile: Profile) -> N
             raise ValueError(
                 f"engine.rules.{key}={value} is a flag of {server}, and engine {engine.name!r} has none: leave it out"
             )
-        if key == "prefill_schedule_interval" and not engine.rules.has_prefill_interval:
-            raise ValueError(f"engine.rules.{key}={value} is vLLM's from 0.24 on; engine {engine.name!r} has none")
+        if (since := SINCE.get(key)) is not None and not engine.rules.has_prefill_interval:
+            raise ValueError(f"engine.rules.{key}={value} is {since} on; engine {engine.name!r} has none")
         if key in OF_RANKS and profile.data_parallel == 1 and not engine.rules.counts_prompt_steps:
             raise ValueError(
                 f"engine.rules.{key}={value} is for data-parallel ranks, and {profile.name!r} has one: leave it out"

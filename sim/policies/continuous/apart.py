@@ -13,7 +13,7 @@ max_prefill_tokens, and admission without a radix cache, which orders answers by
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from sim.engine.serving import Serving
 from sim.interface.request import Request
@@ -46,8 +46,9 @@ class Apart:
         """Retracted while a step under way has them, whose tokens count for nothing."""
         draft_tokens = serving.controller.draft_tokens_max
         self._lookahead = limits.lookahead(draft_tokens)
-        self._kept_tokens = self._rules.kept_rounds * (draft_tokens + 1) if draft_tokens else 0
-        self._spare_tokens = self._rules.spare_blocks * serving.radix.block_size
+        self._leaves_at_once, self._spare_tokens, self._kept_tokens = self._rules.kept(
+            draft_tokens, serving.radix.block_size
+        )
         self._steps_deferred = 0
         """Plans for which prompts still wait (prefill_decode_interval)."""
 
@@ -64,7 +65,7 @@ class Apart:
         if step.is_empty:
             step = self._plan_rows(running, drafting)
         if step.is_empty and drafting is None:
-            is_busy = self._limits.async_scheduling or self._rules.leaves_at_once
+            is_busy = self._limits.async_scheduling or self._leaves_at_once
             if not (is_busy and serving.intake.has_queued):
                 self._ratio = self._rules.initial
             if not running:
@@ -115,16 +116,17 @@ class Apart:
             self._is_full = False
         self._batch.extend(rows)
         self._prompts, self._has_chunk = [], False
-        if self._rules.leaves_at_once:
-            self._leave()
+        if self._leaves_at_once:
+            self._leave(_has_ended)
 
-    def _leave(self, *, is_ending: bool = False) -> bool:
-        """Rows that have ended leave, or (`is_ending`) that end with the step under way; True where one did."""
+    def _leave(self, leaves: Callable[[Request], bool]) -> bool:
+        """Such rows leave; True where one did."""
         num_before = len(self._batch)
-        self._batch = [row for row in self._batch if not (_ends(row) if is_ending else row.is_finished)]
-        if len(self._batch) < num_before or not self._batch:
+        self._batch = [row for row in self._batch if not leaves(row)]
+        has_left = len(self._batch) < num_before
+        if has_left or not self._batch:
             self._is_full = False
-        return len(self._batch) < num_before
+        return has_left
 
     # -- prompts
 
@@ -136,9 +138,9 @@ class Apart:
         if not is_cut and (self._is_full or not serving.intake.has_queued):
             return step
         seats = limits.max_num_seqs - len(self._batch)
-        if self._rules.leaves_at_once:
-            # Who ends with the step under way still has its place in the table of requests.
-            seats = limits.max_num_seqs - serving.num_active + is_cut
+        if self._leaves_at_once:
+            # Who ends with the step under way still has a place in the table of requests.
+            seats = limits.max_num_seqs - len(running) + is_cut
         if seats <= 0 and not is_cut:
             self._is_full = True
             return step
@@ -150,7 +152,7 @@ class Apart:
             held = request.prefilled_tokens + request.in_flight
             in_last_block = pool.spare_tokens(request, held)
             room = max(in_last_block, in_last_block + int(self._free_tokens - kept))
-            if self._rules.leaves_at_once and self._free_tokens - kept < 1.0:
+            if self._leaves_at_once and self._free_tokens - kept < 1.0:
                 room = budget  # it goes on all the same
             tokens = min(_missing(request), longest, budget, room)
             if tokens and hooks is not None:
@@ -166,7 +168,7 @@ class Apart:
                 return step
         while serving.intake.has_queued and not self._is_full:
             chosen = serving.inbox[0] if hooks is None else hooks.next()
-            if chosen is None or (self._rules.leaves_at_once and budget <= 0 and self._has_room(kept, spare)):
+            if chosen is None or (self._leaves_at_once and budget <= 0 and self._has_room(kept, spare)):
                 break
             if len(step.prompts) >= seats:
                 self._is_full = True
@@ -230,12 +232,13 @@ class Apart:
 
     def _plan_rows(self, running: list[Request], drafting: Mapping[int, int] | None) -> Step:
         step, pool = Step([], [], [], ()), self._serving.radix
-        has_left = self._leave(is_ending=self._rules.leaves_at_once)
+        ends = _ends if self._leaves_at_once else _has_ended
+        has_left = self._leave(ends)
         num_before, cut = len(self._batch), [request for request in running[-1:] if _missing(request) > 0]
         if not self._batch:
             return step
         if self._lacks(0 if self._kept_tokens else 1 + 2 * self._lookahead):
-            if has_left and self._rules.leaves_at_once:
+            if has_left and self._leaves_at_once:
                 return step  # their memory comes back with the step under way
             self._retract()
         else:
@@ -254,7 +257,7 @@ class Apart:
                 continue
             step.rows.append(row)
             step.row_tokens.append(tokens)
-        running[:] = [*self._batch, *cut]
+        running[:] = [*self._batch, *[row for row in running if ends(row) and _missing(row) <= 0], *cut]
         return step
 
     def _needed(self, row: Request, num_tokens: int) -> int:
@@ -294,6 +297,10 @@ def _missing(request: Request) -> int:
     return request.prefill_goal - request.prefilled_tokens - request.in_flight
 
 
+def _has_ended(row: Request) -> bool:
+    return row.is_finished
+
+
 def _ends(row: Request) -> bool:
-    """It has its last token with the step under way, whatever that accepts, or has it."""
+    """It has its last token, or has it with the step under way, whatever that accepts."""
     return row.is_finished or (row.in_flight > 0 and row.emitted_tokens + 1 >= row.output_tokens)
