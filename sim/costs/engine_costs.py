@@ -108,6 +108,20 @@ class TokenRatio(Bounded, frozen=True, kw_only=True):
         return self.leaves_at_once, self.spare_blocks * block_size, rounds * (draft_tokens + 1)
 
 
+class StatePool(Bounded, frozen=True, kw_only=True):
+    """Memory that SGLang sets aside for the states of linear attention, which bounds the requests that it seats."""
+
+    ratio: float
+    """Its bytes over those of the KV cache."""
+    slots: Count
+    """States of a request: its own, and those that its prefix is found by."""
+    overlap_slots: Count
+    """The same where steps are planned ahead."""
+
+    def slots_of(self, *, is_async: bool, is_caching: bool) -> int:
+        return (self.overlap_slots if is_async else self.slots) if is_caching else 1
+
+
 class Rules(Bounded, frozen=True, kw_only=True):
     """Behaviour of one version of an engine beside its steps, each as its source has it (`rules_source` of its file);
     an engine without one of them does nothing of the kind. Drafters go by their names (sim.drafters); a head that
@@ -169,6 +183,13 @@ class Rules(Bounded, frozen=True, kw_only=True):
     """Admission and retraction where prompts go in separate steps; None: a prompt is admitted where it fits."""
     max_num_seqs_drafting: int | None = None
     """Seats of all data-parallel ranks where something is drafted and nobody gives seats; None: as without drafts."""
+    max_num_seqs_compressed: int | None = None
+    """The same of a model with compressed KV (DeepSeek-V4), drafting or not; None: as others."""
+    seats_by_memory: tuple[int, int] | None = None
+    """(a, b): without drafts, seats by default are a for each context of the model that the KV cache holds, where that
+    is more than the least, at most b."""
+    state_pool: StatePool | None = None
+    """States of linear attention have a pool of their own; None: they share the KV cache's blocks."""
     captures_prompts: bool = True
     """Passes with prompt chunks replay captured pieces, and are compiled where they are longer; False: each operator is
     launched from Python."""
@@ -257,8 +278,11 @@ class EngineCosts(EngineTimes, frozen=True, kw_only=True):
 
     def seats(self, profile: Profile, *, is_drafting: bool) -> int:
         """Requests that one rank of `profile` seats by default; ranks that share experts divide those under drafts."""
-        seats, most = self.cap_rule(profile.gpu).max_num_seqs, self.rules.max_num_seqs_drafting
-        if not is_drafting or most is None:
+        seats, rules = self.cap_rule(profile.gpu).max_num_seqs, self.rules
+        most = rules.max_num_seqs_drafting if is_drafting else None
+        if profile.target.compressed is not None:
+            most = rules.max_num_seqs_compressed or most
+        if most is None:
             return seats
         ranks = profile.data_parallel if profile.target.experts is not None else 1
         return min(seats, max(1, most // ranks))
