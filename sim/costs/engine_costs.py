@@ -185,9 +185,13 @@ class Rules(Bounded, frozen=True, kw_only=True):
     """Seats of all data-parallel ranks where something is drafted and nobody gives seats; None: as without drafts."""
     max_num_seqs_compressed: int | None = None
     """The same of a model with compressed KV (DeepSeek-V4), drafting or not; None: as others."""
+    waits_for_seats: tuple[str, ...] = ()
+    """Drafters with which prompts begin once several seats are free: a sixth of all, 2 to 4."""
     seats_by_memory: tuple[int, int] | None = None
     """(a, b): without drafts, seats by default are a for each context of the model that the KV cache holds, where that
     is more than the least, at most b."""
+    window_share: float = 0.0
+    """KV of windows has a pool of its own, with this share of the other's tokens; 0: both share blocks."""
     state_pool: StatePool | None = None
     """States of linear attention have a pool of their own; None: they share the KV cache's blocks."""
     captures_prompts: bool = True

@@ -42,11 +42,15 @@ def kv_capacity_tokens(
     if engine is not None:
         reserved = engine.reserved_bytes + (engine.draft_reserved_bytes if len(models) > 1 else 0)
         left -= processes * reserved * profile.tensor_parallel
-    return max(0, int(left / pool_bytes_per_token(models, profile.tensor_parallel)))
+    window_share = 0.0 if engine is None else engine.rules.window_share
+    return max(0, int(left / pool_bytes_per_token(models, profile.tensor_parallel, window_share)))
 
 
-def pool_bytes_per_token(models: Sequence[ModelShape], tensor_parallel: int) -> int:
-    """KV of one token in the pool that `models` share.
+def pool_bytes_per_token(
+    models: Sequence[ModelShape], tensor_parallel: int, window_share: float = 0.0
+) -> int:
+    """KV of one token in the pool that `models` share. Where windows have a pool of their own, it holds `window_share`
+    of the tokens (SGLang's swa_full_tokens_ratio).
 
     A block of the pool holds the same layers for whoever takes it. Where every layer of a draft has a window and the
     target's have none, layers are in groups of as many as that draft has, and the target's last group is filled up
@@ -57,6 +61,9 @@ def pool_bytes_per_token(models: Sequence[ModelShape], tensor_parallel: int) -> 
     group = max((draft.layers for draft in drafts if draft.window_layers == draft.layers), default=1)
     if not target.window_layers:
         total += -target.layers % group * kv_bytes_per_token(target, tensor_parallel) // target.layers
+    if window_share and target.window_layers < target.layers:
+        windows = [kind for kind in target.kinds(tensor_parallel) if kind.name == WINDOW]
+        total += round(window_share * tensor_parallel * sum(kind.layers * kind.token_bytes for kind in windows))
     return total
 
 

@@ -106,7 +106,7 @@ typedef struct {
     Count is_caching, drops_cached_block, seats_first_chunk, caches_results, reuses_blank_first;
     Count receive_interval, batch_wait_steps, balance_steps;
     Count retracts, drafts_before_verify, max_batched_tokens, max_answer_tokens;   /* SGLang */
-    Count leaves_at_once, spare_tokens, kept_tokens, decode_interval;
+    Count leaves_at_once, spare_tokens, kept_tokens, decode_interval, min_free_seats;
     Count is_part;             /* of several replicas, whose changes are added up */
     Count hashed_ahead, skips_unused_drafts, prefill_interval, counts_prompt_steps, defers_last_token;   /* vLLM */
     double batch_wait_tokens, balance_queue, initial_ratio, min_ratio, decay_steps, retract_steps;
@@ -532,6 +532,7 @@ static void plan_prompts(Run *run, Plan *plan) {
     Count budget = set->max_batched_tokens, longest = set->longest_chunk, lacking = 0, spare = 0, cut = cut_prompt(run);
     Count seats = set->max_seqs - (set->leaves_at_once ? run->num_running - (cut >= 0) : run->num_batch);
     if (cut < 0 && (run->is_full || !has_queued(run))) return;
+    if (cut < 0 && run->num_batch && seats < set->min_free_seats) return;
     if (cut < 0 && seats <= 0) { run->is_full = 1; return; }
     for (Count j = 0; j < run->num_batch; j++) lacking += lacking_of(run, row_of(run, run->batch[j]));
     double kept = run->ratio * lacking;

@@ -31,6 +31,8 @@ FLAGS_OF = {
 """Keys of engine.rules that one server alone acts on: that server, and the value that changes nothing."""
 SINCE = {"prefill_schedule_interval": "vLLM's from 0.24", "prefill_decode_interval": "SGLang's from 0.5.23"}
 """Keys that earlier versions do not have."""
+LEAST_WAITING = 8
+"""Seats from which on prompts wait for several of them (SGLang 0.5.23, managers/min_free_slots_delayer.py:20)."""
 OF_RANKS = ("prefill_schedule_interval", "attention_dp_timeout_iters")
 """Keys that act between data-parallel ranks. Up to 0.32 vLLM sets the interval aside elsewhere."""
 
@@ -82,8 +84,10 @@ def limits_of(
     interval, ranks = int(told.get("prefill_schedule_interval", 1)), profile.data_parallel
     budget = given.max_num_batched_tokens or caps.max_num_batched_tokens
     seats = given.max_num_seqs or engine.seats(profile, is_drafting=is_drafting)
+    waits = drafter in rules.waits_for_seats and seats >= LEAST_WAITING
     return EngineLimits(
         max_num_seqs=min(seats, budget // max(1, rules.queries_per_seat(drafter, draft_tokens))),
+        min_free_seats=min(4, max(2, -(-seats // 6))) if waits else 0,
         max_num_batched_tokens=budget,
         draft_slots=0 if rules.slots_of_scheduled else slots,
         slots_per_request=slots if rules.slots_of_scheduled else 0,

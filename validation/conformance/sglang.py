@@ -56,7 +56,7 @@ class SglangCase(msgspec.Struct, frozen=True):
     draft_tokens: int
     is_overlap: bool
     prefill_decode_interval: int = 0
-    ignores_eos: bool = False
+    min_free_seats: int = 0
 
     def accepted(self, index: int, emitted_tokens: int) -> int:
         """Drafted tokens of a round that are accepted."""
@@ -105,6 +105,7 @@ def simulated(case: SglangCase) -> list[PlannedStep]:
         token_ratio=rules.token_ratio,
         drafts_before_verify=rules.drafts_before_verify,
         prefill_decode_interval=case.prefill_decode_interval,
+        min_free_seats=case.min_free_seats,
     )
     requests = [
         Request(

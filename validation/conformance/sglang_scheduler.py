@@ -24,7 +24,7 @@ from validation.conformance.sglang import ID_STRIDE, PlannedStep, SglangCase
 ROOT = "sglang.srt"
 OWN = (
     *("environ", "sampling.sampling_params", "speculative.spec_info", "speculative.eagle_utils"),
-    *(f"managers.{name}" for name in ("schedule_batch", "schedule_policy", "scheduler")),
+    *(f"managers.{name}" for name in ("min_free_slots_delayer", "schedule_batch", "schedule_policy", "scheduler")),
     *(f"managers.scheduler_components.{name}" for name in ("batch_result_processor", "new_token_ratio_tracker")),
     *(f"mem_cache.{name}" for name in ("allocation", "allocation_sizing", "base_prefix_cache", "cache_init_params")),
     *(f"mem_cache.{name}" for name in ("common", "evict_policy", "events", "memory_pool", "prefill_budget")),
@@ -44,47 +44,25 @@ ANSWER_IDS = 1 << 30
 REFUSED = "this wheel is driven as SGLang 0.5.23 is, and differs: {}"
 
 
-class _Empty(type):
-    """A class of any name: base class, decorator, annotation or false value, as the place wants it."""
-
-    def __getattr__(cls, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return _empty(name)
-
-    def __call__(cls, *args: Any, **named: Any) -> Any:
-        if "__init__" in cls.__dict__:
-            return type.__call__(cls, *args, **named)
-        is_decorator = len(args) == 1 and not named and callable(args[0])
-        return args[0] if is_decorator else type.__call__(cls)
-
-    def __bool__(cls) -> bool:
-        return "is_no_name" not in cls.__dict__
-
-    def __enter__(cls) -> Any:
-        return cls
-
-    def __exit__(cls, *error: object) -> None:
-        pass
-
-    def __or__(cls, other: object) -> Any:
-        return cls
-
-    __ror__ = __or__
-
-
-class _Nothing(metaclass=_Empty):
-    is_no_name = True
-    """Mark of a stand-in for a missing name; SGLang's classes that build on one lack it in themselves."""
+class _Base:
+    """Base of SGLang's classes that build on a missing one."""
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return _empty(name)
+        return _missing(name)
+
+
+class _Nothing:
+    """A missing name: a base class, a decorator, an annotation, a context or a false value, as the place wants it."""
+
+    def __getattr__(self, name: str) -> Any:
+        return _missing(name)
 
     def __call__(self, *args: Any, **named: Any) -> Any:
-        is_decorator = len(args) == 1 and not named and callable(args[0])
+        is_decorator = len(args) == 1 and not named and callable(args[0]) and not isinstance(args[0], _Nothing)
         return args[0] if is_decorator else self
+
+    def __mro_entries__(self, bases: tuple[Any, ...]) -> tuple[type, ...]:
+        return (_Base,) if self is next(base for base in bases if isinstance(base, _Nothing)) else ()
 
     def __iter__(self) -> Iterator[Any]:
         return iter(())
@@ -96,21 +74,29 @@ class _Nothing(metaclass=_Empty):
         pass
 
     def __bool__(self) -> bool:
-        return "is_no_name" not in type(self).__dict__
+        return False
 
-    def __class_getitem__(cls, key: object) -> Any:
-        return cls
+    def __instancecheck__(self, one: object) -> bool:
+        return False
+
+    def __getitem__(self, key: object) -> Any:
+        return self
+
+    def __or__(self, other: object) -> Any:
+        return self
+
+    __ror__ = __or__
 
 
-def _empty(name: str) -> Any:
-    return _Empty(name, (_Nothing,), {"is_no_name": True})
+def _missing(name: str) -> Any:
+    if name.startswith("__"):
+        raise AttributeError(name)
+    return _Nothing()
 
 
 class _EmptyModule(ModuleType):
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        value = _empty(name)
+        value = _missing(name)
         setattr(self, name, value)
         return value
 
@@ -183,7 +169,7 @@ class SglangDriver:
         self.modules = SimpleNamespace(**{name.rpartition(".")[2]: import_module(f"{ROOT}.{name}") for name in OWN})
         rounds = import_module(f"{ROOT}.speculative.spec_utils")
         rounds.spec_prepare_for_decode = self.modules.eagle_utils.eagle_prepare_for_decode
-        self.modules.schedule_batch.SamplingBatchInfo = _empty("SamplingBatchInfo")
+        self.modules.schedule_batch.SamplingBatchInfo = _Nothing()
         self.modules.allocation.assign_req_to_token_pool_func = _write_rows
 
     def steps(self, case: SglangCase) -> list[PlannedStep]:
@@ -258,7 +244,7 @@ class _Run:
             "tree_cache": self.cache,
         }
         lacking = dict.fromkeys(processor.__dataclass_fields__, _Nothing())
-        counts = _Nothing()
+        counts, least = _Nothing(), case.min_free_seats or None
         counts.num_generated_tokens = counts.forward_ct_decode = counts.num_retracted_reqs = 0
         identity = SimpleNamespace(
             maybe_prepare_mlp_sync_batch=lambda batch, need_sync=None: batch,
@@ -278,6 +264,7 @@ class _Run:
             max_running_requests=case.max_num_seqs,
             max_prefill_bs=0,
             metrics_reporter=counts,
+            min_free_slots_delayer=least and modules.min_free_slots_delayer.MinFreeSlotsDelayer(least),
             new_token_ratio_tracker=ratios,
             ngram_embedding_manager=identity,
             page_size=1,
@@ -368,7 +355,7 @@ class _Run:
             sliding_window_size=None,
             chunk_size=None,
         )
-        sampling = self.modules.sampling_params.SamplingParams(max_new_tokens=most, ignore_eos=self.case.ignores_eos)
+        sampling = self.modules.sampling_params.SamplingParams(max_new_tokens=most, ignore_eos=False)
         self.index[name] = index
         sampling.normalize(None)
         tokens = array("q", self.case.token_ids(index))

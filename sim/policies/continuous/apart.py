@@ -141,6 +141,8 @@ class Apart:
         if self._leaves_at_once:
             # Who ends with the step under way still has a place in the table of requests.
             seats = limits.max_num_seqs - len(running) + is_cut
+        if self._batch and seats < limits.min_free_seats and not is_cut:
+            return step
         if seats <= 0 and not is_cut:
             self._is_full = True
             return step
