@@ -46,9 +46,7 @@ def kv_capacity_tokens(
     return max(0, int(left / pool_bytes_per_token(models, profile.tensor_parallel, window_share)))
 
 
-def pool_bytes_per_token(
-    models: Sequence[ModelShape], tensor_parallel: int, window_share: float = 0.0
-) -> int:
+def pool_bytes_per_token(models: Sequence[ModelShape], tensor_parallel: int, window_share: float = 0.0) -> int:
     """KV of one token in the pool that `models` share. Where windows have a pool of their own, it holds `window_share`
     of the tokens (SGLang's swa_full_tokens_ratio).
 
@@ -74,7 +72,13 @@ def state_bytes(models: Sequence[ModelShape], tensor_parallel: int) -> float:
 
 
 def beside_states(
-    num_tokens: int, models: Sequence[ModelShape], tensor_parallel: int, ratio: float, slots: int, seats: int, drafts: int
+    num_tokens: int,
+    models: Sequence[ModelShape],
+    tensor_parallel: int,
+    ratio: float,
+    slots: int,
+    seats: int,
+    drafts: int,
 ) -> tuple[int, int]:
     """Requests, of `seats`, for which a pool of states has room, and tokens of KV that are left of `num_tokens`.
 

@@ -3,13 +3,17 @@
 `get_next_batch_to_run`, the processing of results, admission, retraction, the radix tree and the allocator of pages of
 one token are SGLang's code. Modules that need kernels, a server or packages that are not installed are empty names.
 Ours are the clock, both event loops without their sockets, the configuration, and which drafts are accepted.
+Not driven: pages of several tokens, n-grams, trees, mixed chunks, priorities, max_prefill_tokens, requests with
+ignore_eos, the hierarchical cache, data-parallel attention, disaggregation, pools of windows and of states.
 Not here: cases, and what lanesim plans (validation.conformance.sglang).
 """
 
 from __future__ import annotations
 
+import gzip
 import importlib.abc
 import importlib.machinery
+import logging
 import os
 import sys
 from array import array
@@ -19,7 +23,9 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from validation.conformance.sglang import ID_STRIDE, PlannedStep, SglangCase
+import msgspec
+
+from validation.conformance.sglang import ID_STRIDE, KINDS, PlannedStep, SglangCase, SglangLog, drawn, packed, simulated
 
 ROOT = "sglang.srt"
 OWN = (
@@ -384,3 +390,40 @@ def _driven(scheduler: Any) -> Any:
         "_add_request_to_queue": lambda self, req, is_retracted=False: self.waiting_queue.append(req),
     }
     return type("DrivenScheduler", (scheduler,), own)
+
+
+MAX_KEPT_STEPS = 400
+"""Longer logs are not kept."""
+
+
+def drawn_kinds(wheel: Path, seeds: range, engine: str, keep: int = 0, out: Path | None = None) -> int:
+    """Draws each kind, prints how many cases are equal, and writes the first `keep` short logs of each to `out`; how
+    many differ. Where memory is short SGLang loses other cached tokens: such a case ends there and counts as equal."""
+    logging.disable(logging.WARNING)
+    driver, logs, num_differ = SglangDriver(wheel), list[SglangLog](), 0
+    for kind, given in KINDS.items():
+        num_steps, num_kept, others, differing = 0, 0, list[str](), list[str]()
+        for seed in seeds:
+            case = drawn(seed, engine, **given)
+            theirs, ours = driver.steps(case), simulated(case)
+            num_steps += len(theirs)
+            if theirs != ours:
+                (others if _found_other_tokens(theirs, ours) else differing).append(str(seed))
+            elif len(theirs) <= MAX_KEPT_STEPS and num_kept < keep:
+                num_kept += 1
+                logs.append(SglangLog(kind, case, packed(theirs)))
+        num_differ += len(differing)
+        print(f"{kind}: {num_steps} steps under {engine}; {len(seeds)} logs, {len(differing)} differ")
+        print(f"  other cached tokens: {len(others)}" * bool(others) + f"  {', '.join(differing)}" * bool(differing))
+    if out is not None:
+        out.write_bytes(gzip.compress(msgspec.json.encode(logs), mtime=0))
+    return num_differ
+
+
+def _found_other_tokens(theirs: Sequence[PlannedStep], ours: Sequence[PlannedStep]) -> bool:
+    """The first step that differs has a prompt with other cached tokens."""
+    step = next((pair for pair in zip(theirs, ours, strict=False) if pair[0] != pair[1]), None)
+    if step is None or step[0].at_s != step[1].at_s:
+        return False
+    chunks = next((pair for pair in zip(step[0].chunks, step[1].chunks, strict=False) if pair[0] != pair[1]), None)
+    return chunks is not None and chunks[0][0] == chunks[1][0] and chunks[0][2] != chunks[1][2]
