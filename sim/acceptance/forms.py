@@ -44,7 +44,7 @@ FORMS = {
     "per-position": "per-position:.74,.66,.76 (conditional rates)",
     "beta": "beta:13,8",
     "markov": "markov:.13,.82 or markov:HIT_RATE,MISS_RATE,TO_HIT,TO_MISS[,FADE]",
-    "pinned": "pinned:3.5@5 (length at draft length 5 that a server pins: SGLANG_SIMULATE_ACC_LEN, or vLLM's synthetic)",
+    "pinned": "pinned:3.5@5 (length at draft length 5 that a server pins, such as SGLANG_SIMULATE_ACC_LEN)",
     "synthetic": "synthetic:2.6 or synthetic:.74,.49,.37 (length, or rates, of vLLM's synthetic sampler)",
     "tape": "tape:FILE or tape:FILE#FIELD",
 }

@@ -552,7 +552,9 @@ static void plan_prompts(Run *run, Plan *plan) {
         const Row *row = row_of(run, i);
         Count found = found_blocks(run, row) * set->block_size, whole = tokens_so_far(row) - found + lacking_of(run, row);
         if (set->leaves_at_once && budget <= 0 && has_room(run, kept, spare)) return;
-        run->is_full = plan->chunks.count >= seats || whole + set->spare_tokens >= free_tokens(run) - found - kept - spare;
+        int is_alone = set->leaves_at_once && !run->num_running;
+        run->is_full = !is_alone && whole + set->spare_tokens >= free_tokens(run) - found - kept - spare;
+        run->is_full |= plan->chunks.count >= seats;
         if (run->is_full || budget <= 0 || run->has_cut) return;
         Chunk chunk = seat(run, fewer(budget, longest), 0, 0, 0);
         if (!chunk.new_tokens) { run->is_full = 1; return; }

@@ -36,7 +36,7 @@ def test_every_step_is_the_one_that_sglangs_scheduler_planned(kind: str) -> None
             assert (log.planned() == simulated(log.case)) == ((kind, log.case.seed) not in OTHER_VICTIMS), log.case.seed
 
 
-@pytest.mark.parametrize("rule", ["leaves_at_once", "spare_blocks", "kept_rounds"])
+@pytest.mark.parametrize("rule", ["leaves_at_once", "kept_rounds"])
 def test_without_a_rule_of_the_newest_some_of_its_logs_differ(tmp_path: Path, rule: str) -> None:
     ratio = load_engine(NEWEST, GPU).rules.token_ratio
     assert ratio is not None

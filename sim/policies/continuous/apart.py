@@ -178,7 +178,8 @@ class Apart:
             found_tokens, num_free_found = pool.prefix(chosen)
             tokens = chosen.prompt_tokens + chosen.emitted_tokens - found_tokens
             free = self._free_tokens - num_free_found * pool.block_size - kept - spare
-            if tokens + self._lacking(chosen) + self._spare_tokens >= free:
+            is_alone = self._leaves_at_once and not running  # there is never more room than now
+            if tokens + self._lacking(chosen) + self._spare_tokens >= free and not is_alone:
                 self._is_full = True
                 break
             if budget <= 0 or self._has_chunk:
