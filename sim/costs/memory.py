@@ -92,7 +92,7 @@ def beside_states(
     state, token_bytes = state_bytes(models, tensor_parallel), pool_bytes_per_token(models, tensor_parallel)
     if not state:
         return seats, num_tokens
-    verified, left = drafts + 1 if drafts else 0, num_tokens * token_bytes
+    verified, left = drafts + 1 if drafts else 0, float(num_tokens * token_bytes)
     share = left * ratio / (1.0 + ratio)
     num_states = max(0, int((share - state * (1 + verified)) // (state * (1 + verified / slots))))
     seats = min(seats, num_states // slots)

@@ -158,23 +158,30 @@ class SglangDriver:
         os.environ["SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND"] = "python"
         sys.meta_path.insert(0, _Finder(wheel))
         self.settings = settings = _Settings()
-        context = import_module(f"{ROOT}.runtime_context")
-        for name in NAMESPACES:
-            setattr(context, f"get_{name}", lambda: settings)
-        context.attention_backends = lambda: ("torch_native",) * 2
-        context.max_speculative_num_draft_tokens = lambda: settings.speculative_num_draft_tokens
-        for name in ("utils", "utils.common"):
-            module = import_module(f"{ROOT}.{name}")
-            module.ceil_align = lambda count, unit: -(-count // unit) * unit
-            module.is_pin_memory_available = lambda device: False
-        tail = import_module(f"{ROOT}.beam_search.batch_tail")
-        tail.num_beam_member_rows, tail.beam_retraction_order = lambda reqs: 0, lambda order, reqs: order
-        page_interleave = import_module(f"{ROOT}.mem_cache.allocator.page_interleave")
-        page_interleave.page_interleave_shard_size = lambda allocator: 1
+        common = {
+            "ceil_align": lambda count, unit: -(-count // unit) * unit,
+            "is_pin_memory_available": lambda device: False,
+        }
+        given: dict[str, dict[str, Any]] = {
+            "runtime_context": {
+                "attention_backends": lambda: ("torch_native",) * 2,
+                "max_speculative_num_draft_tokens": lambda: settings.speculative_num_draft_tokens,
+                **{f"get_{name}": lambda: settings for name in NAMESPACES},
+            },
+            "utils": common,
+            "utils.common": common,
+            "beam_search.batch_tail": {
+                "num_beam_member_rows": lambda reqs: 0,
+                "beam_retraction_order": lambda order, reqs: order,
+            },
+            "mem_cache.allocator.page_interleave": {"page_interleave_shard_size": lambda allocator: 1},
+        }
+        for name, values in given.items():
+            vars(import_module(f"{ROOT}.{name}")).update(values)
         self.torch = import_module("torch")
         self.modules = SimpleNamespace(**{name.rpartition(".")[2]: import_module(f"{ROOT}.{name}") for name in OWN})
-        rounds = import_module(f"{ROOT}.speculative.spec_utils")
-        rounds.spec_prepare_for_decode = self.modules.eagle_utils.eagle_prepare_for_decode
+        rounds = vars(import_module(f"{ROOT}.speculative.spec_utils"))
+        rounds["spec_prepare_for_decode"] = self.modules.eagle_utils.eagle_prepare_for_decode
         self.modules.schedule_batch.SamplingBatchInfo = _Nothing()
         self.modules.allocation.assign_req_to_token_pool_func = _write_rows
 
@@ -251,7 +258,7 @@ class _Run:
         }
         lacking = dict.fromkeys(processor.__dataclass_fields__, _Nothing())
         counts, least = _Nothing(), case.min_free_seats or None
-        counts.num_generated_tokens = counts.forward_ct_decode = counts.num_retracted_reqs = 0
+        vars(counts).update(num_generated_tokens=0, forward_ct_decode=0, num_retracted_reqs=0)
         identity = SimpleNamespace(
             maybe_prepare_mlp_sync_batch=lambda batch, need_sync=None: batch,
             maybe_convert_decode_to_extend=lambda batch: batch,
