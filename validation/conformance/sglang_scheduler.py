@@ -17,7 +17,7 @@ import logging
 import os
 import sys
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -28,25 +28,37 @@ import msgspec
 from validation.conformance.sglang import ID_STRIDE, KINDS, PlannedStep, SglangCase, SglangLog, drawn, packed, simulated
 
 ROOT = "sglang.srt"
-OWN = (
-    *("environ", "sampling.sampling_params", "speculative.spec_info", "speculative.eagle_utils"),
-    *(f"managers.{name}" for name in ("min_free_slots_delayer", "schedule_batch", "schedule_policy", "scheduler")),
-    *(f"managers.scheduler_components.{name}" for name in ("batch_result_processor", "new_token_ratio_tracker")),
-    *(f"mem_cache.{name}" for name in ("allocation", "allocation_sizing", "base_prefix_cache", "cache_init_params")),
-    *(f"mem_cache.{name}" for name in ("common", "evict_policy", "events", "memory_pool", "prefill_budget")),
-    *(f"mem_cache.{name}" for name in ("radix_cache", "unified_radix_cache", "utils", "unified_cache")),
-    *(f"mem_cache.allocator.{name}" for name in ("base", "token")),
-    *(f"mem_cache.unified_cache.{name}" for name in ("cache_action", "component_type", "session_ref_tracker")),
-    *(f"mem_cache.unified_cache.{name}" for name in ("tree_core_registry", "unified_tree_core")),
-    *("mem_cache.unified_cache.unified_tree_core_interface", "mem_cache.unified_cache.components"),
-    *(f"mem_cache.unified_cache.components.{name}" for name in ("base", "full")),
-    *("model_executor.forward_batch_info", "session.streaming_session"),
+OWN = tuple(
+    f"{folder}{name}"
+    for folder, names in {
+        "": "environ",
+        "managers.": "min_free_slots_delayer schedule_batch schedule_policy scheduler",
+        "managers.scheduler_components.": "batch_result_processor new_token_ratio_tracker",
+        "mem_cache.": "allocation allocation_sizing base_prefix_cache cache_init_params common evict_policy events "
+        "memory_pool prefill_budget radix_cache unified_radix_cache utils unified_cache",
+        "mem_cache.allocator.": "base token",
+        "mem_cache.unified_cache.": "cache_action component_type components session_ref_tracker tree_core_registry "
+        "unified_tree_core unified_tree_core_interface",
+        "mem_cache.unified_cache.components.": "base full",
+        "model_executor.": "forward_batch_info",
+        "sampling.": "sampling_params",
+        "session.": "streaming_session",
+        "speculative.": "eagle_utils spec_info",
+    }.items()
+    for name in names.split()
 )
 """Modules of sglang.srt whose code runs; all others of the package are empty names."""
 NOT_INSTALLED = ("orjson", "psutil", "pybase64", "setproctitle", "sgl_kernel", "triton", "xgrammar", "zmq", "pydantic")
 NAMESPACES = ("schedule", "exec", "memory", "spec", "disagg", "serving", "observability", "parallel", "model")
-MAX_CONTEXT, VOCABULARY = 1 << 12, 1 << 31
-ANSWER_IDS = 1 << 30
+"""Of the server's configuration, which are one here."""
+ONE = ("attn_dcp_size", "page_size", "pp_size", "schedule_conservativeness", "speculative_eagle_topk")
+"""Settings that are 1."""
+ZERO = (
+    *("max_prefill_bs", "prefill_decode_interval_min_bs", "_prefill_decode_interval_remaining"),
+    *("priority_scheduling_preemption_threshold", "processed_tokens_counter"),
+)
+"""Fields of the scheduler that are 0."""
+MAX_CONTEXT, VOCABULARY, ANSWER_IDS = 1 << 12, 1 << 31, 1 << 30
 REFUSED = "this wheel is driven as SGLang 0.5.23 is, and differs: {}"
 
 
@@ -57,11 +69,8 @@ class _Base:
         return _missing(name)
 
 
-class _Nothing:
+class _Nothing(_Base):
     """A missing name: a base class, a decorator, an annotation, a context or a false value, as the place wants it."""
-
-    def __getattr__(self, name: str) -> Any:
-        return _missing(name)
 
     def __call__(self, *args: Any, **named: Any) -> Any:
         is_decorator = len(args) == 1 and not named and callable(args[0]) and not isinstance(args[0], _Nothing)
@@ -69,9 +78,6 @@ class _Nothing:
 
     def __mro_entries__(self, bases: tuple[Any, ...]) -> tuple[type, ...]:
         return (_Base,) if self is next(base for base in bases if isinstance(base, _Nothing)) else ()
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(())
 
     def __enter__(self) -> Any:
         return self
@@ -85,14 +91,6 @@ class _Nothing:
     def __instancecheck__(self, one: object) -> bool:
         return False
 
-    def __getitem__(self, key: object) -> Any:
-        return self
-
-    def __or__(self, other: object) -> Any:
-        return self
-
-    __ror__ = __or__
-
 
 def _missing(name: str) -> Any:
     if name.startswith("__"):
@@ -100,50 +98,34 @@ def _missing(name: str) -> Any:
     return _Nothing()
 
 
-class _EmptyModule(ModuleType):
-    def __getattr__(self, name: str) -> Any:
-        value = _missing(name)
-        setattr(self, name, value)
-        return value
-
-
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """Finds OWN in the folder of the wheel; everything else of the package, and what is not installed, is empty."""
 
     def __init__(self, wheel: Path) -> None:
         self._wheel = wheel
-        self._own = {f"{ROOT}.{name}" for name in OWN}
-        self._folders = {"sglang", *(name.rpartition(".")[0] for name in self._own)}
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        if name in self._own:
+        if name.removeprefix(f"{ROOT}.") in OWN:
             return importlib.machinery.PathFinder.find_spec(name, path)
         if name.partition(".")[0] not in ("sglang", *NOT_INSTALLED):
             return None
         spec = importlib.machinery.ModuleSpec(name, self, is_package=True)
-        if name in self._folders:
-            assert spec.submodule_search_locations is not None
-            spec.submodule_search_locations.append(str(self._wheel / name.replace(".", "/")))
+        spec.submodule_search_locations = [str(self._wheel / name.replace(".", "/"))]
         return spec
 
-    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
-        return _EmptyModule(spec.name)
-
     def exec_module(self, module: ModuleType) -> None:
-        pass
+        vars(module)["__getattr__"] = _missing
 
 
 class _Settings:
-    """Names and values, such as the server's resolved configuration with all namespaces in one; any other is None."""
+    """Names and values, such as the server's configuration with all namespaces in one; any other is None."""
 
     def __init__(self, **given: Any) -> None:
         self.__dict__.update(given)
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
         return self if name in ("mamba", "features", "graph", "overlap", "kernel") else None
 
 
@@ -152,30 +134,25 @@ class SglangDriver:
     wheel that it cannot drive."""
 
     def __init__(self, wheel: Path) -> None:
-        lacking = [name for name in OWN if not _has(wheel, name)]
-        if lacking:
-            raise ValueError(f"{wheel}: {REFUSED.format(f'no {ROOT}.{lacking[0]}')}")
+        for name in OWN:
+            path = wheel / f"{ROOT}.{name}".replace(".", "/")
+            if not (path.with_suffix(".py").is_file() or (path / "__init__.py").is_file()):
+                raise ValueError(f"{wheel}: {REFUSED.format(f'no {ROOT}.{name}')}")
         os.environ["SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND"] = "python"
         sys.meta_path.insert(0, _Finder(wheel))
         self.settings = settings = _Settings()
         common = {
             "ceil_align": lambda count, unit: -(-count // unit) * unit,
-            "is_pin_memory_available": lambda device: False,
+            "is_pin_memory_available": lambda _: False,
         }
-        given: dict[str, dict[str, Any]] = {
-            "runtime_context": {
-                "attention_backends": lambda: ("torch_native",) * 2,
-                "max_speculative_num_draft_tokens": lambda: settings.speculative_num_draft_tokens,
-                **{f"get_{name}": lambda: settings for name in NAMESPACES},
-            },
-            "utils": common,
-            "utils.common": common,
-            "beam_search.batch_tail": {
-                "num_beam_member_rows": lambda reqs: 0,
-                "beam_retraction_order": lambda order, reqs: order,
-            },
-            "mem_cache.allocator.page_interleave": {"page_interleave_shard_size": lambda allocator: 1},
+        beams = {"num_beam_member_rows": lambda reqs: 0, "beam_retraction_order": lambda order, reqs: order}
+        context = {f"get_{name}": lambda: settings for name in NAMESPACES} | {
+            "attention_backends": lambda: ("torch_native",) * 2,
+            "max_speculative_num_draft_tokens": lambda: settings.speculative_num_draft_tokens,
         }
+        shards = {"page_interleave_shard_size": lambda allocator: 1}
+        given: dict[str, dict[str, Any]] = {"runtime_context": context, "utils": common, "utils.common": common}
+        given |= {"beam_search.batch_tail": beams, "mem_cache.allocator.page_interleave": shards}
         for name, values in given.items():
             vars(import_module(f"{ROOT}.{name}")).update(values)
         self.torch = import_module("torch")
@@ -193,109 +170,75 @@ class SglangDriver:
             raise ValueError(REFUSED.format(error)) from error
 
 
-def _has(wheel: Path, name: str) -> bool:
-    path = wheel / ROOT.replace(".", "/") / name.replace(".", "/")
-    return path.with_suffix(".py").is_file() or (path / "__init__.py").is_file()
-
-
 def _write_rows(rows: Any, table: Any, starts: Any, ends: Any, slots: Any, count: int) -> None:
     """allocation.assign_req_to_token_pool, a Triton kernel: slots of each request one after the other."""
     taken = 0
-    for i in range(count):
-        start, end = int(starts[i]), int(ends[i])
-        table[rows[i], start:end] = slots[taken : taken + end - start].to(table.dtype)
+    for row, start, end in zip(rows, starts.tolist(), ends.tolist(), strict=True):
+        table[row, start:end] = slots[taken : taken + end - start].to(table.dtype)
         taken += end - start
 
 
 class _Run:
     def __init__(self, driver: SglangDriver, case: SglangCase) -> None:
-        self.torch, self.modules, self.case = driver.torch, driver.modules, case
-        modules, drafts, settings = driver.modules, case.draft_tokens, driver.settings
-        settings.__dict__.clear()
-        settings.__dict__.update(
-            attn_dcp_size=1,
-            disable_overlap_schedule=not case.is_overlap,
-            disaggregation_mode="null",
-            page_size=1,
-            pp_max_micro_batch_size=case.max_num_seqs,
-            pp_size=1,
-            radix_eviction_policy="lru",
-            retraction_policy="length",
-            schedule_conservativeness=1.0,
-            schedule_policy="fcfs",
-            speculative_algorithm="EAGLE" if drafts else None,
-            speculative_eagle_topk=1,
-            speculative_num_draft_tokens=drafts + 1 if drafts else None,
-            speculative_num_steps=drafts or None,
+        self.torch, self.modules, self.case, self.index = driver.torch, driver.modules, case, dict[str, int]()
+        modules, drafts, named = driver.modules, case.draft_tokens, SimpleNamespace
+        driver.settings.__dict__ = dict.fromkeys(ONE, 1) | {
+            "disable_overlap_schedule": not case.is_overlap,
+            "disaggregation_mode": "null",
+            "pp_max_micro_batch_size": case.max_num_seqs,
+            "radix_eviction_policy": "lru",
+            "retraction_policy": "length",
+            "speculative_algorithm": "EAGLE" if drafts else None,
+            "speculative_num_draft_tokens": drafts + 1 if drafts else None,
+            "speculative_num_steps": drafts or None,
+        }
+        slots = modules.memory_pool.ReqToTokenPool(case.max_num_seqs, MAX_CONTEXT, "cpu", False)
+        slots.alloc_aux_to_lengths = lambda **named: None
+        pool = modules.token.TokenToKVPoolAllocator(case.num_tokens, self.torch.float16, "cpu", _Nothing(), False)
+        parts = (modules.component_type.ComponentType.FULL,)
+        tree = modules.cache_init_params.CacheInitParams(
+            False, slots, pool, 1, is_eagle=drafts > 0, tree_components=parts
         )
-        self.slots = modules.memory_pool.ReqToTokenPool(case.max_num_seqs, MAX_CONTEXT, "cpu", False)
-        self.slots.alloc_aux_to_lengths = lambda **named: None
-        self.allocator = modules.token.TokenToKVPoolAllocator(
-            case.num_tokens, self.torch.float16, "cpu", _Nothing(), False
-        )
-        self.cache = modules.unified_radix_cache.UnifiedRadixCache(
-            modules.cache_init_params.CacheInitParams(
-                disable=False,
-                req_to_token_pool=self.slots,
-                token_to_kv_pool_allocator=self.allocator,
-                page_size=1,
-                is_eagle=drafts > 0,
-                tree_components=(modules.component_type.ComponentType.FULL,),
-            )
-        )
-        algorithm = modules.spec_info.SpeculativeAlgorithm.from_string(settings.speculative_algorithm)
-        ratios = modules.new_token_ratio_tracker.NewTokenRatioTracker.from_config()
-        processor = modules.batch_result_processor.SchedulerBatchResultProcessor
+        counts, least = _Nothing(), case.min_free_seats or None
+        vars(counts).update(num_generated_tokens=0, forward_ct_decode=0, num_retracted_reqs=0)
         given = {
-            "beam_coordinator": SimpleNamespace(pending_member_rows=lambda batch: 0, commit_decode=lambda batch: ()),
+            "beam_coordinator": named(pending_member_rows=lambda batch: 0, commit_decode=lambda batch: ()),
             "disaggregation_mode": modules.scheduler.DisaggregationMode.NULL,
             "enable_overlap": case.is_overlap,
             "is_generation": True,
+            "metrics_reporter": counts,
             "model_config": _Settings(vocab_size=VOCABULARY),
-            "req_to_token_pool": self.slots,
-            "token_to_kv_pool_allocator": self.allocator,
-            "tree_cache": self.cache,
+            "req_to_token_pool": slots,
+            "token_to_kv_pool_allocator": pool,
+            "tree_cache": (cache := modules.unified_radix_cache.UnifiedRadixCache(tree)),
         }
-        lacking = dict.fromkeys(processor.__dataclass_fields__, _Nothing())
-        counts, least = _Nothing(), case.min_free_seats or None
-        vars(counts).update(num_generated_tokens=0, forward_ct_decode=0, num_retracted_reqs=0)
-        identity = SimpleNamespace(
+        processor = modules.batch_result_processor.SchedulerBatchResultProcessor
+        adapter = named(
             maybe_prepare_mlp_sync_batch=lambda batch, need_sync=None: batch,
             maybe_convert_decode_to_extend=lambda batch: batch,
             prepare_for_forward=lambda batch, chunked_req=None: batch,
         )
         self.scheduler = _driven(modules.scheduler.Scheduler)(
-            **given,
-            batch_result_processor=processor(**{**lacking, **given, "metrics_reporter": counts}),
+            **(given | dict.fromkeys(ZERO, 0)),
+            batch_result_processor=processor(**(dict.fromkeys(processor.__dataclass_fields__, _Nothing()) | given)),
             chunked_prefill_size=case.max_num_batched_tokens,
-            dp_attn_adapter=identity,
+            dp_attn_adapter=adapter,
+            enable_skip_finishing_decode=case.is_overlap,
             grammar_manager=_Nothing(),
             load_inquirer=_Nothing(),
-            enable_skip_finishing_decode=case.is_overlap,
-            last_batch=None,
             max_prefill_tokens=1 << 30,
-            max_running_requests=case.max_num_seqs,
-            max_prefill_bs=0,
-            metrics_reporter=counts,
             min_free_slots_delayer=least and modules.min_free_slots_delayer.MinFreeSlotsDelayer(least),
-            new_token_ratio_tracker=ratios,
-            ngram_embedding_manager=identity,
+            new_token_ratio_tracker=modules.new_token_ratio_tracker.NewTokenRatioTracker.from_config(),
+            ngram_embedding_manager=adapter,
             page_size=1,
-            policy=modules.schedule_policy.SchedulePolicy("fcfs", self.cache, False, False, False),
+            policy=modules.schedule_policy.SchedulePolicy("fcfs", cache, False, False, False),
             prefill_decode_interval=case.prefill_decode_interval,
-            prefill_decode_interval_min_bs=0,
-            _prefill_decode_interval_remaining=0,
-            priority_scheduling_preemption_threshold=0,
-            processed_tokens_counter=0,
             result_queue=[],
             running_batch=modules.schedule_batch.ScheduleBatch(reqs=[], batch_is_full=False),
-            spec_algorithm=algorithm,
-            tp_worker=SimpleNamespace(
-                model_runner=SimpleNamespace(attn_backend=SimpleNamespace(), prefill_aware_swa=False)
-            ),
+            spec_algorithm=modules.spec_info.SpeculativeAlgorithm.from_string(driver.settings.speculative_algorithm),
+            tp_worker=named(model_runner=named(attn_backend=named(), prefill_aware_swa=False)),
             waiting_queue=[],
         )
-        self.index: dict[str, int] = {}
 
     def steps(self) -> list[PlannedStep]:
         """Both of its event loops: a batch is planned after the results of the one before it, or while that one runs.
@@ -338,39 +281,29 @@ class _Run:
     def _process(self, batch: Any) -> None:
         """What a worker would bring: the accepted drafts and one more of each row, or one token of each prompt."""
         is_round, width = batch.forward_mode.is_decode(), self.case.draft_tokens + 1
-        counts, ids = [], list[int]()
-        for req in batch.reqs:
-            index, emitted = self.index[req.rid], len(req.output_ids)
-            counts.append(self._brings(req) if is_round else 1)
-            first = ANSWER_IDS + index * ID_STRIDE + emitted
-            ids.extend(range(first, first + (width if is_round else 1)))
+        firsts = [ANSWER_IDS + self.index[req.rid] * ID_STRIDE + len(req.output_ids) for req in batch.reqs]
         result = _Settings(
-            accept_lens=self.torch.tensor(counts),
+            accept_lens=self.torch.tensor([self._brings(req, batch) for req in batch.reqs]),
             get_num_generated_tokens=lambda size: size,
-            next_token_ids=self.torch.tensor(ids),
+            next_token_ids=self.torch.tensor([first + i for first in firsts for i in range(width if is_round else 1)]),
             num_non_draft_tokens_per_req=1,
             speculative_num_draft_tokens=width,
         )
         processor = self.scheduler.batch_result_processor
         (processor.process_batch_result_decode if is_round else processor.process_batch_result_prefill)(batch, result)
 
-    def _brings(self, req: Any) -> int:
-        """Tokens of its next round."""
-        index, emitted = self.index[req.rid], len(req.output_ids)
-        return 1 + (self.case.accepted(index, emitted) if self.case.draft_tokens else 0)
+    def _brings(self, req: Any, batch: Any) -> int:
+        """Tokens that `batch` brings it."""
+        is_round = self.case.draft_tokens and batch.forward_mode.is_decode()
+        return 1 + (self.case.accepted(self.index[req.rid], len(req.output_ids)) if is_round else 0)
 
     def _request(self, index: int) -> Any:
         asked, name = self.case.requests[index], f"r{index}"
-        most = self.allocator.max_new_tokens_for_memory(
-            asked.prompt_tokens,
-            asked.output_tokens,
-            token_capacity=self.case.num_tokens,
-            sliding_window_size=None,
-            chunk_size=None,
-        )
-        sampling = self.modules.sampling_params.SamplingParams(max_new_tokens=most, ignore_eos=False)
-        self.index[name] = index
+        # Scheduler.init_req_max_new_tokens: an answer ends before memory does.
+        most = min(asked.output_tokens, self.case.num_tokens - asked.prompt_tokens - 2)
+        sampling = self.modules.sampling_params.SamplingParams(max_new_tokens=most)
         sampling.normalize(None)
+        self.index[name] = index
         tokens = array("q", self.case.token_ids(index))
         return self.modules.schedule_batch.Req(name, "", tokens, sampling, vocab_size=VOCABULARY, eos_token_ids=set())
 
@@ -378,19 +311,18 @@ class _Run:
         if batch.forward_mode.is_extend():
             chunks = [(self.index[req.rid], req.extend_len, req.prefix_len) for req in batch.reqs]
             return PlannedStep(round(start_s, 6), (), tuple(chunks))
-        rows = [req for req in batch.reqs if not self._is_spent(req, under_way)]
-        return PlannedStep(round(start_s, 6), tuple(self.index[req.rid] for req in rows), ())
+        rows = [self.index[req.rid] for req in batch.reqs if not self._is_spent(req, under_way)]
+        return PlannedStep(round(start_s, 6), tuple(rows), ())
 
     def _is_spent(self, req: Any, under_way: Any) -> bool:
         """What is under way brings its last token."""
         if under_way is None or req not in under_way.reqs:
             return False
-        coming = self._brings(req) if under_way.forward_mode.is_decode() else 1
-        return bool(len(req.output_ids) + coming >= req.sampling_params.max_new_tokens)
+        return bool(len(req.output_ids) + self._brings(req, under_way) >= req.sampling_params.max_new_tokens)
 
 
 def _driven(scheduler: Any) -> Any:
-    """`Scheduler` with its planning, and nothing of its server; what it lacks is an empty name."""
+    """`Scheduler` with its planning, and nothing of its server; what it lacks is None."""
     own = {
         "__init__": lambda self, **fields: self.__dict__.update(fields),
         "__getattr__": lambda self, name: None,
