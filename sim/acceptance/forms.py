@@ -44,6 +44,7 @@ FORMS = {
     "per-position": "per-position:.74,.66,.76 (conditional rates)",
     "beta": "beta:13,8",
     "markov": "markov:.13,.82 or markov:HIT_RATE,MISS_RATE,TO_HIT,TO_MISS[,FADE]",
+    "pinned": "pinned:3.5@5 (length at draft length 5 that a server pins, such as SGLANG_SIMULATE_ACC_LEN)",
     "synthetic": "synthetic:2.6 or synthetic:.74,.49,.37 (length, or rates, of vLLM's synthetic sampler)",
     "tape": "tape:FILE or tape:FILE#FIELD",
 }
@@ -131,7 +132,8 @@ def parse_quoted(text: str) -> Quoted:
     tokens; `per-position:R1,R2,..` conditional ones, the last repeating; `beta:A,B` a rate per request;
     `markov:FIRST,AFTER` the chance of a token after a missed one, and after an accepted one;
     `markov:HIT_RATE,MISS_RATE,TO_HIT,TO_MISS[,FADE]` two hidden states; `synthetic:L` or `synthetic:U1,U2,..`
-    what vLLM's synthetic sampler makes of a length, and of rates; `tape:FILE` recorded. `~S` after the numbers of the
+    what vLLM's synthetic sampler makes of a length, and of rates; `pinned:L@K` a length that a server pins at draft
+    length K, such as SGLang's SGLANG_SIMULATE_ACC_LEN; `tape:FILE` recorded. `~S` after the numbers of the
     first four: requests differ, by a standard deviation of S on the logit scale; `~LOW..HIGH`: by one between these,
     drawn; `~0`: they are alike; `~natural`, `~random`: as they do on such prompts, which lengths and vLLM's rates do by
     default. A bare number below 1 is `iid`, any other `length`. Raises ValueError, one line.
@@ -159,8 +161,8 @@ def parse_quoted(text: str) -> Quoted:
     rest, tilde, spread = rest.partition("~")
     if tilde and name not in SPREADABLE:
         raise ValueError(f"acceptance {text!r}: only {', '.join(SPREADABLE)} take a spread of requests, ~{spread}")
-    if name == "length":
-        alike = _length(text, rest)
+    if name in ("length", "pinned"):
+        alike = _length(text, name, rest)
     else:
         values = _numbers(text, form, rest)
         if registered is not None:
@@ -215,21 +217,22 @@ def _built_in(text: str, name: str, values: list[float]) -> Quoted:
     raise ValueError(f"acceptance {text!r}: got {len(values)} numbers")
 
 
-def _length(text: str, rest: str) -> Quoted:
-    """`length:L` or `length:L@K`."""
+def _length(text: str, name: str, rest: str) -> Quoted:
+    """`length:L`, `length:L@K` or `pinned:L@K`."""
     number, at, measured = rest.partition("@")
-    (length,) = _numbers(text, FORMS["length"], number, most=1)
-    if not at:
+    (length,) = _numbers(text, FORMS[name], number, most=1)
+    if not at and name == "length":
         return LengthInUse(length)
     if not measured.strip().isdecimal() or not 1 <= int(measured) <= MAX_DRAFT_TOKENS:
         raise ValueError(
             f"acceptance {text!r}: {measured.strip()!r} after @ must be the draft length that was measured, a whole "
-            f"number in 1..{MAX_DRAFT_TOKENS}; write {FORMS['length']}"
+            f"number in 1..{MAX_DRAFT_TOKENS}; write {FORMS[name]}"
         )
     try:
-        return MeasuredLength(length, int(measured))
+        measured_length = MeasuredLength(length, int(measured))
     except ValueError as error:
-        raise ValueError(f"{error}; write {FORMS['length']}") from None
+        raise ValueError(f"{error}; write {FORMS[name]}") from None
+    return measured_length if name == "length" else Synthetic((length,), is_clamped=True)
 
 
 def _nearest(name: str, values: list[float]) -> str:

@@ -133,13 +133,16 @@ class QuotedModel(AtEveryLength):
 
 @dataclass(frozen=True, slots=True)
 class Synthetic(AtEveryLength):
-    """Settings of vLLM's synthetic sampler: an acceptance length, or an unconditional rate for each drafted token."""
+    """Acceptance that a server pins: an acceptance length, or an unconditional rate for each drafted token. A round
+    accepts one of two neighbouring counts, whatever the request. Shorter drafts (`is_clamped`) are accepted whole."""
 
     values: tuple[float, ...]
+    is_clamped: bool = False
 
     def model(self, k: int) -> Acceptance:
         if len(self.values) == 1:
-            return AcceptanceSummary.from_vllm(k, synthetic_acceptance_length=self.values[0]).model
+            length = min(self.values[0], k + 1.0) if self.is_clamped else self.values[0]
+            return AcceptanceSummary.from_vllm(k, synthetic_acceptance_length=length).model
         return AcceptanceSummary.from_vllm(k, synthetic_acceptance_rates=self.values).model
 
 

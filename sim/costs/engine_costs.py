@@ -88,11 +88,38 @@ class TokenRatio(Bounded, frozen=True, kw_only=True):
     """Longer answers, and remainders, count as so many tokens."""
     retract_steps: Whole
     """After a retraction the share is what is decoded of the answers that stay, and so many tokens of each."""
+    leaves_at_once: bool = False
+    """From 0.5.23 on: a request that has ended leaves its seat at the next plan, and one that ends with the step under
+    way is no row of the next. False: it keeps the seat until the next step of rows."""
+    spare_blocks: Whole = 0
+    """Blocks that admission keeps free for each prompt of a step, beside its tokens."""
+    kept_rounds: Whole = 0
+    """Rounds of drafts and a token for which a row keeps slots; 0: slots for a draft and its verify, which come back.
+    With slots that are kept the row with the fewest tokens decoded is retracted, and not the newest."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.min_ratio > self.initial:
             raise ValueError(f"min_ratio={self.min_ratio!r} must not be above initial={self.initial!r}")
+
+    def kept(self, draft_tokens: int, block_size: int) -> tuple[bool, int, int]:
+        """leaves_at_once, the tokens of spare blocks, and the slots that a row keeps with drafts of such a length."""
+        rounds = self.kept_rounds if draft_tokens else 0
+        return self.leaves_at_once, self.spare_blocks * block_size, rounds * (draft_tokens + 1)
+
+
+class StatePool(Bounded, frozen=True, kw_only=True):
+    """Memory that SGLang sets aside for the states of linear attention, which bounds the requests that it seats."""
+
+    ratio: float
+    """Its bytes over those of the KV cache."""
+    slots: Count
+    """States of a request: its own, and those that its prefix is found by."""
+    overlap_slots: Count
+    """The same where steps are planned ahead."""
+
+    def slots_of(self, *, is_async: bool, is_caching: bool) -> int:
+        return (self.overlap_slots if is_async else self.slots) if is_caching else 1
 
 
 class Rules(Bounded, frozen=True, kw_only=True):
@@ -127,7 +154,7 @@ class Rules(Bounded, frozen=True, kw_only=True):
     """True: the running request of the lowest priority, the latest of these, loses its memory and waits by its
     priority; False: the last that was seated, which waits ahead of all."""
     has_prefill_interval: bool = False
-    """It has a prefill_schedule_interval."""
+    """It has a prefill_schedule_interval, or SGLang's prefill_decode_interval."""
     defers_last_token: bool = True
     """True where the interval holds back a request of which one token is left to compute, too."""
     counts_prompt_steps: bool = False
@@ -156,6 +183,17 @@ class Rules(Bounded, frozen=True, kw_only=True):
     """Admission and retraction where prompts go in separate steps; None: a prompt is admitted where it fits."""
     max_num_seqs_drafting: int | None = None
     """Seats of all data-parallel ranks where something is drafted and nobody gives seats; None: as without drafts."""
+    max_num_seqs_compressed: int | None = None
+    """The same of a model with compressed KV (DeepSeek-V4), drafting or not; None: as others."""
+    waits_for_seats: tuple[str, ...] = ()
+    """Drafters with which prompts begin once several seats are free: a sixth of all, 2 to 4."""
+    seats_by_memory: tuple[int, int] | None = None
+    """(a, b): without drafts, seats by default are a for each context of the model that the KV cache holds, where that
+    is more than the least, at most b."""
+    window_share: float = 0.0
+    """KV of windows has a pool of its own, with this share of the other's tokens; 0: both share blocks."""
+    state_pool: StatePool | None = None
+    """States of linear attention have a pool of their own; None: they share the KV cache's blocks."""
     captures_prompts: bool = True
     """Passes with prompt chunks replay captured pieces, and are compiled where they are longer; False: each operator is
     launched from Python."""
@@ -244,8 +282,11 @@ class EngineCosts(EngineTimes, frozen=True, kw_only=True):
 
     def seats(self, profile: Profile, *, is_drafting: bool) -> int:
         """Requests that one rank of `profile` seats by default; ranks that share experts divide those under drafts."""
-        seats, most = self.cap_rule(profile.gpu).max_num_seqs, self.rules.max_num_seqs_drafting
-        if not is_drafting or most is None:
+        seats, rules = self.cap_rule(profile.gpu).max_num_seqs, self.rules
+        most = rules.max_num_seqs_drafting if is_drafting else None
+        if profile.target.compressed is not None:
+            most = rules.max_num_seqs_compressed or most
+        if most is None:
             return seats
         ranks = profile.data_parallel if profile.target.experts is not None else 1
         return min(seats, max(1, most // ranks))

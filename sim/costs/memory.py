@@ -42,11 +42,13 @@ def kv_capacity_tokens(
     if engine is not None:
         reserved = engine.reserved_bytes + (engine.draft_reserved_bytes if len(models) > 1 else 0)
         left -= processes * reserved * profile.tensor_parallel
-    return max(0, int(left / pool_bytes_per_token(models, profile.tensor_parallel)))
+    window_share = 0.0 if engine is None else engine.rules.window_share
+    return max(0, int(left / pool_bytes_per_token(models, profile.tensor_parallel, window_share)))
 
 
-def pool_bytes_per_token(models: Sequence[ModelShape], tensor_parallel: int) -> int:
-    """KV of one token in the pool that `models` share.
+def pool_bytes_per_token(models: Sequence[ModelShape], tensor_parallel: int, window_share: float = 0.0) -> int:
+    """KV of one token in the pool that `models` share. Where windows have a pool of their own, it holds `window_share`
+    of the tokens (SGLang's swa_full_tokens_ratio).
 
     A block of the pool holds the same layers for whoever takes it. Where every layer of a draft has a window and the
     target's have none, layers are in groups of as many as that draft has, and the target's last group is filled up
@@ -57,12 +59,58 @@ def pool_bytes_per_token(models: Sequence[ModelShape], tensor_parallel: int) -> 
     group = max((draft.layers for draft in drafts if draft.window_layers == draft.layers), default=1)
     if not target.window_layers:
         total += -target.layers % group * kv_bytes_per_token(target, tensor_parallel) // target.layers
+    if window_share and target.window_layers < target.layers:
+        windows = [kind for kind in target.kinds(tensor_parallel) if kind.name == WINDOW]
+        total += round(window_share * tensor_parallel * sum(kind.layers * kind.token_bytes for kind in windows))
     return total
 
 
-def kept_blocks(models: Sequence[ModelShape], tensor_parallel: int, block_size: int, draft_tokens: int) -> int:
+def state_bytes(models: Sequence[ModelShape], tensor_parallel: int) -> float:
+    """Bytes of a sequence's states of linear attention, on all GPUs of a group."""
+    kinds = [kind for shape in models for kind in shape.kinds(tensor_parallel) if kind.name == LINEAR]
+    return tensor_parallel * sum(kind.layers * kind.sequence_bytes for kind in kinds)
+
+
+def beside_states(
+    num_tokens: int,
+    models: Sequence[ModelShape],
+    tensor_parallel: int,
+    ratio: float,
+    slots: int,
+    seats: int,
+    drafts: int,
+) -> tuple[int, int]:
+    """Requests, of `seats`, for which a pool of states has room, and tokens of KV that are left of `num_tokens`.
+
+    The pool has `ratio` times the KV's memory. A request takes `slots` states, and one for each token of a verify of
+    `drafts` drafted ones. Source: SGLang 0.5.23, mem_cache/kv_cache_configurator.py:3062, 3134 and 3214.
+
+    >>> from sim.costs.profile_files import load
+    >>> beside_states(1000, load("h100-sxm/llama-3.1-8b").models, 1, 0.9, 5, 48, 3)
+    (48, 1000)
+    """
+    state, token_bytes = state_bytes(models, tensor_parallel), pool_bytes_per_token(models, tensor_parallel)
+    if not state:
+        return seats, num_tokens
+    verified, left = drafts + 1 if drafts else 0, float(num_tokens * token_bytes)
+    share = left * ratio / (1.0 + ratio)
+    num_states = max(0, int((share - state * (1 + verified)) // (state * (1 + verified / slots))))
+    seats = min(seats, num_states // slots)
+    left -= state * (num_states + 1 + (seats + 1) * verified)
+    return seats, int(left / token_bytes)
+
+
+def kept_blocks(
+    models: Sequence[ModelShape],
+    tensor_parallel: int,
+    block_size: int,
+    draft_tokens: int,
+    *,
+    has_state_pool: bool = False,
+) -> int:
     """Blocks that a sequence takes beside those of its tokens: windows and growing groups of compressed KV, and states
-    of linear attention, one for itself and one for each of `draft_tokens`, to which a rejection goes back.
+    of linear attention, one for itself and one for each of `draft_tokens`, to which a rejection goes back. States that
+    have a pool of their own take none.
 
     Source: vLLM 0.32, MambaSpec.max_memory_usage_bytes. Windows of grouped attention, which short sequences do not
     fill, are left out.
@@ -71,7 +119,7 @@ def kept_blocks(models: Sequence[ModelShape], tensor_parallel: int, block_size: 
         (kind.layers * kind.sequence_bytes, 1 + draft_tokens if kind.name == LINEAR else 1)
         for shape in models
         for kind in shape.kinds(tensor_parallel)
-        if kind.name != WINDOW
+        if kind.name != WINDOW and not (has_state_pool and kind.name == LINEAR)
     ]
     total = tensor_parallel * sum(num_bytes * count for num_bytes, count in kept)
     return ceil(total / (block_size * pool_bytes_per_token(models, tensor_parallel))) if total else 0

@@ -212,6 +212,10 @@ class EngineLimits(msgspec.Struct, frozen=True, kw_only=True):
     GUARANTEED_NO_EVICT), so that nothing is preempted; False: where its prompt fits (vLLM)."""
     token_ratio: TokenRatio | None = None
     """continuous: admission and retraction of an engine that does not mix prompts with rows (SGLang)."""
+    prefill_decode_interval: int = 0
+    """Such an engine's steps of rows behind one of prompts before the next prompts, while rows run."""
+    min_free_seats: int = 0
+    """While rows run, such an engine begins prompts once so many seats are free."""
     drafts_before_verify: bool = False
     """continuous: a step of rows begins with all passes of its drafts but the first, which ended the step before
     (SGLang); False: drafts end the step (vLLM)."""

@@ -59,7 +59,7 @@ REQUESTS = np.dtype(
     align=True,
 )
 """A request, as the core has it; its rounds are those of `accepted` from the first one on."""
-SETTINGS = struct.Struct("=37q 20d")
+SETTINGS = struct.Struct("=42q 20d")
 """What the core goes by, in the order of its struct."""
 GAUGE = struct.Struct("=2d 2q")
 """Integral, time of the last change, value and peak."""
@@ -362,7 +362,9 @@ def _settings(resolved: Resolved, serving: Serving, *, is_part: bool) -> bytearr
             *(pool.seats_first_chunk, pool.caches_results, pool.reuses_blank_first),
             *(limits.receive_interval, limits.batch_wait_steps, limits.balance[0], limits.retracts),
             limits.drafts_before_verify and limits.method.runs_per_token,
-            *(limits.max_num_batched_tokens, 0 if ratio is None else ratio.max_answer_tokens, is_part),
+            *(limits.max_num_batched_tokens, 0 if ratio is None else ratio.max_answer_tokens),
+            *((0, 0, 0) if ratio is None else ratio.kept(draft_tokens, pool.block_size)),
+            *(limits.prefill_decode_interval, limits.min_free_seats, is_part),
             *(pool.hashed_ahead, limits.skips_unused_drafts and lookahead > 0, limits.prefill_schedule_interval),
             *(limits.counts_prompt_steps, limits.defers_last_token),
             *(limits.batch_wait[1], limits.balance[1]),

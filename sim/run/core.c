@@ -106,6 +106,7 @@ typedef struct {
     Count is_caching, drops_cached_block, seats_first_chunk, caches_results, reuses_blank_first;
     Count receive_interval, batch_wait_steps, balance_steps;
     Count retracts, drafts_before_verify, max_batched_tokens, max_answer_tokens;   /* SGLang */
+    Count leaves_at_once, spare_tokens, kept_tokens, decode_interval, min_free_seats;
     Count is_part;             /* of several replicas, whose changes are added up */
     Count hashed_ahead, skips_unused_drafts, prefill_interval, counts_prompt_steps, defers_last_token;   /* vLLM */
     double batch_wait_tokens, balance_queue, initial_ratio, min_ratio, decay_steps, retract_steps;
@@ -160,6 +161,7 @@ typedef struct {
     Count *batch, num_batch, *ended, num_ended;
     double ratio;
     int is_full, has_cut;
+    Count num_deferred;        /* plans for which prompts still wait */
 } Run;
 
 /* Submit a work, prepared for `ahead_s`; returns when it ends on the device. */
@@ -494,6 +496,18 @@ static Count cut_prompt(const Run *run) {
 
 static Count free_tokens(const Run *run) { return run->num_free * run->set.block_size; }
 
+/* Rows that have ended leave, or (`is_ending`) that end with the step under way; 1 where one did. */
+static int let_leave(Run *run, int is_ending) {
+    Count num_before = run->num_batch;
+    run->num_batch = 0;
+    for (Count j = 0; j < num_before; j++) {
+        const Row *row = row_of(run, run->batch[j]);
+        if (!is_finished(row) && !(is_ending && must_end(row))) run->batch[run->num_batch++] = run->batch[j];
+    }
+    if (run->num_batch < num_before || !run->num_batch) run->is_full = 0;
+    return run->num_batch < num_before;
+}
+
 /* Prompts of the last step that are through become rows. */
 static void merge(Run *run) {
     Count num_rows = 0;
@@ -501,6 +515,7 @@ static void merge(Run *run) {
     if (run->has_cut || num_rows < run->num_ended || (num_rows && !run->num_batch)) run->is_full = 0;
     for (Count j = 0; j < num_rows; j++) run->batch[run->num_batch++] = run->ended[j];
     run->num_ended = run->has_cut = 0;
+    if (run->set.leaves_at_once) let_leave(run, 0);
 }
 
 /* Note a prompt of the step, of which `held` tokens are computed by its end; tokens that it keeps free. */
@@ -510,36 +525,43 @@ static Count end_chunk(Run *run, Count i, Count held) {
     return fewer(answer_of(run, row_of(run, i)), run->set.max_answer_tokens);
 }
 
+static int has_room(const Run *run, double kept, Count spare) { return free_tokens(run) - spare > larger(0.0, kept); }
+
 static void plan_prompts(Run *run, Plan *plan) {
     const Settings *set = &run->set;
-    Count seats = set->max_seqs - run->num_batch, budget = set->max_batched_tokens, longest = set->longest_chunk, lacking = 0;
-    Count cut = cut_prompt(run);
+    Count budget = set->max_batched_tokens, longest = set->longest_chunk, lacking = 0, spare = 0, cut = cut_prompt(run);
+    Count seats = set->max_seqs - (set->leaves_at_once ? run->num_running - (cut >= 0) : run->num_batch);
     if (cut < 0 && (run->is_full || !has_queued(run))) return;
+    if (cut < 0 && run->num_batch && seats < set->min_free_seats) return;
     if (cut < 0 && seats <= 0) { run->is_full = 1; return; }
     for (Count j = 0; j < run->num_batch; j++) lacking += lacking_of(run, row_of(run, run->batch[j]));
     double kept = run->ratio * lacking;
     if (cut >= 0) {
         Row *row = row_of(run, cut);
         Count held = row->prefilled + row->in_flight, tokens = missing_of(row);
-        Count spare = row->blocks * set->block_size - held, room = spare + (Count)(free_tokens(run) - kept);
-        tokens = fewer(fewer(tokens, more(room, spare)), fewer(longest, budget));
+        Count in_last = row->blocks * set->block_size - held, room = more(in_last, in_last + (Count)(free_tokens(run) - kept));
+        if (set->leaves_at_once && free_tokens(run) - kept < 1.0) room = budget;
+        tokens = fewer(fewer(tokens, room), fewer(longest, budget));
         if (!tokens || !grow(run, row, held + tokens, 0)) { run->has_cut = 1; return; }
         add_chunk(&plan->chunks, (Chunk){tokens, held, cut});
-        budget -= tokens;
+        budget -= tokens, spare += set->spare_tokens;
         kept += end_chunk(run, cut, held + tokens);
     }
     while (has_queued(run) && !run->is_full) {
         Count i = waiting(run, 0);
         const Row *row = row_of(run, i);
-        Count found = found_blocks(run, row) * set->block_size;
-        run->is_full = plan->chunks.count >= seats || tokens_so_far(row) - found + lacking_of(run, row) >= free_tokens(run) - found - kept;
+        Count found = found_blocks(run, row) * set->block_size, whole = tokens_so_far(row) - found + lacking_of(run, row);
+        if (set->leaves_at_once && budget <= 0 && has_room(run, kept, spare)) return;
+        int is_alone = set->leaves_at_once && !run->num_running;
+        run->is_full = !is_alone && whole + set->spare_tokens >= free_tokens(run) - found - kept - spare;
+        run->is_full |= plan->chunks.count >= seats;
         if (run->is_full || budget <= 0 || run->has_cut) return;
         Chunk chunk = seat(run, fewer(budget, longest), 0, 0, 0);
         if (!chunk.new_tokens) { run->is_full = 1; return; }
         add_chunk(&plan->chunks, chunk);
-        budget -= chunk.new_tokens;
+        budget -= chunk.new_tokens, spare += set->spare_tokens;
         kept += end_chunk(run, i, chunk.history + chunk.new_tokens);
-        if (free_tokens(run) <= larger(0.0, kept)) run->is_full = 1;
+        if (!has_room(run, kept, spare)) run->is_full = 1;
         if (budget <= 0 || run->has_cut) return;
     }
 }
@@ -552,12 +574,18 @@ static void give_up(Run *run, Count i) {
     wait_last(run, i);
 }
 
-/* The rows have no room for so many more tokens each. */
+/* Tokens of a row's table for its next step (Apart._needed). */
+static Count needed_of(const Run *run, const Row *row, Count tokens) {
+    int is_known = run->set.kept_tokens && row->prefilled >= row->goal;
+    return context_of_row(row) + (is_known ? 0 : row->in_flight) + (run->set.kept_tokens ? run->set.kept_tokens : tokens);
+}
+
+/* The rows have no room for their next step. */
 static int lacks(const Run *run, Count tokens) {
     Count lacking = 0;
     for (Count j = 0; j < run->num_batch; j++) {
         const Row *row = row_of(run, run->batch[j]);
-        lacking += blocks_of(run, context_of_row(row) + row->in_flight + tokens) - row->blocks;
+        lacking += more(0, blocks_of(run, needed_of(run, row, tokens)) - row->blocks);
     }
     return lacking > run->num_free;
 }
@@ -565,7 +593,7 @@ static int lacks(const Run *run, Count tokens) {
 /* Who has fewest tokens out goes first, of equals the longest prompt, with drafts the newest, until the others have room. */
 static void retract(Run *run) {
     Count emitted = 0, answers = 0, *batch = run->batch;
-    for (Count j = 1; !run->set.lookahead && j < run->num_batch; j++) {
+    for (Count j = 1; (!run->set.lookahead || run->set.kept_tokens) && j < run->num_batch; j++) {
         Count i = batch[j], place = j;
         for (; place; place--) {
             Count before = row_of(run, batch[place - 1])->emitted, own = row_of(run, i)->emitted;
@@ -582,27 +610,29 @@ static void retract(Run *run) {
 
 static void plan_rows(Run *run, Plan *plan, int is_ahead) {
     const Settings *set = &run->set;
-    Count num_before = run->num_batch, num_rows = 0;
-    Count cut = cut_prompt(run);
-    for (Count j = 0; j < num_before; j++) if (!is_finished(row_of(run, run->batch[j]))) run->batch[num_rows++] = run->batch[j];
-    run->num_batch = num_rows;
-    if (num_rows < num_before || !num_rows) run->is_full = 0;
-    if (!num_rows) return;
-    if (lacks(run, 1 + 2 * set->lookahead)) retract(run);
-    else run->ratio = larger(run->ratio - (set->initial_ratio - set->min_ratio) / set->decay_steps, set->min_ratio);
+    int has_left = let_leave(run, set->leaves_at_once);
+    Count num_before = run->num_batch, num_rows = 0, cut = cut_prompt(run);
+    if (!num_before) return;
+    if (lacks(run, 1 + 2 * set->lookahead)) {
+        if (has_left && set->leaves_at_once) return; /* their memory comes back with the step under way */
+        retract(run);
+    } else run->ratio = larger(run->ratio - (set->initial_ratio - set->min_ratio) / set->decay_steps, set->min_ratio);
     if (run->num_batch < num_before) run->is_full = 0;
-    num_rows = 0;
     for (Count j = 0; j < run->num_batch; j++) {
         Count i = run->batch[j];
         Row *row = row_of(run, i);
         Count tokens = round_of(run, row, is_ahead), held = context_of_row(row) + row->in_flight;
-        if (!must_end(row) && !grow(run, row, held + tokens, 0)) { give_up(run, i); continue; }
+        if (!must_end(row) && !grow(run, row, more(needed_of(run, row, 0), held + tokens), 0)) { give_up(run, i); continue; }
         run->batch[num_rows++] = i;
         if (!must_end(row)) plan->rows[plan->num_rows] = i, plan->row_tokens[plan->num_rows++] = tokens;
     }
     run->num_batch = num_rows;
+    Count *ending = run->ended, num_ending = 0; /* free here: the step has no prompts */
+    for (Count j = 0; set->leaves_at_once && j < run->num_running; j++)
+        if (must_end(row_of(run, run->running[j])) && run->running[j] != cut) ending[num_ending++] = run->running[j];
     memcpy(run->running, run->batch, num_rows * sizeof(Count));
-    run->num_running = num_rows;
+    memcpy(run->running + num_rows, ending, num_ending * sizeof(Count));
+    run->num_running = num_rows + num_ending;
     if (cut >= 0) run->running[run->num_running++] = cut;
 }
 
@@ -613,14 +643,20 @@ static void give_back(Run *run, Row *row) {
 }
 
 static void fill_apart(Run *run, Plan *plan, int is_ahead) {
+    const Settings *set = &run->set;
     merge(run);
-    for (Count j = 0; run->set.lookahead && j < run->num_running; j++)
+    for (Count j = 0; set->lookahead && !set->kept_tokens && j < run->num_running; j++)
         if (!row_of(run, run->running[j])->in_flight) give_back(run, row_of(run, run->running[j]));
-    plan_prompts(run, plan);
+    if (!run->num_batch && !is_ahead) run->num_deferred = 0;
+    int is_deferred = run->num_deferred > 0;
+    run->num_deferred -= is_deferred;
+    if (!is_deferred) plan_prompts(run, plan);
     if (!plan->chunks.count) plan_rows(run, plan, is_ahead);
-    if (plan->num_rows || plan->chunks.count || is_ahead) return;
-    if (!(run->set.is_async && has_queued(run))) run->ratio = run->set.initial_ratio;
-    if (!run->num_running) plan_prompts(run, plan);
+    if (!plan->num_rows && !plan->chunks.count && !is_ahead) {
+        if (!((set->is_async || set->leaves_at_once) && has_queued(run))) run->ratio = set->initial_ratio;
+        if (!run->num_running) plan_prompts(run, plan);
+    }
+    if (plan->chunks.count) run->num_deferred = set->decode_interval;
 }
 
 /* What a step that has ended brings to those who were retracted meanwhile counts for nothing. */

@@ -27,6 +27,8 @@ CHAIN, TREE = (3, "1"), (5, "4")
 """Steps and tokens a step that SGLang drafts by default: chains for DeepSeek and by a draft model, trees elsewhere
 (auto_choose_speculative_params of its server_args.py)."""
 SGLANG = "sglang-0.5"
+PINS = "SGLANG_SIMULATE_ACC_LEN="
+"""The environment of a server whose acceptance is pinned begins so."""
 SGLANG_METHODS = {each.sglang: each.name for each in DRAFTERS.values() if each.sglang}
 SUFFIXES = {"k": 1_000, "m": 1_000_000, "K": 1 << 10, "M": 1 << 20}
 
@@ -72,6 +74,9 @@ def launched(line: str) -> Launched:
     if is_sglang:
         keys["engine.name"] = SGLANG
     draft = _draft(read, keys, unread)
+    pinned = [word.removeprefix(PINS) for word in words[: at + 1] if word.startswith(PINS)]
+    if pinned and keys.get(LENGTH):
+        keys["speculation.acceptance"] = f"pinned:{pinned[-1]}@{keys[LENGTH]}"
     return Launched(_model(read, unread), draft, keys, unread, _repository(read["model"]))
 
 

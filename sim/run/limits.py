@@ -23,11 +23,16 @@ FLAGS_OF = {
     "prefill_schedule_interval": ("vllm", 1),
     "enable_mixed_chunk": ("sglang", None),
     "scheduler_recv_interval": ("sglang", 1),
+    "prefill_decode_interval": ("sglang", 0),
     "batch_wait_timeout_iters": ("trtllm", 0),
     "batch_wait_max_tokens_ratio": ("trtllm", 0),
     "attention_dp_timeout_iters": ("trtllm", 0),
 }
 """Keys of engine.rules that one server alone acts on: that server, and the value that changes nothing."""
+SINCE = {"prefill_schedule_interval": "vLLM's from 0.24", "prefill_decode_interval": "SGLang's from 0.5.23"}
+"""Keys that earlier versions do not have."""
+LEAST_WAITING = 8
+"""Seats from which on prompts wait for several of them (SGLang 0.5.23, managers/min_free_slots_delayer.py:20)."""
 OF_RANKS = ("prefill_schedule_interval", "attention_dp_timeout_iters")
 """Keys that act between data-parallel ranks. Up to 0.32 vLLM sets the interval aside elsewhere."""
 
@@ -79,8 +84,10 @@ def limits_of(
     interval, ranks = int(told.get("prefill_schedule_interval", 1)), profile.data_parallel
     budget = given.max_num_batched_tokens or caps.max_num_batched_tokens
     seats = given.max_num_seqs or engine.seats(profile, is_drafting=is_drafting)
+    waits = drafter in rules.waits_for_seats and seats >= LEAST_WAITING
     return EngineLimits(
         max_num_seqs=min(seats, budget // max(1, rules.queries_per_seat(drafter, draft_tokens))),
+        min_free_seats=min(4, max(2, -(-seats // 6))) if waits else 0,
         max_num_batched_tokens=budget,
         draft_slots=0 if rules.slots_of_scheduled else slots,
         slots_per_request=slots if rules.slots_of_scheduled else 0,
@@ -106,6 +113,7 @@ def limits_of(
         method=method,
         scheduler=engine.scheduler,
         token_ratio=rules.token_ratio,
+        prefill_decode_interval=int(told.get("prefill_decode_interval", 0)),
         drafts_before_verify=rules.drafts_before_verify and not is_real,
     )
 
@@ -121,8 +129,8 @@ def _check_rules(scenario: Scenario, engine: EngineCosts, profile: Profile) -> N
             raise ValueError(
                 f"engine.rules.{key}={value} is a flag of {server}, and engine {engine.name!r} has none: leave it out"
             )
-        if key == "prefill_schedule_interval" and not engine.rules.has_prefill_interval:
-            raise ValueError(f"engine.rules.{key}={value} is vLLM's from 0.24 on; engine {engine.name!r} has none")
+        if (since := SINCE.get(key)) is not None and not engine.rules.has_prefill_interval:
+            raise ValueError(f"engine.rules.{key}={value} is {since} on; engine {engine.name!r} has none")
         if key in OF_RANKS and profile.data_parallel == 1 and not engine.rules.counts_prompt_steps:
             raise ValueError(
                 f"engine.rules.{key}={value} is for data-parallel ranks, and {profile.name!r} has one: leave it out"

@@ -22,7 +22,7 @@ from sim.acceptance.spread import AssumedSpread
 from sim.costs.cost import Link
 from sim.costs.engine_costs import NO_SPECULATION, EngineCosts
 from sim.costs.forms.build import ShippedCosts, build_costs
-from sim.costs.memory import kept_blocks, kv_capacity_blocks, loaded_models
+from sim.costs.memory import beside_states, kept_blocks, kv_capacity_blocks, loaded_models
 from sim.costs.profile import Profile
 from sim.costs.profile_files import load
 from sim.costs.shapes import ModelShape, kv_bytes_per_token, rank_weight_bytes
@@ -120,10 +120,22 @@ class _Unpriced:
 
     @property
     def assumed(self) -> list[str]:
-        """A note on where acceptance is from that is one of some kind of prompts; none on numbers."""
+        """Notes on where acceptance is from that is one of some kind of prompts, and on seats that nobody gave and that
+        are fewer than the requests in flight."""
         text, k = self.scenario.speculation.acceptance, self.lengths.given
         pair = pair_of(self.profile, self.scenario.speculation.drafter)
-        return [f"Acceptance of {pair[-1]}: {origin_of(text, *pair, k)}."] if k and text in PROMPTS else []
+        notes = [f"Acceptance of {pair[-1]}: {origin_of(text, *pair, k)}."] if k and text in PROMPTS else []
+        return [*notes, *self._short_of_seats()]
+
+    def _short_of_seats(self) -> list[str]:
+        seats, given = self.limits.max_num_seqs, self.scenario.engine.max_num_seqs
+        in_flight = (self.scenario.workload.max_concurrency or 0) / self.scenario.devices.count
+        by_default = self.engine.seats(self.profile, is_drafting=self.lengths.max > 0)
+        is_by_states = self.engine.rules.state_pool is not None and seats < (given or by_default)
+        if not self.policy.is_continuous or in_flight <= seats or (given is not None and not is_by_states):
+            return []
+        why = "more states of linear attention do not fit" if is_by_states else "its default; yours: --max-num-seqs N"
+        return [f"{self.engine.name} serves {seats} of {in_flight:g} requests at once, others wait ({why})."]
 
     @property
     def prompts(self) -> tuple[Measured, ...]:
@@ -136,7 +148,10 @@ class _Unpriced:
         policy, limits, rules, given = self.policy, self.limits, self.engine.rules, self.scenario.engine
         is_async, size = limits.async_scheduling, given.block_size
         slots = draft_slots(policy, self.lengths.max, is_async=is_async)
-        kept = kept_blocks(self.models, self.profile.tensor_parallel, size, self.lengths.max)
+        kept = kept_blocks(
+            *(self.models, self.profile.tensor_parallel, size, self.lengths.max),
+            has_state_pool=rules.state_pool is not None,
+        )
         drafter = name_in_rules(limits.method, self.profile) if self.lengths.given else NO_SPECULATION
         is_caching = given.rules.get("enable_prefix_caching", True) is True
         if self.num_slots is not None:
@@ -267,7 +282,10 @@ def resolve(
     if named.takes_option("lanes"):
         seats = scenario.policy_options.num_seats(limits.max_num_seqs)
         limits = msgspec.structs.replace(limits, max_num_seqs=seats)
-    seated = limits.max_num_seqs * num_engines
+    processes = _num_processes(scenario, named)
+    num_blocks, seats = _memory(scenario, profile, engine, models, limits, lengths.max, processes=processes)
+    limits = msgspec.structs.replace(limits, max_num_seqs=seats)
+    seated = seats * num_engines
     unpriced = _Unpriced(
         scenario=scenario,
         label=named.name,
@@ -279,7 +297,7 @@ def resolve(
         limits=limits,
         caps=_caps(scenario.policy_options, named, limits, lengths.max),
         lengths=lengths,
-        num_blocks=_num_blocks(scenario, profile, engine, models, processes=_num_processes(scenario, named)),
+        num_blocks=num_blocks,
         models=models,
         pairs=pairs,
         acceptances=_acceptances(scenario, named, quoted, draft_tokens),
@@ -358,22 +376,47 @@ def _num_processes(scenario: Scenario, policy: Policy) -> int:
     return max(1, len(policy.lanes)) if is_split else 1
 
 
-def _num_blocks(
-    scenario: Scenario, profile: Profile, engine: EngineCosts, models: Sequence[ModelShape], *, processes: int
-) -> int:
-    """Blocks as given, or as many as fit beside the weights. Raises ValueError where none does."""
-    given = scenario.engine
-    if given.num_gpu_blocks is not None:
-        return given.num_gpu_blocks
-    return kv_capacity_blocks(
-        profile,
-        given.block_size,
-        given.gpu_memory_utilization,
-        with_draft=len(models) > 1,
-        beside=models[2:],
-        engine=engine,
-        processes=processes,
-    )
+def _memory(
+    scenario: Scenario,
+    profile: Profile,
+    engine: EngineCosts,
+    models: Sequence[ModelShape],
+    limits: EngineLimits,
+    draft_tokens: int,
+    *,
+    processes: int,
+) -> tuple[int, int]:
+    """Blocks as given, or as many as fit beside the weights, and the requests that can be seated. Raises ValueError
+    where there is room for none."""
+    given, rules, seats, degree = scenario.engine, engine.rules, limits.max_num_seqs, profile.tensor_parallel
+    num_blocks = given.num_gpu_blocks
+    if num_blocks is None or rules.state_pool is not None:
+        fitting = kv_capacity_blocks(
+            profile,
+            given.block_size,
+            given.gpu_memory_utilization,
+            with_draft=len(models) > 1,
+            beside=models[2:],
+            engine=engine,
+            processes=processes,
+        )
+        if (pool := rules.state_pool) is not None:
+            is_caching = given.rules.get("enable_prefix_caching", True) is True
+            slots = pool.slots_of(is_async=limits.async_scheduling, is_caching=is_caching)
+            tokens = fitting * given.block_size
+            seats, tokens = beside_states(tokens, models, degree, pool.ratio, slots, seats, draft_tokens)
+            fitting = tokens // given.block_size
+        num_blocks = fitting if num_blocks is None else num_blocks
+    if given.max_num_seqs is None and rules.seats_by_memory is not None and not draft_tokens:
+        a_context, most = rules.seats_by_memory
+        by_memory = int(num_blocks * given.block_size / (given.max_model_len or profile.target.max_context) * a_context)
+        seats = max(seats, min(most, by_memory)) if seats == limits.max_num_seqs else seats
+    if not seats or not num_blocks:
+        raise ValueError(
+            f"profile {profile.name!r}: beside the weights and the states of linear attention there is no room for KV "
+            f"within gpu_memory_utilization={given.gpu_memory_utilization} of the GPU's memory"
+        )
+    return num_blocks, seats
 
 
 def _caps(options: PolicyOptions, policy: Policy, limits: EngineLimits, draft_tokens: int) -> Caps:

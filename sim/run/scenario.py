@@ -60,6 +60,7 @@ RULES: dict[str, tuple[type, float, float]] = {
     "enable_chunked_prefill": (bool, 0, 1),
     "enable_mixed_chunk": (bool, 0, 1),
     "scheduler_recv_interval": (int, 1, 1_000_000),
+    "prefill_decode_interval": (int, 0, 1_000_000),
     "batch_wait_timeout_iters": (int, 0, 1_000_000),
     "batch_wait_max_tokens_ratio": (float, 0.0, 1.0),
     "attention_dp_timeout_iters": (int, 0, 1_000_000),
@@ -109,7 +110,8 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
     while rows decode, prompts go on in every so many steps, unless some were left waiting. enable_chunked_prefill
     (TensorRT-LLM: false): a prompt may take what a step has left; else it waits for a step with room for all of it.
     enable_mixed_chunk (SGLang: false): a step may hold prompt chunks and decoding rows. scheduler_recv_interval
-    (SGLang): decoding steps between two looks at new arrivals. batch_wait_timeout_iters (TensorRT-LLM): steps for
+    (SGLang): decoding steps between two looks at new arrivals. prefill_decode_interval (SGLang 0.5.23): decoding steps
+    behind one of prompts before the next prompts. batch_wait_timeout_iters (TensorRT-LLM): steps for
     which new prompts wait for more while rows decode, until a step has batch_wait_max_tokens_ratio of
     max_num_batched_tokens. attention_dp_timeout_iters (TensorRT-LLM's attention_dp_config with enable_balance,
     data-parallel ranks): while rows decode, prompts begin in every so many steps."""

@@ -69,13 +69,13 @@ def _acceptance(synthetic: list[Json]) -> str:
 def synthetic_config(acceptance: str) -> dict[str, Json] | None:
     """vLLM's key, and its value, of an acceptance of its synthetic sampler; None for any other.
 
-    >>> synthetic_config("synthetic:2.6"), synthetic_config("iid:0.7")
-    ({'synthetic_acceptance_length': 2.6}, None)
+    >>> synthetic_config("synthetic:2.6"), synthetic_config("pinned:3.5@5"), synthetic_config("iid:0.7")
+    ({'synthetic_acceptance_length': 2.6}, {'synthetic_acceptance_length': 3.5}, None)
     """
     name, _, numbers = acceptance.partition(":")
-    if name != "synthetic":
+    if name not in ("synthetic", "pinned"):
         return None
-    values: list[Json] = [float(number) for number in numbers.split(",")]
+    values: list[Json] = [float(number) for number in numbers.partition("@")[0].split(",")]
     return {SYNTHETIC[1]: values} if len(values) > 1 else {SYNTHETIC[0]: values[0]}
 
 

@@ -8,11 +8,19 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from validation.conformance.sglang import SglangLog, simulated
+from sim.costs.engine_costs import load_engine
+from tests.properties import assert_refused
+from validation.conformance.sglang import GPU, SglangLog, simulated
+from validation.conformance.sglang_scheduler import OWN, SglangDriver
 
-RECORDED = (Path(__file__).parent / "sglang_steps.json.gz").read_bytes()
-LOGS = msgspec.json.decode(gzip.decompress(RECORDED), type=list[SglangLog])
-"""Of SGLang 0.5.6: its `Scheduler.get_next_batch_to_run` and its results were driven without a GPU."""
+RECORDED = ("sglang_steps.json.gz", "sglang_steps_0.5.23.json.gz")
+"""Of SGLang 0.5.6 and 0.5.23: `Scheduler.get_next_batch_to_run` and its results were driven without a GPU."""
+LOGS = [
+    log
+    for name in RECORDED
+    for log in msgspec.json.decode(gzip.decompress((Path(__file__).parent / name).read_bytes()), type=list[SglangLog])
+]
+NEWEST = "sglang-0.5.23"
 OTHER_VICTIMS = {
     ("no drafts, prefix in common, memory short", 4),
     ("no drafts, prefix in common, memory short", 12),
@@ -26,3 +34,25 @@ def test_every_step_is_the_one_that_sglangs_scheduler_planned(kind: str) -> None
     for log in LOGS:
         if log.kind == kind:
             assert (log.planned() == simulated(log.case)) == ((kind, log.case.seed) not in OTHER_VICTIMS), log.case.seed
+
+
+@pytest.mark.parametrize("rule", ["leaves_at_once", "kept_rounds"])
+def test_without_a_rule_of_the_newest_some_of_its_logs_differ(tmp_path: Path, rule: str) -> None:
+    ratio = load_engine(NEWEST, GPU).rules.token_ratio
+    assert ratio is not None
+    without = msgspec.to_builtins(msgspec.structs.replace(ratio, **{rule: 0 if rule != "leaves_at_once" else False}))
+    path = tmp_path / "without.json"
+    changed = {"schema": 1, "name": "without", "inherits": NEWEST, "rules": {"token_ratio": without}}
+    path.write_bytes(msgspec.json.encode(changed))
+    cases = [(log, msgspec.structs.replace(log.case, engine=str(path))) for log in LOGS if log.case.engine == NEWEST]
+    assert any(log.planned() != simulated(case) for log, case in cases)
+
+
+@pytest.mark.parametrize("lacks", ["managers/scheduler.py", "mem_cache/prefill_budget.py"])
+def test_a_wheel_of_another_version_is_refused_in_a_sentence(tmp_path: Path, lacks: str) -> None:
+    for name in OWN:
+        path = tmp_path / "sglang/srt" / f"{name.replace('.', '/')}.py"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    (tmp_path / "sglang/srt" / lacks).unlink()
+    assert_refused(lambda: SglangDriver(tmp_path), "0.5.23", lacks.removesuffix(".py").replace("/", "."))

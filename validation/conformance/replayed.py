@@ -41,6 +41,7 @@ from sim.run.limits import limits_of, name_in_rules, pool_rules
 from sim.run.scenario import Scenario
 from validation.conformance.drawn import FEATURES, UNEQUAL, drawn_logs
 from validation.conformance.logs import Decision, Log, read_logs, tape_of, write_logs
+from validation.conformance.sglang_scheduler import drawn_kinds
 
 WITH_DRAFT_MODEL = "h100-sxm/llama-2-7b+tinyllama-1.1b"
 WITH_HEAD = "h100-sxm/llama-3.1-8b+eagle3"
@@ -281,17 +282,21 @@ def main(
     first_seed: int = 0,
     keep: int = 0,
     out: Path | None = None,
+    sglang: Path | None = None,
 ) -> int:
     """Raises ValueError for files and engines that are not there."""
     if engine is not None and not engine.endswith(".json") and engine not in engine_names():
         raise ValueError(unknown("engine", engine, engine_names()))
-    if not logs and vllm is None:
-        raise ValueError("want a log, or --vllm with the folder of an installed or unpacked vLLM")
+    if not logs and vllm is None and sglang is None:
+        raise ValueError("want a log, or --vllm or --sglang with the folder of an installed or unpacked wheel")
     num_differ = 0
     for path in logs:
         num_differ += _judged(path.name, read_logs(path), engine)
     if vllm is not None:
         num_differ += _drawn(vllm, range(first_seed, first_seed + draws), engine, keep, out)
+    if sglang is not None:
+        newest = engine or max(name for name in engine_names() if name.startswith("sglang"))
+        num_differ += drawn_kinds(sglang, range(first_seed, first_seed + draws), newest, keep, out)
     return min(num_differ, MAX_CODE)
 
 

@@ -1,15 +1,16 @@
-"""Cases that SGLang's scheduler was recorded on, and what lanesim plans for them.
+"""Cases for SGLang's scheduler, drawn by seed or recorded, and what lanesim plans for them.
 
 A case has requests (some with a prefix in common), seats, a chunk size, memory of pages of one token, and drafts whose
 acceptance is a function of request and position; each step takes a second. Equal means: the same steps at the same
 times, each with the same rows in the same order or the same chunks of the same prompts after the same cached tokens, so
 that admissions and retractions are equal as well.
-Not here: the logs of SGLang 0.5.6 (tests/validation/sglang_steps.json.gz).
+Not here: SGLang's own code (sglang_scheduler), and its logs (tests/validation/sglang_steps*.json.gz).
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from random import Random
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -24,6 +25,26 @@ from sim.policies.continuous.loop import coroutines
 from sim.policies.options import EngineLimits, RoundOptions
 
 ENGINE, GPU = "sglang-0.5", "h100-sxm"
+VARIATIONS: dict[str, dict[str, Any]] = {
+    "": {},
+    "memory short": {"is_tight": True},
+    "prefix in common": {"prefix": 50},
+    "prefix in common, memory short": {"prefix": 50, "is_tight": True},
+    "prefill_decode_interval": {"intervals": (1, 3, 8)},
+    "several seats free": {"min_free_seats": 4},
+}
+"""What a schedule is drawn to show, as arguments of `drawn`."""
+KINDS: dict[str, dict[str, Any]] = {
+    ", ".join(filter(None, ("overlap" * is_overlap, f"{drafts} drafts", name))): {
+        "is_overlap": is_overlap,
+        "draft_tokens": drafts,
+        **given,
+    }
+    for is_overlap in (False, True)
+    for drafts in (0, 1, 3, 7)
+    for name, given in VARIATIONS.items()
+    if drafts in (0, 3) or not name
+}
 PREFIX_IDS, ID_STRIDE = 1 << 29, 1 << 14
 
 
@@ -55,6 +76,9 @@ class SglangCase(msgspec.Struct, frozen=True):
     num_tokens: int
     draft_tokens: int
     is_overlap: bool
+    prefill_decode_interval: int = 0
+    min_free_seats: int = 0
+    engine: str = ENGINE
 
     def accepted(self, index: int, emitted_tokens: int) -> int:
         """Drafted tokens of a round that are accepted."""
@@ -82,8 +106,44 @@ class SglangLog(msgspec.Struct, frozen=True):
         ]
 
 
+def drawn(
+    seed: int,
+    engine: str,
+    *,
+    draft_tokens: int,
+    is_overlap: bool,
+    is_tight: bool = False,
+    prefix: int = 0,
+    intervals: tuple[int, ...] = (0,),
+    min_free_seats: int = 0,
+) -> SglangCase:
+    """A case of that seed: memory for all who are seated, or (`is_tight`) for some."""
+    random = Random(f"{seed} {draft_tokens} {is_overlap} {is_tight} {prefix} {intervals} {min_free_seats}")
+    arrival_s, requests = 0.0, list[Asked]()
+    seats, rate, longest = random.choice([2, 3, 5, 8, 48]), random.choice([0.05, 0.3, 2.0]), random.choice([8, 60, 300])
+    for index in range(random.randint(4, 24)):
+        arrival_s += random.expovariate(rate)
+        shared = prefix if random.random() < 0.7 else 0
+        prompt, output = shared + random.randint(1, 200), random.randint(2, longest)
+        requests.append(Asked(int(arrival_s) + (index + 1) / 1024, prompt, output, shared))
+    lives = sorted((each.prompt_tokens + each.output_tokens + 2 * draft_tokens + 3 for each in requests), reverse=True)
+    tight = lives[0] + random.randint(0, max(1, sum(lives[1:4])))
+    return SglangCase(
+        seed,
+        tuple(requests),
+        seats,
+        random.choice([16, 64, 256, 2048]),
+        tight if is_tight else 2 * sum(lives),
+        draft_tokens,
+        is_overlap,
+        random.choice(intervals),
+        min_free_seats,
+        engine,
+    )
+
+
 def simulated(case: SglangCase) -> list[PlannedStep]:
-    """The steps that lanesim plans for `case` with the rules of ENGINE."""
+    """The steps that lanesim plans for `case` with the rules of its engine."""
     works: list[tuple[float, Work]] = []
 
     def answer(work: Work) -> Result:
@@ -94,7 +154,7 @@ def simulated(case: SglangCase) -> list[PlannedStep]:
         return Result([case.accepted(row.index, row.emitted_tokens) if case.draft_tokens else 0 for row in rows])
 
     host = ScriptHost(lambda work: float(work.kind is Kind.STEP), answer)
-    rules = load_engine(ENGINE, GPU).rules
+    rules = load_engine(case.engine, GPU).rules
     limits = EngineLimits(
         max_num_seqs=case.max_num_seqs,
         max_num_batched_tokens=case.max_num_batched_tokens,
@@ -102,6 +162,8 @@ def simulated(case: SglangCase) -> list[PlannedStep]:
         mixes_prompts=False,
         token_ratio=rules.token_ratio,
         drafts_before_verify=rules.drafts_before_verify,
+        prefill_decode_interval=case.prefill_decode_interval,
+        min_free_seats=case.min_free_seats,
     )
     requests = [
         Request(
@@ -131,6 +193,18 @@ def simulated(case: SglangCase) -> list[PlannedStep]:
         host.spawn(task)
     host.run_until()
     return [_planned(at_s, work) for at_s, work in works]
+
+
+def packed(steps: list[PlannedStep]) -> list[tuple[float, tuple[int, ...], tuple[tuple[int, int, int], ...], int]]:
+    """The steps of a log: those of the same rows, a second apart, are one entry."""
+    entries: list[tuple[float, tuple[int, ...], tuple[tuple[int, int, int], ...], int]] = []
+    for at_s, rows, chunks in steps:
+        start_s, before, _, count = entries[-1] if entries else (0.0, (), (), 0)
+        if rows and before == rows and round(start_s + count, 6) == at_s:
+            entries[-1] = (start_s, rows, chunks, count + 1)
+        else:
+            entries.append((at_s, rows, chunks, 1))
+    return entries
 
 
 def _planned(at_s: float, work: Work) -> PlannedStep:

@@ -23,7 +23,7 @@ from sim.acceptance.quoted import (
     QuotedTape,
     lengths_by_k,
 )
-from tests.properties import examples
+from tests.properties import assert_refused, examples
 
 PAGE = Path(__file__).parents[3] / "docs" / "acceptance.md"
 SEVEN = range(1, 8)
@@ -233,3 +233,12 @@ def test_the_page_says_what_the_code_does() -> None:
     assert re.findall(r"^\| \d \|.*$", text, flags=re.MULTILINE) == rows
     for form in re.findall(r"`([a-z-]+:[\d.][^` ]*)`", text):
         parse_quoted(form.replace("@K", "@3").replace("L", "2"))
+
+
+def test_a_length_that_a_server_pins_is_two_neighbouring_counts_of_any_request() -> None:
+    """3.5 at 5 drafts: two accepted, a third in half of the rounds. Drafts of two are accepted whole."""
+    pinned = parse_quoted("pinned:3.5@5")
+    assert pinned.model(5).unconditional_rates(5) == (1.0, 1.0, 0.5, 0.0, 0.0)
+    assert pinned.model(2).unconditional_rates(2) == (1.0, 1.0)
+    for text in ("pinned:3.5", "pinned:7@5", "pinned:3.5@5~1"):
+        assert_refused(lambda text=text: parse_quoted(text), "pinned")  # type: ignore[misc]

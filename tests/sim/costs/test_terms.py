@@ -8,7 +8,8 @@ import pytest
 
 from sim.costs.engine_costs import EngineCosts, load_engine, with_engine
 from sim.costs.forms.build import build_costs
-from sim.costs.memory import kv_capacity_tokens, pool_bytes_per_token
+from sim.costs.layer_kinds import Linear
+from sim.costs.memory import beside_states, kv_capacity_tokens, pool_bytes_per_token, state_bytes
 from sim.costs.profile import Profile
 from sim.costs.profile_files import load
 from sim.interface.work import Chunk, Kind, Model, Work
@@ -124,6 +125,26 @@ def test_layers_with_a_window_make_groups_of_blocks_that_the_other_layers_fill_u
     layer_bytes = pair.target.kv_bytes_per_token // 32
     assert pool_bytes_per_token(pair.models, 1) == 40 * layer_bytes
     assert pool_bytes_per_token(pair.models[:1], 1) == 32 * layer_bytes
+
+
+def test_windows_with_a_pool_of_their_own_take_their_share_of_every_token() -> None:
+    """18 layers of gpt-oss see all tokens, 18 have a window."""
+    shape = load("h200-sxm/gpt-oss-120b+eagle3").target
+    layer_bytes = pool_bytes_per_token((shape,), 1) // 18
+    assert pool_bytes_per_token((shape,), 1, 0.5) == 18 * layer_bytes + 9 * layer_bytes
+
+
+def test_states_of_linear_attention_have_a_pool_that_bounds_the_seats() -> None:
+    """Half of 22 states: less one of padding 10, 5 a request. With drafts of one token a request keeps two
+    more, and so does the padding: 8 of 11 hold 5 states with two fifths each."""
+    shape = msgspec.structs.replace(
+        load(COMPACT).target, linear=Linear(layers=24, key_heads=16, key_dim=128, value_heads=32, value_dim=128)
+    )
+    state, token_bytes = state_bytes((shape,), 1), pool_bytes_per_token((shape,), 1)
+    tokens = round(22 * state / token_bytes)
+    assert tokens * token_bytes == 22 * state
+    assert beside_states(tokens, (shape,), 1, 1.0, 5, 48, 0) == (2, int((22 - 11) * state / token_bytes))
+    assert beside_states(tokens, (shape,), 1, 1.0, 5, 48, 1) == (1, int((22 - 6 - 2 * 2) * state / token_bytes))
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,8 @@ from tests.sim.support import AlwaysAccept, NeverAccept, SimRun, request
 EAGLE = "h200-sxm/llama-3.1-8b+eagle3"
 RATIO = TokenRatio(initial=0.5, min_ratio=0.5, decay_steps=1, max_answer_tokens=4096, retract_steps=0)
 """Half of what the running answers lack stays free."""
+NEWEST = msgspec.structs.replace(RATIO, leaves_at_once=True, spare_blocks=1, kept_rounds=2)
+"""As SGLang 0.5.23 has it."""
 LIMITS = EngineLimits(max_num_batched_tokens=1000, mixes_prompts=False, token_ratio=RATIO, drafts_before_verify=True)
 Shape = tuple[float, tuple[int, ...], tuple[tuple[int, int, int], ...]]
 
@@ -54,16 +56,20 @@ def steps(run: SimRun) -> list[Shape]:
 
 
 def test_48_are_seated_where_something_is_drafted_and_nobody_gives_seats() -> None:
+    def made(engine: str, **changes: Any) -> Scenario:
+        return Scenario.of(profile=EAGLE, policy="continuous", engine=engine, **changes)
+
     def seats(engine: str, **changes: Any) -> int:
-        made = Scenario.of(profile=EAGLE, policy="continuous", engine=engine, **changes)
-        return limits_of(made, load(EAGLE)).max_num_seqs
+        return limits_of(made(engine, **changes), load(EAGLE)).max_num_seqs
 
     assert seats("sglang-0.5") == 48
     assert seats("sglang-0.5", num_speculative_tokens=0) == 2048
     assert seats("sglang-0.5", max_num_seqs=64) == 64
+    assert seats("sglang-0.5.23") == 48
+    assert limits_of(made("sglang-0.5.23", **{"speculation.method": "dflash"}), load(EAGLE)).min_free_seats == 4
     assert seats("vllm-0.24") == seats("vllm-0.24", num_speculative_tokens=0)
-    made = Scenario.of(profile=EAGLE, policy="autoregressive", engine="sglang-0.5")
-    assert resolve(made, load(EAGLE), "autoregressive").limits.max_num_seqs == 2048
+    plain = Scenario.of(profile=EAGLE, policy="autoregressive", engine="sglang-0.5")
+    assert resolve(plain, load(EAGLE), "autoregressive").limits.max_num_seqs == 2048
 
 
 def test_ranks_that_share_their_experts_divide_the_seats() -> None:
@@ -146,6 +152,35 @@ def test_who_has_finished_keeps_the_seat_until_the_next_step_of_rows() -> None:
         (10.0, (1,), ()),
         (15.0, (), ((2, 10, 0),)),
     ]
+    asked = [request(0, output=2), request(1, output=9), request(2, output=2)]
+    newest = served(asked, 1000, limited(max_num_seqs=2, token_ratio=NEWEST))
+    assert steps(newest)[2] == (10.0, (), ((2, 10, 0),))
+
+
+def test_a_block_stays_free_beside_each_prompt_that_is_admitted() -> None:
+    """At 5 s 70.5 tokens are to be had, as above: 29 and 40 and the block are less, 30 and 40 and the block are not."""
+    for prompt, at in ((29, 1), (30, 40)):
+        asked = [request(0, prompt=10, output=40), request(1, arrival_s=1.0, prompt=prompt, output=40)]
+        found = steps(served(asked, 100, limited(token_ratio=NEWEST)))
+        assert next(i for i, step in enumerate(found) if step[2] and step[2][0][0] == 1) == at
+
+
+def test_rows_keep_slots_for_two_rounds_and_the_longest_prompt_gives_way_with_drafts_too() -> None:
+    """Contexts of 30 and 10, a token a round, and 4 slots each: 60 tokens are too few once 7 of each are out."""
+    for kept_rounds, victim in ((2, 0), (0, 1)):
+        ratio = msgspec.structs.replace(NEWEST, kept_rounds=kept_rounds, max_answer_tokens=1)
+        asked = [request(0, prompt=30, output=20), request(1, prompt=10, output=20)]
+        run = served(asked, 60, limited(token_ratio=ratio), 1, draws=NeverAccept())
+        assert [one.num_preemptions > 0 for one in run.serving.requests] == [victim == 0, victim == 1]
+
+
+def test_prompts_wait_for_steps_of_rows_behind_others_and_for_several_seats() -> None:
+    asked = [request(0, output=9), request(1, arrival_s=1.0, output=9), request(2, arrival_s=1.0, output=9)]
+    waits = served(asked, 1000, limited(prefill_decode_interval=3))
+    assert [step[0] for step in steps(waits) if step[2]] == [0.0, 20.0]
+    asked = [request(0, output=3), request(1, output=9), request(2, arrival_s=1.0, output=2)]
+    seats = served(asked, 1000, limited(max_num_seqs=3, min_free_seats=2, token_ratio=NEWEST))
+    assert [step[0] for step in steps(seats) if step[2]] == [0.0, 15.0]
 
 
 NOTHING_KEPT = msgspec.structs.replace(RATIO, initial=0.0, min_ratio=0.0)
@@ -197,7 +232,8 @@ def test_a_prefix_is_found_once_it_is_computed() -> None:
     long_prefill_token_threshold=st.sampled_from([0, 0, 16]),
     block_size=st.sampled_from([1, 16, 64]),
     spare_blocks=st.integers(0, 40),
-    keeps=st.booleans(),
+    ratio=st.sampled_from([RATIO, NOTHING_KEPT, NEWEST]),
+    prefill_decode_interval=st.sampled_from([0, 0, 3]),
 )
 @example(
     rows=[(90, 2, 0.0)],
@@ -207,16 +243,23 @@ def test_a_prefix_is_found_once_it_is_computed() -> None:
     long_prefill_token_threshold=16,
     block_size=64,
     spare_blocks=0,
-    keeps=False,
+    ratio=NOTHING_KEPT,
+    prefill_decode_interval=0,
 )
 @example(
     rows=[(35, 8, 11.0), (60, 6, 5.5), (39, 36, 5.5), (41, 18, 11.0)], draft_tokens=1, max_num_seqs=8,
-    async_scheduling=True, long_prefill_token_threshold=0, block_size=1, spare_blocks=11, keeps=False,
+    async_scheduling=True, long_prefill_token_threshold=0, block_size=1, spare_blocks=11, ratio=NOTHING_KEPT,
+    prefill_decode_interval=0,
 )  # fmt: skip
 def test_everybody_is_served_however_short_memory_is(
-    rows: list[tuple[int, int, float]], draft_tokens: int, block_size: int, spare_blocks: int, keeps: bool, **rules: Any
+    rows: list[tuple[int, int, float]],
+    draft_tokens: int,
+    block_size: int,
+    spare_blocks: int,
+    ratio: TokenRatio,
+    **rules: Any,
 ) -> None:
-    limits = limited(max_num_batched_tokens=48, token_ratio=RATIO if keeps else NOTHING_KEPT, **rules)
+    limits = limited(max_num_batched_tokens=48, token_ratio=ratio, **rules)
     asked = [
         request(i, arrival_s=at_s, prompt=prompt, output=output)
         for i, (prompt, output, at_s) in enumerate(sorted(rows, key=lambda row: row[2]))

@@ -6,10 +6,12 @@ import re
 import warnings
 from typing import Any
 
+import msgspec
 import pytest
 
 from sim.compare.side_by_side import compare
 from sim.costs.engine_costs import load_engine
+from sim.costs.layer_kinds import Compressed, Indexer, Linear
 from sim.costs.memory import kv_capacity_blocks
 from sim.costs.profile_files import load
 from sim.metrics.records import RunRecord
@@ -33,6 +35,32 @@ def scenario(policy: Any, profile: str = PAIR, **changes: Any) -> Scenario:
 
 def served(policy: str, profile: str = PAIR, *, with_works: bool = False, **changes: Any) -> RunRecord:
     return simulate(resolve(scenario(policy, profile, **changes), load(profile), policy), 0, record_works=with_works)
+
+
+def test_sglang_seats_a_hybrid_model_as_its_states_fit_and_says_so() -> None:
+    profile = load("h200-sxm/llama-3.1-8b")
+    linear = Linear(layers=24, key_heads=16, key_dim=128, value_heads=32, value_dim=128)
+    compressed = Compressed(query_rank=1, rope_dim=1, output_groups=1, output_rank=1, window=1, chosen_layers=1)
+    hybrid = msgspec.structs.replace(profile, target=msgspec.structs.replace(profile.target, linear=linear))
+    indexer = Indexer(heads=1, dim=1, tokens=1)
+    target = msgspec.structs.replace(profile.target, compressed=compressed, indexer=indexer)
+    whole = msgspec.structs.replace(profile, target=target)
+
+    def seats(engine: str, **changes: Any) -> tuple[int, list[str]]:
+        given = scenario("autoregressive", profile.name, engine=engine, max_concurrency=4000, **changes)
+        resolved = resolve(given, hybrid, "autoregressive")
+        return resolved.limits.max_num_seqs, resolved.assumed
+
+    assert seats("sglang-0.5")[0] == 2048
+    bound, (note,) = seats("sglang-0.5.23", max_num_seqs=3000)
+    assert bound < seats("sglang-0.5.23", **{"engine.rules.enable_prefix_caching": False})[0] < 2048
+    assert str(bound) in note
+    assert "states" in note
+    plain = resolve(scenario("autoregressive", profile.name, engine="sglang-0.5.23"), profile, "autoregressive")
+    held = plain.num_blocks * 16
+    assert plain.limits.max_num_seqs == max(2048, min(4096, int(held / profile.target.max_context * 512)))
+    newest = load_engine("sglang-0.5.23", "h200-sxm")
+    assert [newest.seats(whole, is_drafting=drafts) for drafts in (False, True)] == [256, 256]
 
 
 @pytest.mark.parametrize("policy", POLICIES)

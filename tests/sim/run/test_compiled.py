@@ -62,7 +62,8 @@ LANE_PROFILES = (
 )
 """Overlap that was measured, two models of a table, and heads."""
 LANE_ENGINES = (None, "ideal", "vllm-0.12", "vllm-0.32", "vllm-0.33")
-ENGINES = ("ideal", "vllm-0.12", "vllm-0.19", "vllm-0.24", "vllm-0.32", "vllm-0.33", "trtllm-1.0", "sglang-0.5")
+SGLANG = ("sglang-0.5", "sglang-0.5.23")
+ENGINES = ("ideal", "vllm-0.12", "vllm-0.19", "vllm-0.24", "vllm-0.32", "vllm-0.33", "trtllm-1.0", *SGLANG)
 
 
 @cache
@@ -105,6 +106,8 @@ def scenarios(draw: st.DrawFn) -> Scenario:
         settings["dataset_name"] = "azure-conv"
     if settings["engine.name"] == "vllm-0.33":
         settings["engine.rules.prefill_schedule_interval"] = draw(st.sampled_from((1, 2, 5)))
+    if settings["engine.name"] == SGLANG[1]:
+        settings["engine.rules.prefill_decode_interval"] = draw(st.sampled_from((0, 1, 4)))
     if settings["num_speculative_tokens"] and draw(st.booleans()):
         first, then = (draw(st.integers(0, settings["num_speculative_tokens"])) for _ in range(2))
         key = "speculation.num_speculative_tokens_per_batch_size"
@@ -280,7 +283,7 @@ def test_what_sequences_keep_beside_their_tokens_holds_others_back_in_the_core_t
     )
     mean_s = {}
     for kept, switch in product((0, 70), ("", "off")):
-        monkeypatch.setattr("sim.run.resolve.kept_blocks", lambda *_, kept=kept: kept)
+        monkeypatch.setattr("sim.run.resolve.kept_blocks", lambda *_, kept=kept, **__: kept)
         monkeypatch.setenv(compiled.SWITCH, switch)
         num_before = compiled.told["core"]
         record, _ = served(scenario, 0)
@@ -302,7 +305,7 @@ def buffers(num_requests: int = 1, output: int = 1, draft_tokens: int = 0, num_b
     budget = 2 * num_requests * (draft_tokens + 1)
     limits = (draft_tokens, num_requests, budget, 0, 0, 0, num_blocks or budget * output, *[0] * 5, budget, 0)
     memory = (draft_tokens, 0, 999, 2, 0, 1, 0, 0, 1) if num_blocks else (0, 0, 999, 16, *[0] * 5)
-    settings = bytearray(compiled.SETTINGS.pack(*limits, *memory, *[0] * 14, *[0.0] * 15, *[1.0] * 5))
+    settings = bytearray(compiled.SETTINGS.pack(*limits, *memory, *[0] * 19, *[0.0] * 15, *[1.0] * 5))
     lengths = np.array([draft_tokens], np.int8)
     return settings, requests, np.zeros(output * num_requests, dtype=np.int8), lengths, *model, *model
 

@@ -206,6 +206,7 @@ def test_every_engine_keeps_to_the_models_context(engine: str) -> None:
 OTHERS_FLAGS = [
     ("vllm-0.32", "prefill_schedule_interval", 8, "data-parallel ranks"),
     ("vllm-0.19", "prefill_schedule_interval", 8, "from 0.24 on"),
+    ("sglang-0.5", "prefill_decode_interval", 8, "from 0.5.23 on"),
     (NEWEST, "enable_mixed_chunk", False, "a flag of sglang"),
     ("vllm-0.32", "scheduler_recv_interval", 8, "a flag of sglang"),
     ("vllm-0.32", "enable_mixed_chunk", False, "a flag of sglang"),

@@ -53,6 +53,13 @@ TREE = (
         (f"{START} a/b --speculative-algo EAGLE3", "a/b", "eagle3", {LENGTH: 5, **SGLANG}, [TREE.format(4, 5)]),
         (f"{START} a/deepseek --speculative-algo EAGLE", "a/deepseek", "mtp", {LENGTH: 3, **SGLANG}, []),
         (
+            f"SGLANG_SIMULATE_ACC_LEN=2.5 {START} a/deepseek --speculative-algo EAGLE",
+            "a/deepseek",
+            "mtp",
+            {LENGTH: 3, "speculation.acceptance": "pinned:2.5@3", **SGLANG},
+            [],
+        ),
+        (
             f"{START} a/b --speculative-algo NGRAM --speculative-num-draft-tokens 4",
             "a/b",
             "ngram",
