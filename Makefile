@@ -91,9 +91,11 @@ vllm: .venv-vllm/.ready           ## a real vLLM on this CPU (a GB of wheels), f
 		results/vllm/$$spec-memory.json --spec $$spec --blocks 40 || exit 1; done
 	.venv-vllm/bin/python -m validation conformance results/vllm/*.json
 
-conformance-newest: .venv-newest/.ready ## drawn schedules of the newest vLLM's own scheduler: how many differ from ours, by feature
+conformance-newest: .venv-newest/.ready ## drawn schedules of the newest vLLM's and SGLang's own schedulers: how many differ from ours
 	.venv-newest/bin/pip install --quiet --disable-pip-version-check --no-deps --upgrade --target .venv-newest/vllm vllm
+	.venv-newest/bin/pip install --quiet --disable-pip-version-check --no-deps --upgrade --target .venv-newest/sglang sglang
 	OMP_NUM_THREADS=1 .venv-newest/bin/python -m validation conformance --vllm .venv-newest/vllm --draws $(or $(DRAWS),40)
+	OMP_NUM_THREADS=1 .venv-newest/bin/python -m validation conformance --sglang .venv-newest/sglang --draws $(or $(DRAWS),40)
 
 .venv-newest/.ready: pyproject.toml
 	# The scheduler is Python, so that no GPU and no kernel is needed: what its modules import, and no more.

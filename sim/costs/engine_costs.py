@@ -434,6 +434,8 @@ def _whole(path: Path, where: str) -> Any:
     if parent not in engine_names():
         raise ValueError(f"{where}: inherits: {unknown('engine', str(parent), engine_names())}")
     inherited = _whole(ENGINES / f"{parent}.json", where)
+    for entry in inherited["constants"]:
+        entry["source"] = f"not measured with this version, as {parent}: {entry['source']}"
     return inherited | given | {"rules": inherited["rules"] | given.get("rules", {})}
 
 

@@ -344,6 +344,7 @@ class _Server:
             "max-total-tokens": None if blocks is None else blocks * given.block_size,
             "enable-mixed-chunk": given.rules.get("enable_mixed_chunk") or None,
             "scheduler-recv-interval": _several(int(given.rules.get("scheduler_recv_interval", 1))),
+            "prefill-decode-interval": given.rules.get("prefill_decode_interval") or None,
             "cuda-graph-backend-decode": eager,
             "cuda-graph-backend-prefill": eager,
             **(speculation if steps else {}),

@@ -7,6 +7,9 @@ until the next step of rows. That step first looks whether all rows have room fo
 fewest tokens decoded is retracted (of equals the longest prompt, then the newest), with drafts the newest, until the
 others have: it waits behind all others, and the share is set to what is decoded of those that stay.
 
+SGLang 0.5.23 differs (TokenRatio): who has finished leaves at the next plan, a block stays free beside each prompt, and
+rows with drafts keep slots for two rounds, where the fewest tokens decoded decide who is retracted.
+
 Not here: a request that has finished and runs once more under the overlap scheduler (it is left out), the bound of
 max_prefill_tokens, and admission without a radix cache, which orders answers by what they lack.
 """

@@ -192,5 +192,6 @@ def test_an_engine_file_says_where_it_differs_from_the_one_that_it_inherits_from
     mine, newest = load_engine(str(path), "h100-sxm"), load_engine("vllm-0.33", "h100-sxm")
     assert mine.rules == msgspec.structs.replace(newest.rules, null_blocks=7)
     assert (mine.step_s, mine.caps, mine.async_methods) == (newest.step_s, newest.caps, newest.async_methods)
+    assert "not measured with this version, as vllm-0.33" in mine.source
     (tmp_path / "other.json").write_text('{"schema": 1, "name": "other", "inherits": "vllm-0.3"}')
     assert_refused(lambda: load_engine(str(tmp_path / "other.json"), "h100-sxm"), "inherits", "vllm-0.3")

@@ -194,6 +194,8 @@ def test_a_line_has_the_limits_and_switches_that_were_simulated() -> None:
     assert (flags["--max-running-requests"], flags["--chunked-prefill-size"]) == ("48", "4096")
     assert (flags["--max-total-tokens"], flags["--scheduler-recv-interval"]) == ("32000", "10")
     assert "--enable-mixed-chunk" in flags
+    newest = deployed(load(HEAD), engine="sglang-0.5.23", **{"engine.rules.prefill_decode_interval": 4}).start
+    assert flags_of(newest)["--prefill-decode-interval"] == "4"
 
 
 def test_one_shared_prefix_is_in_the_benchmark() -> None:
