@@ -5,7 +5,7 @@ Frames of sim.report.store_frame in, frames out; imports pandas inside functions
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 from sim.compare.side_by_side import MIN_FOR_P99
 from sim.compare.verdict import sign_of
 from sim.devices.contention import BRACKET, PhiLevel
-from sim.files.json_values import Json
 from sim.metrics.stats import interval_95
 from sim.report.store_frame import store_frame
 from sim.studies.sweeps.grid import CONDITIONS
@@ -122,27 +121,10 @@ class StorePoints:
         """The same store with other rows."""
         return replace(self, frame=rows)
 
-    def where(self, fixed: Mapping[str, Json]) -> StorePoints:
-        """Only the rows with these values, or with one of a list of them. Raises ValueError naming one not there."""
-        frame = self.frame
-        for given, wanted in fixed.items():
-            key = self.key(given)
-            values = wanted if isinstance(wanted, list) else [wanted]
-            for value in values:
-                if not _has(frame[key], value).any():
-                    held = ", ".join(map(str, dict.fromkeys(frame[key].tolist())))
-                    raise ValueError(f"{key}={value}: the store has {held}")
-            frame = frame[sum(_has(frame[key], value) for value in values) > 0]
-        return replace(self, frame=frame)
-
-    def key(self, name: str) -> str:
-        """The key that `name` is, or is the last part of. Raises ValueError."""
-        if name in self.frame:
-            return name
-        matching = [key for key in self.keys if key.rpartition(".")[2] == name]
-        if len(matching) != 1:
-            raise ValueError(f"{name}: not a key that this store varies ({', '.join(self.keys) or 'none does'})")
-        return matching[0]
+    def where(self, key: str, value: Setting) -> StorePoints:
+        """Only the rows with this value of a key."""
+        column = self.frame[key]
+        return self.with_rows(self.frame[column.isna() if value is None or value != value else column == value])
 
     def means(self, metrics: Sequence[str]) -> pd.DataFrame:
         """One row per point: its keys, for each metric `M`, `M.low` and `M.high` of the 95 % interval of the mean,
@@ -268,10 +250,6 @@ def _under(draw: Draw, metric: str, level: PhiLevel) -> float:
     reported = float(draw[metric])
     other = draw.get(if_overlap(metric, level))
     return reported if level is PhiLevel.MIDDLE or other is None or other != other else float(other)
-
-
-def _has(column: pd.Series, value: Json) -> pd.Series:
-    return column.isna() if value is None or value != value else column == value
 
 
 def _is_key(name: str) -> bool:

@@ -125,7 +125,7 @@ def _held(points: StorePoints, used: Sequence[str]) -> tuple[StorePoints, list[s
     while rest and _num(points, rest) > MAX_PANELS:
         key = max([key for key in rest if key != "policy"] or rest, key=lambda key: len(points.values(key)))
         values = points.values(key)
-        points = points.where({key: values[len(values) // 2]})
+        points = points.where(key, values[len(values) // 2])
         rest = [other for other in rest if other != key]
         held += f", {_short(key, values[len(values) // 2])} (of {len(values)})"
     return points, rest, held
@@ -187,7 +187,7 @@ def draw_lines(points: StorePoints, picture: LinePicture) -> Figure:
     load = _load_of(points) if picture.over is None else points.load
     if picture.over is not None and load is not None:
         # Acceptance belongs to the request: the load changes nothing but which rounds are cut short at the end.
-        points = points.where({load: points.values(load)[0]})
+        points = points.where(load, points.values(load)[0])
     x, across = picture.x or str(load), [key for key in (load, picture.over) if key is not None]
     by = _lines_by(points, across)
     points, rest, held = _held(_plain_once(points, by), [*by, *across])

@@ -84,7 +84,7 @@ def test_a_picture_shows_the_means_of_its_points(store: Path, drawn: dict[str, A
 
 
 def test_a_picture_without_its_rows_says_what_it_needs(store: Path) -> None:
-    points = read_points(store).where({"profile": "cpu/tiny", "workload.request_rate": 2.0})
+    points = read_points(store).where("profile", "cpu/tiny").where("workload.request_rate", 2.0)
     for name, needs in (("utilisation", "workload.request_rate"), ("improvement", "grid over"), ("pareto", None)):
         if needs is None:
             pictures()[name](points)
@@ -94,14 +94,14 @@ def test_a_picture_without_its_rows_says_what_it_needs(store: Path) -> None:
 
 
 def test_the_title_says_what_is_overloaded_where_something_is(store: Path) -> None:
-    points = read_points(store).where({"profile": "cpu/tiny"})
+    points = read_points(store).where("profile", "cpu/tiny")
     for is_overloaded in (True, False):
         figure = pictures()["utilisation"](points.with_rows(points.frame.assign(unstable=is_overloaded)))
         assert ("hollow: overloaded" in figure.get_suptitle()) == is_overloaded
 
 
 def test_a_policy_that_drafts_nothing_has_one_line_and_no_draft_length(store: Path) -> None:
-    points = read_points(store).where({"profile": "cpu/tiny"})
+    points = read_points(store).where("profile", "cpu/tiny")
     frame = points.frame
     frame = frame.assign(acceptance_length_tokens=frame["acceptance_length_tokens"].where(frame["policy"] == "pd"))
     (legend,) = pictures()["hockey_stick"](points.with_rows(frame)).legends
