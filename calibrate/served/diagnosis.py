@@ -95,6 +95,9 @@ class Arm(NamedTuple):
     def values(self) -> dict[str, float]:
         """Simulated values by metric of MEASURED."""
         arm = self.graphs(0) if self.setup.engine.get("cuda_graph") is False else self
+        if not self.load.request_rate and 0 < self.load.num_requests < self.setup.waves * self.in_flight:
+            # No longer than it ran: prompts of the first wave wait for each other.
+            arm = arm.changed(num_prompts=self.load.num_prompts or self.load.num_requests)
         run = simulate_load(arm.load, arm.profile, arm.setup)
         return {name: run[key] for name, key in MEASURED.items() if run.get(key)}
 

@@ -163,6 +163,8 @@ class _Result(_Needed, kw_only=True):
     spec_decode_acceptance_length: float | None = None
     spec_decode_num_accepted_tokens: float | None = None
     spec_decode_num_draft_tokens: float | None = None
+    spec_decode_draft_tokens: float | None = None
+    """lanesim's name of it."""
     median_ttft_ms: Number | None = None
     median_tpot_ms: Number | None = None
     accept_length: float | None = None
@@ -227,7 +229,8 @@ def _accepted(result: _Result, where: str, num_speculative_tokens: int | None) -
     drafts = result.spec_decode_num_drafts or 0.0
     rates = tuple(result.spec_decode_per_position_acceptance_rates or ())
     length = result.spec_decode_acceptance_length or result.accept_length
-    accepted, drafted = result.spec_decode_num_accepted_tokens or 0.0, result.spec_decode_num_draft_tokens or 0.0
+    accepted = result.spec_decode_num_accepted_tokens or 0.0
+    drafted = result.spec_decode_num_draft_tokens or result.spec_decode_draft_tokens or 0.0
     for told in (length, 1.0 + sum(rates) if rates else None):
         check_counts(where, accepted, drafted, drafts, told)
     if rates:

@@ -37,8 +37,6 @@ from sim.workload.trace_files import TRACE, Row, json_objects, number_of
 WHAT = "bench result"
 SIGNS, MEDIAN_SIGNS = ("completed", "mean_ttft_ms"), ("completed", "median_ttft_ms")
 """Keys by which a result of vLLM is known; of one without means, those of medians."""
-DRAFTED = "spec_decode_draft_tokens"
-"""Key of a simulated run."""
 LINE_ENDINGS = (".jsonl", ".jsonl.gz")
 CONSOLE = "Serving Benchmark Result"
 """Heading of the block that the tool prints."""
@@ -116,9 +114,8 @@ def _rows(entry: Json, where: str) -> list[dict[str, Json]]:
         return [_inferencex(entry, where)]
     if kind == "lanesim":
         # What `lanesim compare --json` wrote: its load is the scenario's.
-        load, drafted = value_at(entry, "scenario.workload"), "spec_decode_num_draft_tokens"
-        runs = _objects(entry["runs"], f"{where}: runs")
-        return [{**(load if isinstance(load, dict) else {}), **run, drafted: run.get(DRAFTED)} for run in runs]
+        load, runs = value_at(entry, "scenario.workload"), _objects(entry["runs"], f"{where}: runs")
+        return [{**(load if isinstance(load, dict) else {}), **run} for run in runs]
     for key in MEDIAN_SIGNS if SIGNS[1] not in entry and MEDIAN_SIGNS[1] in entry else SIGNS:
         _number(entry, key, where)
     return [entry]

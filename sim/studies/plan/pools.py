@@ -26,8 +26,6 @@ from sim.studies.plan.candidate_ranking import APART, LANES, POLICY, Candidate
 from sim.studies.plan.search import PlannedDeployment, Rental
 from sim.studies.serve_commands import POOLS, deployment, server_of
 
-LINK = "nvlink"
-"""Link where none is given."""
 BUSY = 0.8
 """Share of its time that a prefill server computes in the ratios proposed: more makes prompts wait too long."""
 PROPOSED = 6
@@ -40,11 +38,12 @@ ERRORS = "separate servers: time per token 20 % off and first tokens 120 %, at 1
 def apart(scenario: Scenario, candidates: Sequence[Candidate], max_gpus: int) -> list[Candidate]:
     """The best ratios of prefill to decode servers on up to `max_gpus` GPUs, and `candidates` with lanes.
 
-    vLLM's NIXL connector wants decode servers of at least as many GPUs as prefill servers.
+    vLLM's NIXL connector wants decode servers of at least as many GPUs as prefill servers. The link is nvlink,
+    unless one is given.
     """
     plain = [each for each in candidates if each.profile.data_parallel == 1]
     rates = {each.name: _rates(each, scenario) for each in plain}
-    found, link = dict[tuple[str, str], tuple[float, Candidate]](), scenario.policy_options.pools.link or LINK
+    found, link = dict[tuple[str, str], tuple[float, Candidate]](), scenario.policy_options.pools.link or "nvlink"
     for prefill, decode in product(plain, plain):
         few, many = prefill.profile.tensor_parallel, decode.profile.tensor_parallel
         other, pair = prefill.name if prefill != decode else None, (prefill.name, decode.name)
@@ -82,11 +81,8 @@ def with_pools(
     """`result` with the load from which separate servers pay, what they send, how they start, and the errors."""
     refined = [row for row in result.deployments if not row.is_first_pass]
     of = {name: [row for row in refined if row.policy == name] for name in (APART, POLICY, LANES)}
-
-    def undrafted(name: str) -> str:
-        draft = [name for name, rows in of.items() if any(row.num_speculative_tokens for row in rows)]
-        return " without drafts" * (POLICY in draft and name not in draft)
-
+    drafting = {row.policy for row in refined if row.num_speculative_tokens}
+    without = {name: " without drafts" * (POLICY in drafting and name not in drafting) for name in of}
     best, most = refined[0], max(max_gpus, refined[0].gpus)
     start = result.start * (best.policy != LANES)
     pays = pays_from(of[APART], of[POLICY], most)
@@ -108,8 +104,8 @@ def with_pools(
     if of[LANES] and of[POLICY]:
         lanes, loop = (max(row.rate_per_replica / row.tp / row.dp for row in of[name]) for name in (LANES, POLICY))
         gain = f"{lanes / loop:.2f} times the load of continuous batching"
-        rest.append(f"Prefill and decode on two streams of a GPU (pd){undrafted(LANES)} hold {gain}. {_lanes_error()}")
-    said = [f"Separate prefill and decode servers{undrafted(APART)} {first}", rent, *rest]
+        rest.append(f"Prefill and decode on two streams of a GPU (pd){without[LANES]} hold {gain}. {_lanes_error()}")
+    said = [f"Separate prefill and decode servers{without[APART]} {first}", rent, *rest]
     notes = [ERRORS, *result.notes]
     return msgspec.structs.replace(result, verdict="\n".join(said), pays_from_per_s=pays, start=start, notes=notes)
 

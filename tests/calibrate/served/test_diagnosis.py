@@ -127,6 +127,13 @@ def test_a_missing_file_is_named_and_the_model_is_not(missing: str) -> None:
         CliRunner().invoke(diagnose_command, [missing, "Qwen/Qwen3-8B", "--gpu", "h100"], catch_exceptions=False)
 
 
+def test_a_short_closed_loop_is_simulated_as_short() -> None:
+    """16 at once, prompts of 2,000 tokens: those of the first wave wait for each other, later ones hardly."""
+    given: dict[str, Any] = {"concurrency": 16.0, "input_len": 2000.0, "num_prompts": None}
+    whole, short = (pair_of(2.6, num_requests=count, **given).drafting.values()["ttft_ms"] for count in (160, 16))
+    assert short > 1.5 * whole
+
+
 def real_pair(row: dict[str, str]) -> Diagnosis:
     """Of a row, where only tokens per second were told; an arm without them was not measured."""
     setup, costs = LoadSetup(engine={"name": row["engine"]}), load(row["profile"])
