@@ -25,7 +25,8 @@ def plan_command(flags: PlanFlags) -> None:
     Without --rate, or with --profile, --set, --serve or a scenario file, one deployment is simulated: the highest
     request rate at which a share of the requests meets all SLOs, and the fewest replicas for --rate.
     """
-    is_given = bool(flags.profile or flags.serve or (flags.set and not flags.disaggregate))
+    told = [text for text in flags.set if text.startswith("policy=") or not flags.disaggregate]
+    is_given = bool(flags.profile or flags.serve or told)
     if flags.rate is None or is_given or flags.scenario is None or flags.scenario.suffix in (".yaml", ".yml"):
         if flags.disaggregate:
             raise ValueError("--disaggregate searches: want MODEL --gpu GPU --rate R, and no profile, policy or file")

@@ -58,7 +58,7 @@ def test_flags_are_checked_before_any_table_is_read(flags: tuple[str, ...], says
 
 
 @pytest.mark.parametrize(
-    "flags", [("--profile", "h100-sxm/qwen3-32b"), ("--policy", "pd"), ("--serve", "vllm serve m")]
+    "flags", [("--profile", "h100-sxm/qwen3-32b"), ("--set", "policy=pd"), ("--serve", "vllm serve m")]
 )
 def test_a_search_over_separate_servers_takes_no_deployment_that_is_given(flags: tuple[str, ...]) -> None:
     line = planned("no/model", "--gpu", "h200", *QUESTION, "--disaggregate", *flags)

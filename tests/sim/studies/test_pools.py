@@ -96,4 +96,4 @@ def test_every_server_and_a_router_have_a_line(engine: str, says: str) -> None:
     assert found.deployments[0].policy == APART
     assert [line.count(says) for line in servers] == [1, 1]
     assert router.count("http://") == sum(int(line.rpartition("# ")[2].split()[0]) for line in servers)
-    assert "--policy disaggregated" in found.check
+    assert "--set policy=disaggregated" in found.check
