@@ -207,7 +207,7 @@ class Server:
             if not batch and self.decoding.items:
                 batch = self.taken(self.decoding, self.decode_batch)
                 round_ = self.env.process(self.round(batch, self.draft, self.verify, self.decoding))
-            flying = [each for each in (round_, in_target, drafting) if each]
+            flying = [each for each in (round_, drafting or in_target) if each]
             yield self.env.any_of(flying) if flying else self.env.timeout(self.options.looks_every_s(10e-6))
             if round_ and round_.triggered:
                 batch, round_ = [], None

@@ -91,7 +91,8 @@ async def _pipelined_worker(serving: Serving, options: UnifiedOptions, limits: E
             batch = decode.take_now(host, at_most=at_most)
             verify = rounds.submit_round(serving, batch, options, streams.draft, streams.verify)
             round_ = batch, verify, host.now_s
-        in_flight = [item[1] for item in (round_, prompt, drafting) if item is not None]
+        # A prompt that is through the target is followed up once the draft model is free, so that is waited for.
+        in_flight = [item[1] for item in (round_, drafting or prompt) if item is not None]
         if not in_flight:
             await serving.came(poll_s=options.looks_every_s(SPIN_S))
             continue

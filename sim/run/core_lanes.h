@@ -362,9 +362,9 @@ static void unified_worker(Lanes *l, Task *t) {
             take(&l->decode, &t->batch, l->set.rows_per_draft);
             t->round = send_round(l, t->batch, 0, 1);
         }
-        t->waits_for[0] = t->round, t->waits_for[1] = t->prompt, t->waits_for[2] = t->last_through;
-        if (t->round == NULL && t->prompt == NULL && t->last_through == NULL) { CAME(l->set.poll_s); continue; }
-        if (!is_ready(l, t->round) && !is_ready(l, t->prompt) && !is_ready(l, t->last_through)) PAUSE;
+        t->waits_for[0] = t->round, t->waits_for[1] = t->last < 0 ? t->prompt : t->last_through;
+        if (t->round == NULL && t->waits_for[1] == NULL) { CAME(l->set.poll_s); continue; }
+        if (!is_ready(l, t->round) && !is_ready(l, t->waits_for[1])) PAUSE;
         if (is_ready(l, t->round)) {
             RESULT(t->round);
             commit_round(l, &t->batch, &l->decode);

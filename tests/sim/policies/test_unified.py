@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
+from sim.hosts.scripted import ScriptHost
+from sim.interface.work import Kind, Model
 from sim.policies.options import Batching
 from sim.policies.registry import PolicyOptions
-from tests.sim.support import AlwaysAccept, NeverAccept, SimRun, request
+from tests.sim.support import SECONDS, AlwaysAccept, NeverAccept, SimRun, played, request
 
 
 def sequential(**options: object) -> PolicyOptions:
@@ -58,3 +62,24 @@ def test_an_idle_worker_looks_for_a_prompt_every_spin(pipelined: bool) -> None:
     asked = [request(0, arrival_s=1.0, output=1)]
     SimRun("unified", asked, options=PolicyOptions(pipelined=pipelined, poll_s=0.4))
     assert asked[0].scheduled_s == pytest.approx(1.2)
+
+
+class LateHost(ScriptHost):
+    """It hears 25 s late that the draft model has the first prompt: the second is through the target by then."""
+
+    def complete(self, wait: Any, value: Any = None) -> None:
+        work = getattr(wait, "work", None)
+        is_first = work is not None and work.model is Model.DRAFT and work.requests[0].index == 0
+        if is_first and work.kind is Kind.PREFILL and self.now_s < wait.end_s + 25.0:
+            self.at(self.now_s + 25.0, lambda _: self.complete(wait, value))
+        else:
+            super().complete(wait, value)
+
+
+def test_a_prompt_that_is_through_the_target_waits_for_the_draft_model_and_time_goes_on() -> None:
+    """The first is in both models at 20 s, the second in the target at 30 s. Both are followed up at 45 s."""
+    requests = [request(index, output=1) for index in range(2)]
+    assert played(
+        LateHost(lambda work: SECONDS[work.kind]), "unified", requests, PolicyOptions(poll_s=0.0)
+    ).is_all_finished
+    assert [each.first_token_s for each in requests] == [45.0, 45.0]
