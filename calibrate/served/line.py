@@ -86,9 +86,7 @@ def price_of(points: Sequence[tuple[int, float]]) -> PromptPrice:
     """
     slopes = [(two[1] - one[1]) / (two[0] - one[0]) for one, two in combinations(points, 2) if one[0] != two[0]]
     if not slopes:
-        raise ValueError(
-            "no two prompts of different length were answered, so the time per prompt token is unknown; vary the lengths"
-        )
+        raise ValueError("no two prompts of different length were answered, so the time per prompt token is unknown")
     slope = median(slopes)
     base = median(y - slope * x for x, y in points)
     left = sum((y - base - slope * x) ** 2 for x, y in points) / max(1, len(points) - 2)
