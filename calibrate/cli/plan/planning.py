@@ -73,7 +73,6 @@ def planned(flags: PlanFlags, bounds_ms: dict[str, float], on_step: OnDone) -> R
         on_done=on_step,
         on_ranking=rank,
     )
-    # What random prompts do to acceptance is about the line that loads a server, which is in the JSON alone.
     profile = next(each.profile for each in candidates if each.name == result.deployments[0].profile)
     notes = [scaled_from(profile), assumed, named.assumed, *(note for note in result.notes if note.startswith("<"))]
     if (tables := tables_of(profile, engine.partition("-")[0])) is not None:

@@ -38,7 +38,7 @@ from sim.studies.cost_draws import DEFAULT_DRAWS, covers, with_times
 from sim.studies.evidence import asked_of, evidence
 from sim.studies.load_search import REQUESTS, with_length
 from sim.studies.plan.candidate_ranking import APART, LANES, POLICY, Candidate, Ranked, Refused, first_pass
-from sim.studies.serve_commands import VLLM, checking_lines, deployment, server_of
+from sim.studies.serve_commands import deployment
 from sim.studies.tune import Tuning, has_slo, tune
 from sim.workload.classes import Goodput
 
@@ -105,8 +105,6 @@ class Rental(Stated, frozen=True, kw_only=True):
     """Load from which on separate prefill and decode servers take fewer GPUs; None: at none, or not asked."""
     start: str
     """The lines that start the engine that was simulated; empty where none is known."""
-    vllm_bench: str
-    """The line that sends it the load; empty where that engine is not vLLM."""
     notes: list[str]
 
     @property
@@ -184,12 +182,8 @@ def plan(
     refined.sort(key=lambda each: (each.row.policy == LANES, search.order(each.row)))
     best = refined[0]
     profile = best.candidate.profile
-    if server_of(best.scenario, profile) == VLLM:
-        start, bench, notes = checking_lines(best.scenario, profile, target_model=target_model)
-    else:
-        table = ((1, 1, best.row.num_speculative_tokens),)
-        line = deployment(best.scenario, profile, table, {}, target_model=target_model)
-        start, bench, notes = line.start, "", line.notes
+    table = ((1, 1, best.row.num_speculative_tokens),)
+    line = deployment(best.scenario, profile, table, {}, target_model=target_model)
     return Rental(
         scenario=to_plain(best.scenario),
         gpu=profile.gpu.name,
@@ -204,9 +198,8 @@ def plan(
         deployments=[*(each.row for each in refined), *map(search.estimate, waiting)][:ROWS],
         tuning=best.tuning,
         refused=refused,
-        start=start,
-        vllm_bench=bench,
-        notes=notes,
+        start=line.start,
+        notes=line.notes,
     )
 
 

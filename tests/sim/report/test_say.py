@@ -153,7 +153,7 @@ def rented(**changes: object) -> Rental:
     given = {
         "gpu": "g", "target": "t", "draft": None, "rate_per_s": 50.0, "share": 0.95, "price_per_gpu_h": 3.5,
         "deployments": [row, *[estimate] * 3], "tuning": None, "refused": [], "start": "vllm serve t --seed 0",
-        "vllm_bench": "", "notes": ["one", "two", "three", "four"], "verdict": "rent 6 x g",
+        "notes": ["one", "two", "three", "four"], "verdict": "rent 6 x g",
         "scenario": {
             "engine": {"name": "vllm-0.24", "max_num_seqs": 64}, "speculation": {"acceptance": "iid:0.7"},
             "workload": {"input_len": 300, "output_len": 40}, "goodput": {"ttft_ms": 800.0, "tpot_ms": None},
