@@ -329,12 +329,9 @@ def _rented(answer: Rental, console: Console) -> Said:
     refined = [row for row in answer.deployments if not row.is_first_pass]
     shown = estimates[: max(0, MAX_ROWS - len(refined))]
     more = len(estimates) - len(shown)
-    last = [
-        *(note.removesuffix(".") for note in answer.notes[MAX_NOTES - 2 : MAX_NOTES]),
-        *["~ is not simulated in draws"] * bool(shown),
-        *[f"{more} more {'estimate' if more == 1 else 'estimates'} in the JSON"] * (more > 0),
-    ]
-    lines = [*answer.notes[: MAX_NOTES - 2], "; ".join(last)]
+    last = ["~ is not simulated in draws"] * bool(shown)
+    last += [f"{more} more {'estimate' if more == 1 else 'estimates'} in the JSON"] * (more > 0)
+    lines = [*answer.notes[:MAX_NOTES], "; ".join(last)]
     has_energy = any(row.joules_per_output_token is not None for row in answer.deployments)
     rows = [_deployment_cells(row, answer, has_energy=has_energy) for row in [*refined, *shown]]
     table = table_of(rows, ["replica"], ["fit", "$/M", "J/tok"], box=None, padding=(0, 1), pad_edge=False)

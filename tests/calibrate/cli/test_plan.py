@@ -57,9 +57,7 @@ def test_flags_are_checked_before_any_table_is_read(flags: tuple[str, ...], says
     assert says in planned("no/model", "--gpu", "h200-sxm", *LENGTHS, *flags)
 
 
-@pytest.mark.parametrize(
-    "flags", [("--profile", "h100-sxm/qwen3-32b"), ("--policy", "pd"), ("--serve", "vllm serve m")]
-)
+@pytest.mark.parametrize("flags", [("--profile", "h100-sxm/qwen3-32b"), ("--serve", "vllm serve m")])
 def test_a_search_over_separate_servers_takes_no_deployment_that_is_given(flags: tuple[str, ...]) -> None:
     line = planned("no/model", "--gpu", "h200", *QUESTION, "--disaggregate", *flags)
     assert line.startswith("--disaggregate searches: want MODEL --gpu GPU --rate R")
