@@ -12,7 +12,7 @@ from msgspec import Meta, Struct, structs
 
 from sim.cli.console import claim, progress, show
 from sim.cli.flags import ARGUMENT, DraftTokens, JsonFile, Overwrite, command, key
-from sim.cli.options import Overrides, ServedFlags, gather, is_model
+from sim.cli.options import Engine, Gpu, Method, Overrides, Serve, ServedFlags, gather, is_model
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -40,18 +40,14 @@ class DiagnoseFlags(Struct, frozen=True, kw_only=True):
 
     words: Annotated[tuple[Path, ...], ARGUMENT, Meta(title="WITHOUT WITH [MODEL]")]
     profile: Annotated[str | None, "Cost profile: gpu/target[+draft], or a path."] = None
-    gpu: Annotated[str | None, "GPU that serves MODEL, such as h200."] = None
-    serve: Annotated[str | None, Meta(title="LINE"), "What starts the drafting server, instead of MODEL."] = None
-    method: Annotated[
-        str | None,
-        Meta(extra={"spelling": "--draft"}),
-        "Drafts: draft_model, eagle3, mtp, parallel, dspark, ngram, or a drafter's repository.",
-    ] = None
+    gpu: Gpu = None
+    serve: Serve = None
+    method: Method = None
     num_speculative_tokens: Annotated[DraftTokens | None, key(DRAFT_KEY), "Draft length of the second result."] = None
     acceptance: Annotated[
         str | None, key("speculation.acceptance"), "Acceptance, if the result does not say it (docs/acceptance.md)."
     ] = None
-    engine: Annotated[str | None, key("engine.name"), "Engine, such as vllm-0.33 or sglang-0.5."] = None
+    engine: Annotated[Engine, key("engine.name")] = None
     set: Overrides = ()
     json: JsonFile = None
     overwrite: Overwrite = False

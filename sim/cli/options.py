@@ -27,6 +27,19 @@ RequestRate = Annotated[float | None, "Requests per second. inf sends all at onc
 MaxConcurrency = Annotated[int | None, "Most requests in flight. Without --request-rate, as many are always in flight."]
 NumPrompts = Annotated[str | None, "Requests per run. auto takes as many as steady means need."]
 Goodput = Annotated[tuple[str, ...], Meta(title="NAME:MS"), "SLO as ttft:200 tpot:50 e2el:5000."]
+Gpu = Annotated[str | None, "GPU that serves MODEL, such as h200."]
+Serve = Annotated[
+    str | None,
+    Meta(title="LINE"),
+    "What starts the server, as 'vllm serve MODEL ...' or SGLang's, instead of MODEL.",
+]
+Method = Annotated[
+    str | None,
+    Meta(extra={"spelling": "--draft"}),
+    "Drafts: draft_model, eagle3, mtp, parallel, dspark, ngram, or a drafter's repository. [default: the profile's "
+    "draft]",
+]
+Engine = Annotated[str | None, "Engine, such as vllm-0.33 or sglang-0.5. [default: the profile's own, else vllm-0.33]"]
 DRAFT_LENGTH = "Draft length, 0 for no speculation."
 Policies = Annotated[tuple[str, ...], "Policy to run, or several: repeat it. [default: continuous]"]
 Overrides = Annotated[tuple[str, ...], Meta(title="KEY=VALUE"), "Any scenario key, dotted (docs/scenario.md)."]
@@ -45,27 +58,16 @@ class ServedFlags(WorkloadFlags, frozen=True, kw_only=True):
 
     input_len: Annotated[int | None, "Prompt tokens (implies fixed lengths)."] = None
     output_len: Annotated[int | None, "Output tokens (implies fixed lengths)."] = None
-    gpu: Annotated[str | None, "GPU that serves MODEL, such as h200."] = None
-    serve: Annotated[
-        str | None,
-        Meta(title="LINE"),
-        "What starts the server, as 'vllm serve MODEL ...' or SGLang's, instead of MODEL.",
-    ] = None
-    method: Annotated[
-        str | None,
-        Meta(extra={"spelling": "--draft"}),
-        "Drafts: draft_model, eagle3, mtp, parallel, dspark, ngram, or a drafter's repository. [default: the profile's "
-        "draft]",
-    ] = None
+    gpu: Gpu = None
+    serve: Serve = None
+    method: Method = None
     num_speculative_tokens: Annotated[int | None, key("speculation.num_speculative_tokens"), DRAFT_LENGTH] = None
     acceptance: Annotated[
         str | None,
         "Kind of prompts: code, chat, maths or other. Or a figure: 2.6 tokens a verify, length:2.6@3 at draft length "
         "3, vllm:.74,.49,.37 as vLLM logs. docs/acceptance.md has more. [default: any-prompts]",
     ] = None
-    engine: Annotated[
-        str | None, "Engine, such as vllm-0.33 or sglang-0.5. [default: the profile's own, else vllm-0.33]"
-    ] = None
+    engine: Engine = None
     goodput: Goodput = ()
 
     @property

@@ -18,7 +18,7 @@ from sim.devices.partition import MEASURED
 from sim.metrics.load import Verdict
 from sim.names import duration, in_words, span
 from sim.policies.options import DEFERRED, ONLY_TOGETHER, PARTITION_FLAGS
-from sim.report.said import ASSUMED, LIMITS, SERVED, START, SURE, Said
+from sim.report.said import ASSUMED, LIMITS, SERVED, START, SURE, Said, labelled
 from sim.report.tables import new_table, number
 from sim.run.compiled import IN_PYTHON
 from sim.studies.comparison.in_draws import ONLY_IF
@@ -43,9 +43,8 @@ NAMES = {
     "device_utilization": "GPU busy (%)",
 }
 """Rows on demand."""
-PAIRED_SHOWN = ("mean_ttft_ms", "mean_tpot_ms", METRIC, OUTPUT)
 SLO_NAMES = {"ttft_ms": "TTFT", "tpot_ms": "TPOT", "e2el_ms": "E2EL"}
-COLUMN_WIDTH = 15
+COLUMN_WIDTH = 20
 """Characters of a policy's column on demand."""
 WIDER = 1.5
 """Intervals so many times as wide as the narrowest stand by themselves."""
@@ -62,7 +61,7 @@ def said_comparison(result: Comparison, console: Console) -> Said:
     overlap = [] if result.profile.phi is None else _overlap_lines(result)[:1]
     lines = [
         (SERVED, _served(result, [result.length.num_prompts])),
-        *_sure(result),
+        *labelled(SURE, level_lines(result)),
         *((ASSUMED, line) for line in overlap),
     ]
     lines += [*((LIMITS, line) for line in _caps_lines(result)[1]), *_power(result)]
@@ -79,7 +78,7 @@ def said_varied(result: Varied, console: Console) -> Said:
         answer = "\n".join(f"{each.name}: {each.comparison.verdict}" for each in result.loads)
     counts = [each.comparison.length.num_prompts for each in result.loads]
     served = _served(first, counts, (key.rpartition(".")[2] for key in result.grid))
-    lines = [(SERVED, served), *_sure(first), *_power(first)]
+    lines = [(SERVED, served), *labelled(SURE, level_lines(first)), *_power(first)]
     lines += [(ASSUMED, note) for note in result.notes[:MAX_NOTES]]
     lines += [("note", note) for note in first.notes if note.startswith(IN_PYTHON)]
     lines += [(START, line) for line in result.start.values()]
@@ -178,19 +177,6 @@ def _pct(value: float) -> str:
     return "0" if abs(value) < 0.05 else f"{value:+.{1 if abs(value) < 9.95 else 0}f}"
 
 
-# -- how sure
-
-
-def _sure(result: Comparison) -> Iterator[tuple[str, str]]:
-    """The range of a server's latency."""
-    for place, line in enumerate(level_lines(result)):
-        yield "" if place else SURE, line
-
-
-def _power(result: Comparison) -> list[tuple[str, str]]:
-    return [("power", line.removeprefix("power: ")) for line in _power_lines(result)]
-
-
 # -- on demand
 
 
@@ -200,7 +186,7 @@ def _details(loads: Sequence[tuple[str, Comparison]], assumed: Sequence[str], wi
     for name, result in loads:
         shared, differing = _caps_lines(result)
         lines += [*[name] * bool(name), *(f"caps: {line}" for line in shared + differing), _scheduling_line(result)]
-        lines += [*_metrics(result, width), *([_paired(result)] if len(result.policies) > 1 else []), *notes(result)]
+        lines += [*_metrics(result, width), *notes(result)]
     return lines
 
 
@@ -232,42 +218,35 @@ def _caps_lines(result: Comparison) -> tuple[list[str], list[str]]:
 
 
 def _metrics(result: Comparison, width: int) -> Iterator[Table]:
-    """Tables with a row per metric and a column per policy, as many as fit."""
+    """Tables with a row per metric and a column per policy, as many as fit; below a mean its difference to the
+    first's."""
     columns = [_shown(result, key) for key in NAMES if key != "output_throughput"]
-    at_once = max(1, (width - 16) // COLUMN_WIDTH)
-    caption = "mean, ± half of its 95 % interval over replications" if result.scenario["replications"] > 1 else None
+    first, at_once = result.policies[0].policy, max(1, (width - 16) // COLUMN_WIDTH)
+    pairs = {(row.a, row.metric): row for row in result.paired if row.b == first}
+    caption = "mean, ± half of its 95 % interval over replications" if result.scenario["replications"] > 1 else ""
+    if pairs:
+        caption += f"\nbelow: difference to {first} on the same requests [95 % interval]"
     for start in range(0, len(result.policies), at_once):
         shown = result.policies[start : start + at_once]
-        rows = [(NAMES[key], *(_with_interval(row, key) for row in shown)) for key in columns]
-        yield new_table([""], [row.policy for row in shown], rows, show_edge=False, padding=(0, 1), caption=caption)
+        rows = [
+            (NAMES[key], *(_with_interval(row, key, pairs.get((row.policy, key))) for row in shown)) for key in columns
+        ]
+        titles = [row.policy for row in shown]
+        yield new_table([""], titles, rows, show_edge=False, padding=(0, 1), caption=caption.strip() or None)
 
 
-def _with_interval(row: PolicySummary, key: str) -> str:
+def _with_interval(row: PolicySummary, key: str, pair: Paired | None) -> str:
     mean, interval = row.mean[key], row.ci95[key]
     scale = 100.0 if key == "device_utilization" else 1.0
     if mean is None:
         return number(None)
     text = "≥ " * (key in row.at_least) + number(mean * scale)
-    return text if interval is None else f"{text} ±{number((interval[1] - interval[0]) / 2 * scale)}"
+    text += "" if interval is None else f" ±{number((interval[1] - interval[0]) / 2 * scale)}"
+    return text if pair is None or pair.difference is None else f"{text}\n{_difference(pair, pair.difference)}"
 
 
-def _paired(result: Comparison) -> Table:
-    first = result.policies[0].policy
-    shown = [_shown(result, metric) for metric in PAIRED_SHOWN]
-    title = f"difference to {first} on the same requests [95 % interval]"
-    found = {(row.a, row.metric): row for row in result.paired if row.b == first}
-    policies = dict.fromkeys(policy for policy, _ in found)
-    rows = [(policy, *(_difference(found[policy, metric]) for metric in shown)) for policy in policies]
-    names = [NAMES[metric] for metric in shown]
-    return new_table(["policy"], names, rows, fold=names, title=title, title_justify="left", show_edge=False)
-
-
-def _difference(row: Paired) -> str:
-    if row.difference is None:
-        return number(None)
-    sign = "+" if row.difference > 0 else ""
-    text = f"{sign}{number(row.difference)}"
-    phi = flips_at(row)
+def _difference(row: Paired, difference: float) -> str:
+    text, phi = f"{'+' * (difference > 0)}{number(difference)}", flips_at(row)
     if phi is not None or row.order in (Order.OVERLAP, Order.DRAWS, Order.REPLAYS):
         return f"{text}\n{row.order.value}" + ("" if phi is None else f"\nphi* {phi}")
     return text + ("\n[{}, {}]".format(*map(number, row.interval)) if row.interval else "")
@@ -287,7 +266,7 @@ def notes(result: Comparison) -> list[str]:
         shown = span(f"{length:.2f}" for length in sorted(lengths))
         lines.append(f"acceptance length (tokens per verify): {shown}")
     lines += _overlap_lines(result) + _partition_lines(result)
-    lines += _power_lines(result) + _load_lines(result) + _tail_lines(result)
+    lines += _tail_lines(result)
     if result.length.num_cooldowns:
         lines.append("output: tokens that come before the last arrival that is measured")
     elif _shown(result, "steady_output_throughput") == "output_throughput":
@@ -305,7 +284,7 @@ def notes(result: Comparison) -> list[str]:
         lines.append("no intervals: they need --replications 2 or more")
     # The answer begins with replays of this very set-up.
     evidence = [line for line in result.evidence if not line.startswith(REPLAYED)]
-    return [*lines, *(level_lines(result) if result.levels else []), *result.notes, *evidence]
+    return [*lines, *result.notes, *evidence]
 
 
 def _overlap_lines(result: Comparison) -> list[str]:
@@ -350,20 +329,6 @@ def _partition_lines(result: Comparison) -> list[str]:
     return lines
 
 
-def _load_lines(result: Comparison) -> list[str]:
-    lines = []
-    for row in result.policies:
-        load = row.load
-        if load.capacity_per_s is None or load.ci95 is None or load.verdict is Verdict.STABLE:
-            continue
-        low, high = load.ci95
-        lines.append(
-            f"{row.policy} is {load.verdict}: {number(load.rate_per_s)} requests/s arrive, it serves "
-            f"{number(load.capacity_per_s)} [{number(low)}, {number(high)}]; its means depend on the run's length"
-        )
-    return lines
-
-
 def _tail_lines(result: Comparison) -> list[str]:
     """Distance from an interval where only the tail lacks one."""
     counts = [
@@ -382,7 +347,7 @@ def _tail_lines(result: Comparison) -> list[str]:
     ]
 
 
-def _power_lines(result: Comparison) -> list[str]:
+def _power(result: Comparison) -> list[tuple[str, str]]:
     """Watts of a GPU and joules of a token, where they were requested."""
     if not result.scenario.get("energy"):
         return []
@@ -392,10 +357,8 @@ def _power_lines(result: Comparison) -> list[str]:
         for row in result.policies
         if row.mean.get("power_w") is not None
     ]
-    if not parts:
-        return [f"power: not known of {gpu}"]
     where = "within 15 % on A100s" if gpu == "a100-sxm" else f"measured on A100s alone, none on {gpu}"
-    return [f"power: {'; '.join(parts)} ({where})"]
+    return [("power", f"{'; '.join(parts)} ({where})" if parts else f"not known of {gpu}")]
 
 
 def level_lines(result: Comparison) -> list[str]:

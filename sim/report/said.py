@@ -5,7 +5,7 @@ Not here: the parts of each answer (sim.report.comparisons, sim.report.say).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from rich.console import Console
@@ -38,6 +38,11 @@ class Said(NamedTuple):
     """Where the rest is."""
 
 
+def labelled(label: str, lines: Iterable[str]) -> list[tuple[str, str]]:
+    """Lines of which the first has the label."""
+    return [("" if place else label, line) for place, line in enumerate(lines)]
+
+
 def print_said(console: Console, said: Said, *, is_verbose: bool = False) -> None:
     """Print an answer; no line is wider than the console but commands and tables that cannot be narrower."""
     for line in said.answer.splitlines():
@@ -49,7 +54,7 @@ def print_said(console: Console, said: Said, *, is_verbose: bool = False) -> Non
         print_table(console, table)
     say(console, "")
     for label, text in [*said.lines, *([] if is_verbose else [("more", said.more)])]:
-        _labelled(console, label, text)
+        _print_labelled(console, label, text)
     for detail in said.details() if is_verbose else ():
         if isinstance(detail, Table):
             print_table(console, detail)
@@ -57,7 +62,7 @@ def print_said(console: Console, said: Said, *, is_verbose: bool = False) -> Non
             say(console, detail, "dim")
 
 
-def _labelled(console: Console, label: str, text: str) -> None:
+def _print_labelled(console: Console, label: str, text: str) -> None:
     """The text beside its label, its other lines below the first."""
     if label in COMMANDS:
         lines = list(_continued(text, console.width - LABEL_WIDTH))

@@ -18,7 +18,7 @@ from sim.compare.verdict import Interval
 from sim.names import capital, in_words, span
 from sim.report.comparisons import costs_line, said_comparison, said_varied
 from sim.report.pictures.store_pictures import named
-from sim.report.said import ASSUMED, CHECK, START, SURE, Said, print_said
+from sim.report.said import ASSUMED, CHECK, START, SURE, Said, labelled, print_said
 from sim.report.store_points import StorePoints
 from sim.report.tables import measured_width, new_table, number, table_of
 from sim.studies.answer import Stated
@@ -329,20 +329,16 @@ def _rented(answer: Rental, console: Console) -> Said:
     refined = [row for row in answer.deployments if not row.is_first_pass]
     shown = estimates[: max(0, MAX_ROWS - len(refined))]
     more = len(estimates) - len(shown)
-    last = [
-        *(note.removesuffix(".") for note in answer.notes[MAX_NOTES - 2 : MAX_NOTES]),
-        *["~ is not simulated in draws"] * bool(shown),
-        *[f"{more} more {'estimate' if more == 1 else 'estimates'} in the JSON"] * (more > 0),
-    ]
-    lines = [*answer.notes[: MAX_NOTES - 2], "; ".join(last)]
+    last = ["~ is not simulated in draws"] * bool(shown)
+    last += [f"{more} more {'estimate' if more == 1 else 'estimates'} in the JSON"] * (more > 0)
+    lines = [*answer.notes[:MAX_NOTES], "; ".join(last)]
     has_energy = any(row.joules_per_output_token is not None for row in answer.deployments)
     rows = [_deployment_cells(row, answer, has_energy=has_energy) for row in [*refined, *shown]]
     table = table_of(rows, ["replica"], ["fit", "$/M", "J/tok"], box=None, padding=(0, 1), pad_edge=False)
-    basis = [(SURE if place == 0 else "", line) for place, line in enumerate(filter(None, lines))]
     typed = [*((START, line) for line in answer.start.splitlines()), (CHECK, answer.check)]
     fits = [] if has_energy else [("fit", "Requests of this length whose KV fits into one replica's memory at once.")]
-    labelled = [*basis, *fits, *((label, line) for label, line in typed if line)]
-    return Said(answer.verdict, [("", table)], labelled, more="--json FILE: everything.")
+    basis = [*labelled(SURE, filter(None, lines)), *fits, *((label, line) for label, line in typed if line)]
+    return Said(answer.verdict, [("", table)], basis, more="--json FILE: everything.")
 
 
 def _deployment_cells(row: PlannedDeployment, answer: Rental, *, has_energy: bool) -> dict[str, str]:

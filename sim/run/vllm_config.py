@@ -66,19 +66,6 @@ def _acceptance(synthetic: list[Json]) -> str:
     return f"synthetic:{','.join(map(str, rates))}"
 
 
-def synthetic_config(acceptance: str) -> dict[str, Json] | None:
-    """vLLM's key, and its value, of an acceptance of its synthetic sampler; None for any other.
-
-    >>> synthetic_config("synthetic:2.6"), synthetic_config("pinned:3.5@5"), synthetic_config("iid:0.7")
-    ({'synthetic_acceptance_length': 2.6}, {'synthetic_acceptance_length': 3.5}, None)
-    """
-    name, _, numbers = acceptance.partition(":")
-    if name not in ("synthetic", "pinned"):
-        return None
-    values: list[Json] = [float(number) for number in numbers.partition("@")[0].split(",")]
-    return {SYNTHETIC[1]: values} if len(values) > 1 else {SYNTHETIC[0]: values[0]}
-
-
 def _method(config: dict[str, Json]) -> Drafter:
     """What vLLM would draft with: the method named, or else the model's. Names that end in `_mtp` are of one family."""
     name = config.get("method")

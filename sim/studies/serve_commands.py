@@ -19,12 +19,9 @@ import msgspec
 from sim.costs.memory import kv_capacity_tokens
 from sim.costs.profile import Profile
 from sim.costs.shapes import Formats, ModelShape
-from sim.files.json_values import Json, leaves
-from sim.policies.registry import find_policy
-from sim.run.limits import engine_for, limits_of, served_by
-from sim.run.scenario import Scenario, to_plain
-from sim.run.vllm_config import synthetic_config
-from sim.workload.generate import num_requests
+from sim.files.json_values import Json
+from sim.run.limits import engine_for, limits_of
+from sim.run.scenario import Scenario
 
 _HELD = msgspec.json.decode(Path(__file__).with_suffix(".json").read_bytes())
 REPOSITORIES: Mapping[str, str] = _HELD["repositories"]
@@ -34,8 +31,6 @@ PUBLISHED_FORMATS: Mapping[str, str] = _HELD["published_formats"]
 """Format of the experts in the repository where it is not bf16."""
 POOLS: Mapping[str, Mapping[str, str]] = _HELD["pools"]
 """By server: what makes one only prefill, or only decode, and the router before them."""
-CARRIED = frozenset(_HELD["carried"])
-"""Keys of a scenario that vLLM's lines carry, that change no run, or that a note of theirs is about."""
 ONLINE = "fp8"
 """Format to which vLLM and SGLang bring a bf16 checkpoint as they load it (`--quantization fp8`)."""
 TARGET, DRAFT = "<target>", "<draft>"
@@ -137,82 +132,6 @@ def deployment(
     )
 
 
-def checking_lines(
-    scenario: Scenario, profile: Profile, *, target_model: str | None = None, draft_model: str | None = None
-) -> tuple[str, str, list[str]]:
-    """The `vllm serve` and `vllm bench serve` lines that would check a scenario on the GPU, and in what they differ.
-
-    Prompts are random, of the workload's mean lengths where they vary. A scenario on one rank of several is that load
-    on every rank. Raises ValueError for an engine that vLLM's line does not start.
-
-    >>> import lanesim
-    >>> given = lanesim.Scenario.of(profile="cpu/tiny", policy="continuous", input_len=64, request_rate=4)
-    >>> checking_lines(given, lanesim.load_profile(given.profile))[1].split()[:3]
-    ['vllm', 'bench', 'serve']
-    """
-    server = _Server(scenario, profile, target_model, draft_model)
-    if server_of(scenario, profile) != VLLM:
-        raise ValueError(
-            f"engine {server.engine!r} is simulated, which a vLLM line does not start; want a vllm-... engine, or "
-            "`lanesim tune`, which prints SGLang's flags"
-        )
-    workload, speculation, k = scenario.workload, scenario.speculation, scenario.speculation.num_speculative_tokens
-    config, notes = None, [server.target.note, server.stands_in, _not_carried(scenario)]
-    if k and any(find_policy(name).is_speculative for name in scenario.policy):
-        given = speculation.num_speculative_tokens_per_batch_size
-        table: Table = ((1, 1, k),) if given is None or isinstance(given, dict) else given
-        config = server.speculative_config(table, k)
-        notes += [server.draft_note, *server.vllm_notes(table)]
-        if (synthetic := synthetic_config(speculation.acceptance)) is not None:
-            config |= {"rejection_sample_method": "synthetic", **synthetic}
-        if speculation.controller not in ("fixed", "by_batch"):
-            notes.append(f"speculation.controller={speculation.controller} is not in the line, which always drafts {k}")
-    means = served_by(scenario, profile).mean_tokens(scenario.seed)
-    lengths: Sequence[int] = (round(means.prompt) - workload.sharing.prefix_len, round(means.output))
-    if workload.random_range_ratio is not None:
-        lengths = [fixed or mean for fixed, mean in zip(workload.fixed_len, lengths, strict=True)]
-    prompt_tokens, output_tokens = lengths
-    if workload.dataset_name != "fixed" and (workload.input_len is None or workload.output_len is None):
-        notes.append(
-            f"{workload.dataset_name}: every request has its mean lengths, {prompt_tokens} and {output_tokens} tokens; "
-            "simulate with --input-len and --output-len to compare like with like"
-        )
-    if config is not None and "rejection_sample_method" not in config:
-        notes.append(
-            f"{speculation.acceptance}: random prompts are accepted otherwise; take acceptance from the result"
-        )
-    ratio = workload.random_range_ratio
-    if isinstance(ratio, tuple):
-        notes.append(
-            f"workload.random_range_ratio={list(ratio)}: vllm bench draws around a mean; every request has its mean "
-            "lengths"
-        )
-        ratio = None
-    if workload.dataset_path is not None:
-        notes.append(f"{workload.dataset_name}: requests arrive at random, not as the trace has them")
-    in_flight, ranks = workload.max_concurrency, profile.data_parallel
-    bounds = [f"{name.removesuffix('_ms')}:{ms:g}" for name, ms in scenario.goodput.bounds_ms.items() if ms is not None]
-    flags: Flags = {
-        "model": server.target.name,
-        "dataset-name": "random",
-        "random-prefix-len": workload.sharing.prefix_len or None,
-        "random-input-len": prompt_tokens,
-        "random-output-len": output_tokens,
-        "num-prompts": ranks * num_requests(workload),
-        "request-rate": ranks * workload.request_rate,
-        "seed": scenario.seed,
-        "ignore-eos": True,
-        "save-result": True,
-        "save-detailed": True,
-        "random-range-ratio": ratio or None,
-        "burstiness": workload.burstiness if workload.burstiness != 1.0 else None,
-        "max-concurrency": None if in_flight is None else ranks * in_flight,
-        "goodput": bounds or None,
-    }
-    bench = shlex.join(["vllm", "bench", "serve", *_words(flags)])
-    return server.vllm_serve(config), bench, [note for note in notes if note is not None]
-
-
 class _Server:
     """The server of a scenario, in its words."""
 
@@ -256,8 +175,8 @@ class _Server:
         is_vllm = self.engine.startswith(VLLM)
         return None if is_vllm else f"engine {self.engine!r} is no server's: the line is vLLM's, with its limits"
 
-    def speculative_config(self, table: Table, longest: int | None = None) -> dict[str, Json]:
-        longest, method = longest or max(k for _, _, k in table), self.method
+    def speculative_config(self, table: Table) -> dict[str, Json]:
+        longest, method = max(k for _, _, k in table), self.method
         is_table = any(k != longest for _, _, k in table)
         config: dict[str, Json] = {
             "method": method.vllm_method or method.name,
@@ -358,21 +277,6 @@ class _Server:
         if len(table) == 1 or not self.method.sglang_adapts or self._shares_experts:
             return None
         return {str(start): {"candidate_steps": sorted({*plausible.get(start, ()), k})} for start, _, k in table}
-
-
-def _not_carried(scenario: Scenario) -> str | None:
-    """The keys that are not at their defaults and that no flag says."""
-    default = Scenario(profile=scenario.profile, policy=scenario.policy)
-    before, after = dict(leaves(to_plain(default))), dict(leaves(to_plain(scenario)))
-    carried = set(CARRIED)
-    if scenario.workload.sharing.num_prefixes == 1:
-        carried.add("workload.sharing.prefix_len")
-    if isinstance(scenario.engine.cuda_graph, bool):
-        carried.add("engine.cuda_graph")
-    differs = {key: value for key, value in after.items() if key not in carried and value != before.get(key)}
-    left = [key if isinstance(value, list | tuple) else f"{key}={value}" for key, value in differs.items()]
-    left += [f"policy={name}" for name in scenario.policy if name not in VLLM_POLICIES]
-    return f"not in these lines: {', '.join(left)}" if left else None
 
 
 def _words(flags: Flags) -> Iterator[str]:

@@ -33,7 +33,7 @@ from sim.run.scenario_file import parse_override, set_dotted
 from sim.studies.cost_draws import DEFAULT_DRAWS
 from sim.studies.plan.candidate_ranking import POLICY, Candidate, Ranked, Refused, label_of
 from sim.studies.plan.pools import apart, with_pools
-from sim.studies.plan.search import Rental, plan, with_world
+from sim.studies.plan.search import Rental, in_other_tables, plan
 
 NO_DRAFT = ("none", "off")
 MOST_GPUS = 8
@@ -73,7 +73,6 @@ def planned(flags: PlanFlags, bounds_ms: dict[str, float], on_step: OnDone) -> R
         on_done=on_step,
         on_ranking=rank,
     )
-    # What random prompts do to acceptance is about the line that loads a server, which is in the JSON alone.
     profile = next(each.profile for each in candidates if each.name == result.deployments[0].profile)
     notes = [scaled_from(profile), assumed, named.assumed, *(note for note in result.notes if note.startswith("<"))]
     if (tables := tables_of(profile, engine.partition("-")[0])) is not None:
@@ -83,7 +82,7 @@ def planned(flags: PlanFlags, bounds_ms: dict[str, float], on_step: OnDone) -> R
         notes.insert(0, disputed)
         if ratio is not None and result.deployments[0].policy == POLICY:
             whose = f"{engine.partition('-')[0]}'s own"
-            result = with_world(result, profile, ratio, whose, on_done=on_step)
+            notes.insert(0, in_other_tables(result, profile, ratio, whose, on_done=on_step))
     result = replace(result, notes=[note for note in notes if note])
     return with_pools(result, candidates, flags.gpus or MOST_GPUS, named.repository) if flags.disaggregate else result
 

@@ -6,7 +6,7 @@ with ever more requests in flight until goodput falls. Not here: draws, replicas
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import groupby
@@ -113,22 +113,16 @@ class Refused(msgspec.Struct, frozen=True, kw_only=True):
     """Times that the worst SLO is missed by one request alone; None where nothing was simulated."""
 
 
-class _Setting(NamedTuple):
-    """One draft length of one candidate; its resolved scenario, and the requests in flight to try."""
+class _Climb(NamedTuple):
+    """One draft length of one candidate, the requests in flight to try, and what they came to."""
 
     candidate: Candidate
     k: int
     resolved: Resolved
     concurrencies: tuple[int, ...]
-
-
-class _Climb(NamedTuple):
-    """The first pass of a setting."""
-
-    setting: _Setting
     alone: Run
     """The run with one request at a time."""
-    goodput: dict[int, float]
+    goodput: Mapping[int, float]
     """Goodput by requests in flight, until it falls; empty where one alone misses the SLOs."""
 
 
@@ -141,7 +135,7 @@ def first_pass(
     on_done: OnDone,
 ) -> tuple[list[Ranked], list[Refused]]:
     """The candidates that can meet the SLOs, best first, and why the others cannot."""
-    settings, refused, ranking = list[_Setting](), list[Refused](), list[Ranked]()
+    settings, refused, ranking = list[_Climb](), list[Refused](), list[Ranked]()
     for candidate in candidates:
         able, reason = _able(candidate, scenario)
         settings += able
@@ -149,8 +143,8 @@ def first_pass(
             refused.append(Refused(deployment=candidate.label, why=reason))
     uses = settings[0].resolved.plugins if settings else ()
     climbed = Runner(workers, on_done).run(partial(_climbed, share), settings, "first pass", uses) if settings else []
-    climbs = [_Climb(setting, *found) for setting, found in zip(settings, climbed, strict=True)]
-    for _, group in groupby(climbs, key=lambda climb: id(climb.setting.candidate)):
+    climbs = [one._replace(alone=alone, goodput=found) for one, (alone, found) in zip(settings, climbed, strict=True)]
+    for _, group in groupby(climbs, key=lambda climb: id(climb.candidate)):
         tried = list(group)
         if contending := [climb for climb in tried if climb.goodput]:
             ranking.append(_ranked(contending, rate_per_s))
@@ -161,7 +155,7 @@ def first_pass(
     return ranking, refused
 
 
-def _able(candidate: Candidate, scenario: Scenario) -> tuple[list[_Setting], str]:
+def _able(candidate: Candidate, scenario: Scenario) -> tuple[list[_Climb], str]:
     """Its settings that memory has room for; the reason where none."""
     speculation = scenario.speculation
     drafts = candidate.profile.draft is not None or speculation.drafter.looks_up
@@ -172,13 +166,13 @@ def _able(candidate: Candidate, scenario: Scenario) -> tuple[list[_Setting], str
         try:
             given = with_keys(candidate.served(scenario), speculation=drafting)
             resolved = resolve(given, candidate.profile, candidate.policy)
-            able.append(_Setting(candidate, k, resolved, concurrencies_of(resolved)))
+            able.append(_Climb(candidate, k, resolved, concurrencies_of(resolved), {}, {}))
         except ValueError as error:
             reason = reason or str(error)
     return able, reason
 
 
-def _climbed(share: float, setting: _Setting) -> tuple[Run, dict[int, float]]:
+def _climbed(share: float, setting: _Climb) -> tuple[Run, dict[int, float]]:
     """One request alone, and if that meets the SLOs the goodput by requests in flight, until it falls; run in a
     worker."""
     seed = child_seed(setting.resolved.scenario.seed, PLAN_KEY)
@@ -200,13 +194,13 @@ def _climbed(share: float, setting: _Setting) -> tuple[Run, dict[int, float]]:
 def _ranked(climbs: Sequence[_Climb], rate_per_s: float) -> Ranked:
     """Figures of one candidate, by the settings tried of it."""
     best = max(climbs, key=lambda each: max(each.goodput.values()))
-    candidate, _, resolved, concurrencies = best.setting
+    candidate, resolved = best.candidate, best.resolved
     in_flight = max(best.goodput, key=lambda count: best.goodput[count])
     served_share = resolved.served.mean_tokens(resolved.scenario.seed).served_share
     rate = best.goodput[in_flight] / served_share * candidate.profile.data_parallel
-    useful = tuple(count for count in concurrencies if best.goodput.get(count, 0.0) >= FALLEN * best.goodput[1])
+    useful = tuple(count for count in best.concurrencies if best.goodput.get(count, 0.0) >= FALLEN * best.goodput[1])
     near = {
-        climb.setting.k
+        climb.k
         for climb in climbs
         for count in useful
         if climb.goodput.get(count, 0.0) >= CONTENDING * max(each.goodput.get(count, 0.0) for each in climbs)
@@ -214,7 +208,7 @@ def _ranked(climbs: Sequence[_Climb], rate_per_s: float) -> Ranked:
     gpus = ceil(rate_per_s / rate) * candidate.gpus
     # One draft fits the captured graphs for longest: without it no length would, of many requests.
     lengths = sorted((near - {PLAIN}) | {1}) if near - {PLAIN} else []
-    return Ranked(candidate, best.setting.k, rate, in_flight, gpus, tuple(lengths), useful)
+    return Ranked(candidate, best.k, rate, in_flight, gpus, tuple(lengths), useful)
 
 
 def _miss(climb: _Climb, scenario: Scenario) -> Refused:
@@ -223,7 +217,7 @@ def _miss(climb: _Climb, scenario: Scenario) -> Refused:
     known = {name: number(climb.alone, f"p95_{name}") or number(climb.alone, f"mean_{name}") for name in bounds}
     reached = {name: value for name, value in known.items() if value is not None}
     miss = max((value / (bounds[name] or value) for name, value in reached.items()), default=float("inf"))
-    drafter = "no drafter" if climb.setting.k == PLAIN else f"K = {climb.setting.k}"
+    drafter = "no drafter" if climb.k == PLAIN else f"K = {climb.k}"
     shown = ", ".join(f"{name.removesuffix('_ms')} {value:.3g} ms" for name, value in reached.items())
     why = f"one request alone has {shown} ({drafter})"
-    return Refused(deployment=climb.setting.candidate.label, why=why, miss=miss)
+    return Refused(deployment=climb.candidate.label, why=why, miss=miss)

@@ -81,33 +81,26 @@ def with_pools(
     """`result` with the load from which separate servers pay, what they send, how they start, and the errors."""
     refined = [row for row in result.deployments if not row.is_first_pass]
     of = {name: [row for row in refined if row.policy == name] for name in (APART, POLICY, LANES)}
-    drafting = {row.policy for row in refined if row.num_speculative_tokens}
-    without = {name: " without drafts" * (POLICY in drafting and name not in drafting) for name in of}
     best, most = refined[0], max(max_gpus, refined[0].gpus)
-    start = result.start * (best.policy != LANES)
-    pays = pays_from(of[APART], of[POLICY], most)
-    first = f"pay from {pays:.2g} requests/s on." if pays else f"do not pay on up to {most} GPUs."
-    if of[APART] and of[POLICY]:
-        ours, theirs = (min(row.gpus for row in of[name]) for name in (APART, POLICY))
-        first += f" At {result.rate_per_s:g} they take {ours} GPUs, servers that do both {theirs}."
-    rent, *rest = result.verdict.splitlines()
+    pays, drafting = (
+        pays_from(of[APART], of[POLICY], most),
+        {row.policy for row in refined if row.num_speculative_tokens},
+    )
+    without = " without drafts" * (POLICY in drafting and APART not in drafting)
+    when = f"pay from {pays:.2g} requests/s on" if pays else f"do not pay on up to {most} GPUs"
+    verdict = f"{result.verdict}\nSeparate prefill and decode servers{without} {when}."
+    start, notes = result.start * (best.policy != LANES), [ERRORS, *[_lanes_error()] * bool(of[LANES]), *result.notes]
     if best.policy == APART:
         scenario = parse_scenario(result.scenario)
         served = scenario.profile, scenario.policy_options.pools
         candidate = next(each for each in candidates if (each.name, each.pools) == served)
         pools, few = candidate.pools, candidate.prefill_degree
         named = f"{pools.prefill} prefill (TP{few}) and {pools.decode} decode servers (TP{best.tp})"
-        rent = rent.replace(best.deployment, named)
-        sent = f"A prompt sends {best.kv_bytes / 1e9:.2g} GB of KV, {duration(1e3 * best.link_s)} by {pools.link}."
-        rest = [sent, *rest]
+        verdict = verdict.replace(best.deployment, named, 1)
+        sent = f"{best.kv_bytes / 1e9:.2g} GB of KV, {duration(1e3 * best.link_s)} by {pools.link}"
+        notes.insert(0, f"separate servers: a prompt sends {sent}")
         start = _starts(scenario, candidate, target_model)
-    if of[LANES] and of[POLICY]:
-        lanes, loop = (max(row.rate_per_replica / row.tp / row.dp for row in of[name]) for name in (LANES, POLICY))
-        gain = f"{lanes / loop:.2f} times the load of continuous batching"
-        rest.append(f"Prefill and decode on two streams of a GPU (pd){without[LANES]} hold {gain}. {_lanes_error()}")
-    said = [f"Separate prefill and decode servers{without[APART]} {first}", rent, *rest]
-    notes = [ERRORS, *result.notes]
-    return msgspec.structs.replace(result, verdict="\n".join(said), pays_from_per_s=pays, start=start, notes=notes)
+    return msgspec.structs.replace(result, verdict=verdict, pays_from_per_s=pays, start=start, notes=notes)
 
 
 def pays_from(apart: Sequence[PlannedDeployment], together: Sequence[PlannedDeployment], max_gpus: int) -> float | None:
@@ -150,6 +143,4 @@ def _lanes_error() -> str:
     cells = [cell for cell in measured().cells if cell.policy in (LANES, POLICY)]
     errors = {(cell.policy, cell.gpu, cell.in_flight): 1.0 + cell.error_pct / 100.0 for cell in cells}
     off = [100.0 * (error / errors[POLICY, gpu, n] - 1.0) for (name, gpu, n), error in errors.items() if name == LANES]
-    return (
-        f"Its simulated latency beside that was {min(off):+.0f} to {max(off):+.0f} % off in {len(off)} replays on GPUs."
-    )
+    return f"pd: latency against continuous {min(off):+.0f} to {max(off):+.0f} % off, in {len(off)} replays on GPUs"

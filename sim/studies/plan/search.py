@@ -4,8 +4,8 @@ without a drafter, at which draft length, in how many replicas.
 A first pass prunes and ranks: closed loops of ever more requests in flight, costs and acceptance as given, each setting
 until its goodput falls; what does not fit in memory, or misses the SLOs alone, is refused with the reason. The best few
 are refined: draft length by load as `tune` has it, the highest rate and the replicas as `capacity` has it, both in
-draws of costs and acceptance. Where two tables of the same kernels contradict each other, the sentence says what the
-best row comes to by the other one, too (`with_world`). A candidate is a profile; of one of several ranks
+draws of costs and acceptance. Where two tables of the same kernels contradict each other, a note says what the best row
+comes to by the other one, too (`in_other_tables`). A candidate is a profile; of one of several ranks
 (`data_parallel`) a rank is simulated, and replicas are whole. Not here: where profiles come from (calibrate.importers),
 draws, how it is shown (sim.report.say).
 """
@@ -38,7 +38,7 @@ from sim.studies.cost_draws import DEFAULT_DRAWS, covers, with_times
 from sim.studies.evidence import asked_of, evidence
 from sim.studies.load_search import REQUESTS, with_length
 from sim.studies.plan.candidate_ranking import APART, LANES, POLICY, Candidate, Ranked, Refused, first_pass
-from sim.studies.serve_commands import VLLM, checking_lines, deployment, server_of
+from sim.studies.serve_commands import deployment
 from sim.studies.tune import Tuning, has_slo, tune
 from sim.workload.classes import Goodput
 
@@ -105,8 +105,6 @@ class Rental(Stated, frozen=True, kw_only=True):
     """Load from which on separate prefill and decode servers take fewer GPUs; None: at none, or not asked."""
     start: str
     """The lines that start the engine that was simulated; empty where none is known."""
-    vllm_bench: str
-    """The line that sends it the load; empty where that engine is not vLLM."""
     notes: list[str]
 
     @property
@@ -184,12 +182,8 @@ def plan(
     refined.sort(key=lambda each: (each.row.policy == LANES, search.order(each.row)))
     best = refined[0]
     profile = best.candidate.profile
-    if server_of(best.scenario, profile) == VLLM:
-        start, bench, notes = checking_lines(best.scenario, profile, target_model=target_model)
-    else:
-        table = ((1, 1, best.row.num_speculative_tokens),)
-        line = deployment(best.scenario, profile, table, {}, target_model=target_model)
-        start, bench, notes = line.start, "", line.notes
+    table = ((1, 1, best.row.num_speculative_tokens),)
+    line = deployment(best.scenario, profile, table, {}, target_model=target_model)
     return Rental(
         scenario=to_plain(best.scenario),
         gpu=profile.gpu.name,
@@ -204,9 +198,8 @@ def plan(
         deployments=[*(each.row for each in refined), *map(search.estimate, waiting)][:ROWS],
         tuning=best.tuning,
         refused=refused,
-        start=start,
-        vllm_bench=bench,
-        notes=notes,
+        start=line.start,
+        notes=line.notes,
     )
 
 
@@ -382,16 +375,16 @@ def _drafter(scenario: Scenario, profile: Profile) -> str | None:
 def _verdict(best: _Refined, search: _Search) -> str:
     """The answer that the user came for, a sentence a line."""
     row, profile = best.row, best.candidate.profile
-    k, usd, gpus = row.num_speculative_tokens, row.usd_per_million_tokens, f"{row.gpus} x {profile.gpu.name}"
-    drafting = f"with {_drafter(best.scenario, profile)} at K = {k}" if k else "without a drafter"
-    what = f"{profile.target.name} as {row.deployment} {drafting}"
+    drafting = (
+        f"with {_drafter(best.scenario, profile)} at K = {k}"
+        if (k := row.num_speculative_tokens)
+        else "without a drafter"
+    )
+    what = f"{row.replicas} replica{'s' * (row.replicas != 1)} of {profile.target.name} as {row.deployment} {drafting}"
     within = f"{100 * search.share:g} % of them within {_bounds(best.scenario)}"
-    price = "" if usd is None else f" at ${usd:.3g} per million output tokens"
-    per_gpu = f"A GPU makes {row.output_tokens_per_s_per_gpu:.0f} output tokens/s{price}."
-    met = f"That holds in {row.worlds_met} of {search.draws} variations of GPU times and acceptance. "
-    replicas = f"{row.replicas} replica{'s' * (row.replicas != 1)}"
-    serve = f"They serve {search.rate_per_s:g} requests/s, {within}."
-    return "\n".join([f"Rent {gpus}: {replicas} of {what}.", serve, met * bool(search.draws) + per_gpu])
+    met = f", in {row.worlds_met} of {search.draws} variations" * bool(search.draws)
+    serve = f"They serve {search.rate_per_s:g} requests/s, {within}{met}."
+    return f"Rent {row.gpus} x {profile.gpu.name}: {what}.\n{serve}"
 
 
 def _bounds(scenario: Scenario) -> str:
@@ -399,15 +392,15 @@ def _bounds(scenario: Scenario) -> str:
     return " and ".join(f"{name.removesuffix('_ms').upper()} {bound:g} ms" for name, bound in bounds.items())
 
 
-def with_world(
+def in_other_tables(
     result: Rental,
     profile: Profile,
     ratio: float,
     whose: str,
     *,
     on_done: OnDone = lambda stage, done, total: None,
-) -> Rental:
-    """`result`, whose best row has `profile`, and a line on that row with passes `ratio` times as long, as they are by
+) -> str:
+    """What the best row of `result`, which has `profile`, comes to with passes `ratio` times as long, as they are by
     the tables `whose` are: `If vllm's own tables hold, you need about 16 GPUs.`
 
     Costs and acceptance are as given there, and a fleet is as many replicas as the rate takes at a replica's load.
@@ -422,7 +415,5 @@ def with_world(
         on_done=on_done,
     )
     rate_per_s, gpus = (one.highest[0].load or 0.0) * best.dp, best.gpus // (best.replicas or 1)
-    comes_to = "nothing meets the SLOs"
-    if rate_per_s:
-        comes_to = f"you need about {ceil(result.rate_per_s / rate_per_s) * gpus} GPUs"
-    return msgspec.structs.replace(result, verdict=f"{result.verdict}\nIf {whose} tables hold, {comes_to}.")
+    count = ceil(result.rate_per_s / rate_per_s) * gpus if rate_per_s else 0
+    return f"If {whose} tables hold, {f'you need about {count} GPUs' if count else 'nothing meets the SLOs'}."

@@ -8,7 +8,7 @@ import shlex
 import pytest
 
 from sim.cli.main import run
-from tests.sim.studies.server_flags import checking
+from tests.sim.studies.server_flags import serving
 
 NEW = "meta-llama/Llama-3.1-8B-Instruct --gpu h100"
 TUNED = "--concurrencies 1 --draws 1 --input-len 64 --output-len 8 --json -"
@@ -43,12 +43,12 @@ def test_a_model_said_twice_is_one(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_the_line_to_start_names_the_model_that_was_asked_for() -> None:
     head = "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B"
-    line, *_ = checking(*shlex.split(f"{NEW} --draft {head} {SMALL}"))
+    line = serving(*shlex.split(f"{NEW} --draft {head} {SMALL}"))
     assert line.startswith("vllm serve meta-llama/Llama-3.1-8B-Instruct ")
     assert f'"model": "{head}"' in line
     serve = "vllm serve some/Llama-3.1-8B-Instruct --quantization fp8"
     with pytest.warns(UserWarning, match="simulated as"):
-        line, *_ = checking("--serve", serve, "--gpu", "h100", *SMALL.split())
+        line = serving("--serve", serve, "--gpu", "h100", *SMALL.split())
     assert "serve some/Llama-3.1-8B-Instruct " in line
     assert "--quantization fp8" in line
 

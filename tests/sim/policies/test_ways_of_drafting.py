@@ -103,9 +103,9 @@ SERVE = """
 import sys, sim.drafters
 sim.drafters.__path__.append(sys.argv[1])
 from sim.cli.main import run
-from tests.sim.studies.server_flags import checking
+from tests.sim.studies.server_flags import serving
 serve = ["compare", "--profile", "h100-sxm/llama-3.1-8b+llama-3.2-1b", "--policy", "continuous", "--method", "window"]
-sys.exit(run([*serve, "--num-prompts", "8", "--acceptance", "iid:0.7", "--draws", "2"]) or print(checking(*serve[1:])))
+sys.exit(run([*serve, "--num-prompts", "8", "--acceptance", "iid:0.7", "--draws", "2"]) or print(serving(*serve[1:])))
 """
 
 

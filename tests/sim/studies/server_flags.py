@@ -1,7 +1,7 @@
 """Flags and keys that we write and servers know, as read from the sources inside their wheels on 2026-11-22.
 
-vllm 0.33.0 (files of 2026-11-01): vllm/engine/arg_utils.py; fields of SpeculativeConfig in vllm/config/speculative.py;
-vllm/benchmarks/serve.py and datasets/datasets.py. sglang 0.5.23 (files of 2026-10-30): sglang/srt/arg_groups/fields and
+vllm 0.33.0 (files of 2026-11-01): vllm/engine/arg_utils.py; fields of SpeculativeConfig in vllm/config/speculative.py.
+sglang 0.5.23 (files of 2026-10-30): sglang/srt/arg_groups/fields and
 the graph backends of exec_. A name that is new in our lines is looked up there before it is added here.
 """
 
@@ -12,16 +12,17 @@ from sim.cli.options import gather, with_assumptions
 from sim.costs.profile_files import load
 from sim.run.resolve import resolve_all
 from sim.run.scenario import parse_scenario
-from sim.studies.serve_commands import checking_lines
+from sim.studies.serve_commands import deployment
 
 
-def checking(*words: str) -> tuple[str, str, list[str]]:
-    """The lines that would check what `lanesim compare` with these words simulates, and their notes."""
+def serving(*words: str) -> str:
+    """The line that starts the server that `lanesim compare` with these words simulates."""
     flags = CompareFlags(**compare_command.make_context("compare", list(words)).params)
     scenario = parse_scenario(with_assumptions(gather(flags)))
     profile = load(scenario.profile)
     resolve_all(scenario, profile)
-    return checking_lines(scenario, profile, **flags.repositories)
+    table = ((1, 1, scenario.speculation.num_speculative_tokens),)
+    return deployment(scenario, profile, table, {}, **flags.repositories).start
 
 
 def _names(text: str) -> frozenset[str]:
@@ -34,13 +35,8 @@ VLLM_SERVE = _names("""
 --max-model-len --max-num-batched-tokens --max-num-seqs --num-gpu-blocks-override --quantization --speculative-config
 --tensor-parallel-size
 """)
-VLLM_BENCH_SERVE = _names("""
---burstiness --dataset-name --goodput --ignore-eos --max-concurrency --model --num-prompts --random-input-len
---random-output-len --random-prefix-len --random-range-ratio --request-rate --save-detailed --save-result --seed
-""")
 VLLM_SPECULATIVE_CONFIG = _names("""
-method model num_speculative_tokens num_speculative_tokens_per_batch_size parallel_drafting rejection_sample_method
-synthetic_acceptance_length synthetic_acceptance_rates
+method model num_speculative_tokens num_speculative_tokens_per_batch_size parallel_drafting
 """)
 SGLANG_LAUNCH_SERVER = _names("""
 --attn-dp-size --chunked-prefill-size --cuda-graph-backend-decode --cuda-graph-backend-prefill --dp-size

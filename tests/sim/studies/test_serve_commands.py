@@ -1,8 +1,7 @@
-"""The command lines that would check a scenario on the GPU: what they ask for is what was simulated."""
+"""The command lines that start a server: what they ask for is what was simulated."""
 
 from __future__ import annotations
 
-import json
 import shlex
 from itertools import pairwise
 from typing import Any
@@ -17,37 +16,22 @@ from sim.drafters.drafter import Drafter
 from sim.drafters.mtp import layer as mtp_layer
 from sim.drafters.registry import DRAFTERS
 from sim.run.scenario import Scenario
-from sim.studies.serve_commands import ServeLines, checking_lines, deployment
+from sim.studies.serve_commands import ServeLines, deployment
 from tests.sim.studies.server_flags import (
     SGLANG_ALGORITHMS,
     SGLANG_LAUNCH_SERVER,
-    VLLM_BENCH_SERVE,
     VLLM_METHODS,
     VLLM_SERVE,
     VLLM_SPECULATIVE_CONFIG,
-    checking,
 )
 
 HEAD = "h100-sxm/llama-3.1-8b+eagle3"
 ROWS = [[1, 16, 3], [17, 64, 1]]
 SGLANG = "sglang-0.5"
 
-FLAGS = [
-    "--policy", "continuous", "--profile", "h100-sxm/llama-3.1-8b+llama-3.2-1b",
-    "--input-len", "300", "--output-len", "50", "--request-rate", "4", "--num-prompts", "200",
-    "--set", "engine.max_num_seqs=64", "--set", "engine.max_num_batched_tokens=4096", "--num-speculative-tokens", "3",
-]  # fmt: skip
-
 
 def flags_of(line: str) -> dict[str, str]:
     return {flag: value for flag, value in pairwise(shlex.split(line)) if flag.startswith("--")}
-
-
-def test_lengths_that_vary_are_said_to_be_means() -> None:
-    varied = [flag for flag in FLAGS if flag not in ("--input-len", "300", "--output-len", "50")]
-    _, bench, (note, _) = checking(*varied, "--set", "workload.dataset_name=azure-conv")
-    lengths = flags_of(bench)
-    assert f"{lengths['--random-input-len']} and {lengths['--random-output-len']} tokens" in note
 
 
 def scenario(profile: str = HEAD, **changes: Any) -> Scenario:
@@ -72,11 +56,10 @@ def deployed(profile: Profile, table: list[list[int]] = ROWS, **changes: Any) ->
     return deployment(scenario(**changes), profile, table, {})
 
 
-def check_known(found: ServeLines, bench: str = "vllm bench serve") -> None:
+def check_known(found: ServeLines) -> None:
     """Every flag, key and method is one that the servers know, and every model one that can exist."""
     serve = shlex.split(found.vllm_serve)
     assert {word for word in serve if word.startswith("--")} <= VLLM_SERVE
-    assert {word for word in shlex.split(bench) if word.startswith("--")} <= VLLM_BENCH_SERVE
     config = found.speculative_config
     if config is not None:
         assert set(config) <= VLLM_SPECULATIVE_CONFIG
@@ -100,9 +83,7 @@ def test_every_flag_and_key_is_one_that_the_servers_know(name: str) -> None:
     for k, given in ((3 if profile.draft is not None else 0, profile), (0, profile)):
         asked = scenario(name, num_speculative_tokens=k, burstiness=0.5, max_concurrency=8)
         found = deployment(asked, given, [[1, 16, k], [17, 64, k and 1]], {})
-        serve, bench, _ = checking_lines(asked, given)
-        check_known(found, bench)
-        check_known(msgspec.structs.replace(found, vllm_serve=serve), bench)
+        check_known(found)
         sglang = scenario(name, num_speculative_tokens=k, engine=SGLANG)
         check_known(deployment(sglang, given, [[1, 16, k], [17, 64, k and 1]], {}))
 
@@ -198,26 +179,6 @@ def test_a_line_has_the_limits_and_switches_that_were_simulated() -> None:
     assert flags_of(newest)["--prefill-decode-interval"] == "4"
 
 
-def test_one_shared_prefix_is_in_the_benchmark() -> None:
-    _, bench, notes = checking(*FLAGS, "--set", "workload.sharing.prefix_len=256")
-    asked = flags_of(bench)
-    assert (asked["--random-prefix-len"], asked["--random-input-len"]) == ("256", "300")
-    assert not any("not in these lines" in note for note in notes)
-
-
-def test_a_load_on_one_rank_is_that_on_every_rank() -> None:
-    asked = scenario(num_prompts=100, max_concurrency=6)
-    bench = flags_of(checking_lines(asked, sparse(data_parallel=4))[1])
-    assert (bench["--num-prompts"], bench["--request-rate"], bench["--max-concurrency"]) == ("400", "8", "24")
-
-
 def test_a_pool_smaller_than_the_longest_context_is_no_reason_not_to_start() -> None:
     assert "--max-model-len auto" in deployed(load("rtx-4090/llama-3.1-8b"), [[1, 64, 0]]).vllm_serve
     assert "--max-model-len" not in deployed(load("h100-sxm/llama-3.1-8b"), [[1, 64, 0]]).vllm_serve
-
-
-def test_acceptance_under_vllms_key_is_checked_under_it() -> None:
-    serve, _, notes = checking_lines(scenario(acceptance="synthetic:2.5"), load(HEAD))
-    config = json.loads(flags_of(serve)["--speculative-config"])
-    assert (config["rejection_sample_method"], config["synthetic_acceptance_length"]) == ("synthetic", 2.5)
-    assert not any("random prompts" in note for note in notes)

@@ -16,7 +16,7 @@ from sim.costs.profile_files import load
 from sim.run.resolve import resolve
 from sim.run.scenario import Scenario
 from sim.studies.attainment import highest_load
-from sim.studies.serve_commands import checking_lines
+from sim.studies.serve_commands import deployment
 from sim.workload.generate import TraceArrivals, Workload, build_requests
 from sim.workload.served import SAMPLE, Served
 from sim.workload.sessions import Sharing
@@ -152,7 +152,6 @@ def test_tokens_and_prices_of_a_rate_are_of_the_requests_among_it_that_are_serve
     assert sent.usd_per_million_tokens == pytest.approx(served.usd_per_million_tokens)
 
 
-def test_the_benchmarks_line_sends_what_is_served() -> None:
-    serve, bench, _ = checking_lines(scenario(**CUT), load(PROFILE))
-    assert "--random-output-len 100 " in bench
+def test_the_line_of_the_server_has_the_longest_context_that_is_served() -> None:
+    serve = deployment(scenario(**CUT), load(PROFILE), ((1, 1, 0),), {}).start
     assert f"--max-model-len {CONTEXT}" in serve
