@@ -74,7 +74,7 @@ def planned(flags: PlanFlags, bounds_ms: dict[str, float], on_step: OnDone) -> R
         on_ranking=rank,
     )
     profile = next(each.profile for each in candidates if each.name == result.deployments[0].profile)
-    notes = [scaled_from(profile), assumed, named.assumed, *(note for note in result.notes if note.startswith("<"))]
+    notes = [scaled_from(profile), assumed, named.assumed, *result.notes]
     if (tables := tables_of(profile, engine.partition("-")[0])) is not None:
         notes.insert(0, f"kernel tables: {tables}")
     if named.repository is not None:
@@ -83,7 +83,7 @@ def planned(flags: PlanFlags, bounds_ms: dict[str, float], on_step: OnDone) -> R
         if ratio is not None and result.deployments[0].policy == POLICY:
             whose = f"{engine.partition('-')[0]}'s own"
             notes.insert(0, in_other_tables(result, profile, ratio, whose, on_done=on_step))
-    result = replace(result, notes=[note for note in notes if note])
+    result = replace(result, notes=list(filter(None, notes)))
     return with_pools(result, candidates, flags.gpus or MOST_GPUS, named.repository) if flags.disaggregate else result
 
 
