@@ -17,7 +17,6 @@ from time import perf_counter
 from typing import TypeVar
 
 import msgspec
-from msgspec import structs
 
 from calibrate.fit import grid, points_file
 from calibrate.fit.point_works import VISITS, TimedPass
@@ -31,7 +30,6 @@ from calibrate.measure.roofs import roofs
 from calibrate.measure.serving_overhead import REPEATS, measure_serving
 from calibrate.measure.timing import BLOCK, MAX_REPETITIONS, MIN_REPETITIONS, Bench, count_kernels, repeat
 from realrun.host import cuda
-from realrun.host.driver import Driver
 from realrun.host.garbage_collector import frozen_heap
 from realrun.host.machine import fingerprint
 from realrun.model.kv import LAYOUT
@@ -66,8 +64,6 @@ def measure_pair(
     """
     with points_file.alone(path):
         session = Session(spec, path, on_step)
-        if spec.device == "cuda":
-            say(session.driver.said)
         session.measure(budget_s)
         try:
             # Before what runs beside each other: of an interrupted measurement this is worth more.
@@ -86,9 +82,7 @@ class Session:
         self.spec, self.path, self.on_step = spec, path, on_step
         cuda.find(spec.device)
         self._gpu = cuda.properties() if spec.device == "cuda" else None
-        self.driver = Driver(self._gpu and self._gpu.uuid)
-        version = self.driver.version or "none"
-        self.fingerprint = {**fingerprint(spec.device), "driver": version, "dtype": spec.dtype}
+        self.fingerprint = {**fingerprint(spec.device), "dtype": spec.dtype}
         if path.exists():
             former = points_file.read(path)
             points_file.check_same(path, former, self.fingerprint, spec.as_options())
@@ -180,14 +174,13 @@ class Session:
         for done, timed in enumerate(left):
             self.on_step("points", num_visits - len(left) + done, num_visits)
             share_s = max(0.0, ends_s - perf_counter()) / (len(left) - done)
-            with self.driver.watch() as watch:
-                timing = repeat(
-                    self.bench.timer(timed),
-                    share_s=share_s,
-                    clock=perf_counter,
-                    least=_least(held.num_visits),
-                    most=MAX_REPETITIONS // held.num_visits,
-                )
+            timing = repeat(
+                self.bench.timer(timed),
+                share_s=share_s,
+                clock=perf_counter,
+                least=_least(held.num_visits),
+                most=MAX_REPETITIONS // held.num_visits,
+            )
             point = MeasuredPoint(
                 **timed._asdict(),
                 device_s=timing.device_s,
@@ -198,8 +191,6 @@ class Session:
                 is_held_out=grid.is_held_out(timed, held.passes),
             )
             self.append("point", point)
-            if clocks := watch.slowest():
-                self.append("clocks", points_file.Clocks(timed=timed, **structs.asdict(clocks)))
 
     def _host(self, budget_s: float) -> None:
         self.on_step("host", 0, 2)

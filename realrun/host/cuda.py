@@ -43,8 +43,6 @@ class Properties(NamedTuple):
     name: str
     multiprocessors: int
     memory_bytes: int
-    uuid: str
-    """Name by which the driver knows it."""
 
 
 def properties() -> Properties:
@@ -53,7 +51,6 @@ def properties() -> Properties:
         name=str(reported.name),
         multiprocessors=int(reported.multi_processor_count),
         memory_bytes=int(reported.total_memory),
-        uuid=str(reported.uuid),
     )
 
 

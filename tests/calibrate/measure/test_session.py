@@ -96,7 +96,7 @@ def test_the_profile_has_points_errors_fingerprint_and_costs(folder: Path) -> No
     profile = load(folder / "p.json")
     assert profile.name == "cpu/t+d"
     assert profile.fingerprint is not None
-    assert {"device", "cpu", "torch", "cuda", "driver", "threads"} <= set(profile.fingerprint)
+    assert {"device", "cpu", "torch", "cuda", "threads"} <= set(profile.fingerprint)
     assert {"prefill", "decode", "draft", "verify", "overlap", "overlap_three"} <= set(profile.errors)
     assert all(profile.errors[kind].points for kind in ("draft", "verify", "overlap"))
     assert profile.errors["overlap_three"].points == 3

@@ -14,7 +14,6 @@ from calibrate.measure.campaign import smoke
 from calibrate.measure.campaign.plan import CAMPAIGNS
 from calibrate.measure.campaign.smoke import Ground, run_check
 from realrun.host.device import Cpu, DeviceStream, RealDevice
-from realrun.host.driver import Driver
 from realrun.model.attention import GatheringAttention
 from tests.realrun.timed_device import TimedDevice
 
@@ -32,7 +31,7 @@ class Gpu(TimedDevice):
 
 
 def ground(device: RealDevice, name: str = "cpu") -> Ground:
-    return Ground(name, device, CAMPAIGNS["cpu"].job, Driver(None))
+    return Ground(name, device, CAMPAIGNS["cpu"].job)
 
 
 def test_streams_that_share_a_queue_are_red() -> None:
