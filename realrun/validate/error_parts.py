@@ -21,7 +21,6 @@ from sim.costs.cost import CostModel, Demands
 from sim.costs.profile import HostCosts, Profile
 from sim.devices.contention import Contention
 from sim.hosts.simulated import RunLength, SimHost
-from sim.interface.request import Request
 from sim.interface.work import Work
 from sim.metrics.compared import PERCENTILES, errors
 from sim.metrics.records import RunRecord, WorkRecord
@@ -40,7 +39,6 @@ class Observed:
     experiment: Experiment
     run: Run
     """Its metrics (sim.metrics.summary.summarise)."""
-    requests: list[Request]
     works: list[MeasuredWork]
     wake: WakeLatency
     probed_s: Sequence[Sequence[float]] = ()
