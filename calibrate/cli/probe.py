@@ -85,7 +85,7 @@ def fit_command(flags: ProbeFlags) -> None:
     }
     with _keeping(measured, flags, len(levels)), progress() as on_step:
         with Client(base, timeout_s=flags.timeout_s, key=key) as client:
-            side = Side.of(client, flags.model, loops, profile, measured, new_words(), "", on_step, is_fresh=True)
+            side = Side(client, flags.model, loops, profile, measured, new_words(), "", on_step, is_fresh=True)
             side.warm_up(levels[-1])
             side.look_alone([flags.input_len])
             # By turns, so that a minute in which the server is slow falls on all levels.

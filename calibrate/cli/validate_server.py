@@ -142,7 +142,7 @@ def served(flags: ServerFlags, on_step: OnDone) -> ServedRun:
 
     def side_of(stack: ExitStack, base: str, given: dict[str, Json], prefix: str, suffix: str) -> Side:
         client = stack.enter_context(Client(base, timeout_s=flags.timeout_s, key=key))
-        return Side.of(client, flags.model, given, profile, flags.out.with_suffix(suffix), words_drawn, prefix, on_step)
+        return Side(client, flags.model, given, profile, flags.out.with_suffix(suffix), words_drawn, prefix, on_step)
 
     with ExitStack() as stack:
         inputs = inputs_of(flags.scenario, scenario)

@@ -36,11 +36,6 @@ class TimedPass(NamedTuple):
     def name(self) -> str:
         return f"{self.model} {self.kind} {self.rows}x{self.tokens} after {self.context_tokens} {self.launch}"
 
-    @property
-    def total_tokens(self) -> int:
-        """Tokens through the body, all passes of a draft together."""
-        return self.rows * self.tokens
-
 
 class MixedPass(NamedTuple):
     """Decoding rows with whole prompts: verified and prefilled in one pass, or drafted after the draft's prefill."""

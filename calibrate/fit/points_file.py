@@ -2,8 +2,8 @@
 most.
 
 JSON lines. The first is the header: schema, fingerprint, options. Then `plan` (passes to be timed), and in any order
-`point` (one per visit to a pass), `clocks` (what the driver said of the visit before it), `host`, `rates` (passes
-beside each other) and `serving` (what serving adds). `mixed` lines of older files are skipped: no fit used them.
+`point` (one per visit to a pass), `host`, `rates` (passes beside each other) and `serving` (what serving adds). Lines
+of older files that no fit used are skipped: `mixed` (rows with prompts) and `clocks` (of the GPU, by its driver).
 Not here: measuring (calibrate.measure), the profile made of it (sim.costs.profile).
 """
 
@@ -35,22 +35,10 @@ HOST_KEYS = (
     *("is_cpu", "gpu", "multiprocessors", "kv_layout", "date", "kernels_per_layer"),
     *("step_s", "row_s", "inflation_eager"),
 )
+SKIPPED = ("mixed", "clocks")
 MAY_CHANGE = ("clock", "date", "driver")
 """Fingerprint keys beginning so do not tell two machines apart."""
 Positive = Annotated[float, msgspec.Meta(gt=0.0, le=LONGEST_S)]
-
-
-class Clocks(msgspec.Struct, frozen=True, kw_only=True):
-    """Clocks and power as the GPU's driver gave them while a pass was visited, at its slowest; None where it does
-    not."""
-
-    sm_mhz: float | None = None
-    memory_mhz: float | None = None
-    power_w: float | None = None
-    throttled: tuple[str, ...] = ()
-    """Why the clocks were below what they could be, under NVML's names."""
-    timed: TimedPass | None = None
-    """The pass that was visited."""
 
 
 class Steady(msgspec.Struct, frozen=True, kw_only=True):
@@ -105,9 +93,6 @@ class MeasuredSession:
     visits: dict[TimedPass, list[MeasuredPoint]] = field(default_factory=dict)
     points: list[MeasuredPoint] = field(default_factory=list)
     """One per pass, of all visits to it."""
-    clocks: list[Clocks] = field(default_factory=list)
-    slowed: set[TimedPass] = field(default_factory=set)
-    """Points of which a visit was slower than the GPU can be, by the driver's word."""
     host: dict[str, Any] = field(default_factory=dict)
     rates: list[Ran] = field(default_factory=list)
     serving: dict[str, Json] = field(default_factory=dict)
@@ -184,11 +169,6 @@ def _enter(held: MeasuredSession, where: str, kind: str, value: Json) -> None:
         if (visits := held.visits.get(timed_pass_of(point))) is None:
             raise ValueError(f"{where}: {timed_pass_of(point).name} is not in the plan before it")
         visits.append(point)
-    elif kind == "clocks":
-        clocks = convert(value, Clocks, where)
-        held.clocks.append(clocks)
-        if clocks.throttled and clocks.timed is not None:
-            held.slowed.add(clocks.timed)
     elif kind == "rates":
         ran = convert(value, Ran, where)
         if {len(side.rates) for side in ran.sides} != {len(ran.sides[0].rates)} or len(ran.sides) != len(
@@ -198,7 +178,7 @@ def _enter(held: MeasuredSession, where: str, kind: str, value: Json) -> None:
         held.rates.append(ran)
     elif kind in ("host", "serving"):
         getattr(held, kind).update(convert(value, dict[str, Any], where))
-    elif kind != "mixed":
+    elif kind not in SKIPPED:
         raise ValueError(f"{where}: unknown kind of line {kind!r}")
 
 

@@ -69,27 +69,14 @@ def inflation(bench: Bench, timed: TimedPass, num_rows: int, seconds: float) -> 
 def _issue_s(bench: Bench, timed: TimedPass, issuers: Sequence[Issuer], seconds: float) -> float:
     """Median issuing time with one thread per issuer."""
     times: list[list[float]] = [[] for _ in issuers]
-    at_once(
-        [
-            partial(_issue_often, bench, timed, issuer, i * timed.rows, seconds, times[i])
-            for i, issuer in enumerate(issuers)
-        ]
-    )
+
+    def issue_often(side: int, barrier: Barrier) -> None:
+        run = bench.issue_timer(timed, issuers[side], side * timed.rows)
+        run()
+        barrier.wait()
+        ends_s = perf_counter() + seconds
+        while perf_counter() < ends_s or not times[side]:
+            times[side].append(run())
+
+    at_once([partial(issue_often, side) for side in range(len(issuers))])
     return median(time_s for of_thread in times for time_s in of_thread)
-
-
-def _issue_often(
-    bench: Bench,
-    timed: TimedPass,
-    issuer: Issuer,
-    first_slot: int,
-    seconds: float,
-    times: list[float],
-    barrier: Barrier,
-) -> None:
-    run = bench.issue_timer(timed, issuer, first_slot)
-    run()
-    barrier.wait()
-    ends_s = perf_counter() + seconds
-    while perf_counter() < ends_s or not times:
-        times.append(run())

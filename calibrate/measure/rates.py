@@ -117,37 +117,23 @@ def _completions(
     origin = sides[0].issuer.stream.record()
     origin.synchronize()
     issued: list[list[Pending]] = [[] for _ in sides]
-    at_once(
-        [
-            partial(_feed, bench, sides, side, issued, times * seconds, times * MIN_PASSES, first)
-            for side in range(len(sides))
-        ]
-    )
+    wanted = times * MIN_PASSES + max(IN_FLIGHT.values())
+
+    def feed(side: int, barrier: Barrier) -> None:
+        """Issue one side's pass until time is over and every side has had its passes."""
+        pass_, issuer, set_back, in_flight = sides[side]
+        barrier.wait()
+        # A broken barrier: another side failed, and will never have its passes.
+        while side != first and not issued[first] and not barrier.broken:
+            time.sleep(0)
+        ends_s = bench.runs_on.now_s() + times * seconds
+        while not barrier.broken and (bench.runs_on.now_s() < ends_s or any(len(each) < wanted for each in issued)):
+            issuer.stream.run(set_back)
+            issued[side].append(issuer.issue(pass_.shape, pass_.rows))
+            if len(issued[side]) >= in_flight:
+                issued[side][-in_flight].values()
+
+    at_once([partial(feed, side) for side in range(len(sides))])
     bench.runs_on.synchronize()
     starts_s = [passes[0].start.seconds_after(origin) for passes in issued]
     return starts_s, [[each.end.seconds_after(origin) for each in passes] for passes in issued]
-
-
-def _feed(
-    bench: Bench,
-    sides: Sequence[_Side],
-    side: int,
-    issued: Sequence[list[Pending]],
-    seconds: float,
-    min_passes: int,
-    first: int,
-    barrier: Barrier,
-) -> None:
-    """Issue one side's pass until time is over and every side has had `min_passes`."""
-    pass_, issuer, set_back, in_flight = sides[side]
-    barrier.wait()
-    # A broken barrier: another side failed, and will never have its passes.
-    while side != first and not issued[first] and not barrier.broken:
-        time.sleep(0)
-    ends_s = bench.runs_on.now_s() + seconds
-    wanted = min_passes + max(IN_FLIGHT.values())
-    while not barrier.broken and (bench.runs_on.now_s() < ends_s or any(len(passes) < wanted for passes in issued)):
-        issuer.stream.run(set_back)
-        issued[side].append(issuer.issue(pass_.shape, pass_.rows))
-        if len(issued[side]) >= in_flight:
-            issued[side][-in_flight].values()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
 
@@ -17,7 +16,7 @@ from calibrate.served.line import lone_requests
 from calibrate.served.load import Accepted, ServedLoad, ServedRequest, pooled
 from calibrate.served.metrics import Growth, told_by
 from calibrate.served.reports import ServerLooks, read_looks, write_looks
-from calibrate.server.endpoint import Endpoint, find, growth, look, slots
+from calibrate.server.endpoint import find, growth, look, slots
 from calibrate.server.looks import (
     as_now,
     e2el_s,
@@ -27,7 +26,7 @@ from calibrate.server.looks import (
 )
 from calibrate.server.network import Client
 from calibrate.server.open_loop import send, tokens_per_word
-from calibrate.server.served_run import DRAWS, NO_DOUBT, Doubt, InFlight, ServedRun, judge, now, predict, shorter_pct
+from calibrate.server.served_run import DRAWS, NO_DOUBT, InFlight, ServedRun, judge, now, predict, shorter_pct
 from sim.costs.profile import Profile
 from sim.files.json_values import Json, value_at
 from sim.interface.request import Request
@@ -44,33 +43,14 @@ DRAWN_ROUNDS = 2
 by about so much together."""
 
 
-@dataclass(slots=True, kw_only=True)
 class Side:
     """A server under its own name of the scenario."""
 
-    client: Client
-    endpoint: Endpoint
-    words_per_token: float
-    raw: dict[str, Json]
-    """The scenario as it was given, and as far as the server tells it."""
-    scenario: Scenario
-    profile: Profile
-    path: Path
-    """File of the looks."""
-    looks: ServerLooks
-    words_drawn: str
-    """Part of every prompt's seed, the same for servers that are compared."""
-    prefix: str
-    """Stands before what is said while it works; empty where there is one server."""
-    on_step: Callable[[str, int, int], None]
-    doubt: Doubt = NO_DOUBT
-    light: list[ServedRequest] = field(default_factory=list)
-    planned: list[Request] = field(init=False)
-    run: ServedRun = field(init=False)
+    planned: list[Request]
+    run: ServedRun
 
-    @classmethod
-    def of(
-        cls,
+    def __init__(
+        self,
         client: Client,
         model: str | None,
         raw: dict[str, Json],
@@ -81,24 +61,19 @@ class Side:
         on_step: Callable[[str, int, int], None],
         *,
         is_fresh: bool = False,
-    ) -> Side:
-        """The server that answers; if `is_fresh` nothing that is kept in `path` counts. Raises ValueError for one that
-        does not answer, or for looks at another."""
-        looks = ServerLooks(url=client.url) if is_fresh else read_looks(path, client.url)
-        endpoint = find(client, model)
-        return cls(
-            client=client,
-            endpoint=endpoint,
-            words_per_token=1.0 / tokens_per_word(client, endpoint),
-            raw=raw,
-            scenario=parse_scenario(raw),
-            profile=profile,
-            path=path,
-            looks=looks,
-            words_drawn=words_drawn,
-            prefix=prefix,
-            on_step=on_step,
-        )
+    ) -> None:
+        """The server that answers; if `is_fresh` nothing that is kept in `path` counts. `words_drawn` is part of every
+        prompt's seed, the same for servers that are compared. `prefix` stands before what is said while it works.
+
+        Raises ValueError for one that does not answer, or for looks at another.
+        """
+        self.looks = ServerLooks(url=client.url) if is_fresh else read_looks(path, client.url)
+        self.client, self.endpoint = client, find(client, model)
+        self.words_per_token = 1.0 / tokens_per_word(client, self.endpoint)
+        self.raw, self.scenario, self.profile = raw, parse_scenario(raw), profile
+        self.path, self.words_drawn, self.prefix, self.on_step = path, words_drawn, prefix, on_step
+        self.doubt = NO_DOUBT
+        self.light: list[ServedRequest] = []
 
     def send(
         self, requests: Sequence[Request], stage: str, sent: list[ServedRequest], at_once: int | None, seed: int

@@ -6,7 +6,7 @@ Not here: the comparison (realrun.validate.error_parts). Importing this module i
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import click
 from msgspec import Meta, Struct
@@ -14,9 +14,6 @@ from msgspec import Meta, Struct
 from sim.cli.console import claim, write_json
 from sim.cli.flags import ARGUMENT, JsonFile, Overwrite, command
 from sim.cli.lazy import SOURCE
-
-if TYPE_CHECKING:
-    from realrun.validate.error_parts import JudgedRun
 
 
 class DirectoryFlags(Struct, frozen=True, kw_only=True):
@@ -51,11 +48,10 @@ def directory_command(flags: DirectoryFlags) -> None:
         _tell(judged)
 
 
-def _tell(judged: list[JudgedRun]) -> None:
+def _tell(verdicts: list[dict[str, Any]]) -> None:
     """Print of each run the headline, each part of the error, and where the schedules part."""
     print("simulated in Python, with the policy object that the replay ran")
-    for each in judged:
-        verdict = each.verdict
+    for verdict in verdicts:
         print(f"{verdict['policy']}, seed {verdict['seed']}: error in % of the real run")
         print(f"  {'':<12}{'TTFT':>8}{'TPOT':>8}{'ITL':>8}{'E2EL':>8}{'p95 E2EL':>10}{'tokens/s':>10}")
         for part, metrics in verdict["decomposition"].items():

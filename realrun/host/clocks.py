@@ -1,6 +1,6 @@
 """The clock of the threaded host, and mailboxes: the only thing on which its threads block.
 
-`WallClock` is the machine's time; tests have one that moves only when every thread blocks.
+Both are the machine's time; tests have subclasses whose time moves only when every thread blocks.
 Not here: what the threads do (realrun.host.threads, realrun.host.gpuhost).
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import queue
 import time
-from typing import Any, Protocol
+from typing import Any
 
 
 class Nothing:
@@ -18,44 +18,8 @@ class Nothing:
 NOTHING = Nothing()
 
 
-class Mailbox(Protocol):
-    """Messages for one thread, in the order of putting. One thread at a time calls `get`."""
-
-    def put(self, item: Any) -> None: ...
-
-    def get(self, until_s: float | None = None) -> Any:
-        """The oldest message, or NOTHING once the clock reaches `until_s`; without it waits for as long as it takes.
-
-        On a virtual clock the keeper gets NOTHING as well when no thread can ever put a message.
-        """
-        ...
-
-
-class HostClock(Protocol):
-    """Seconds since `start`, and mailboxes that know them."""
-
-    is_virtual: bool
-
-    @property
-    def now_s(self) -> float: ...
-
-    def start(self) -> None:
-        """Time 0 is now, unless it was before. The calling thread is the keeper."""
-        ...
-
-    def mailbox(self, *, is_keeper: bool = False) -> Mailbox: ...
-
-    def enrol(self) -> None:
-        """A thread that may block on this clock is about to start; called by the one that starts it."""
-        ...
-
-    def close(self) -> None:
-        """Let every blocked thread go, and let none block again."""
-        ...
-
-
-class WallClock:
-    """The machine's monotonic clock; stands at 0 until started."""
+class HostClock:
+    """The machine's monotonic clock: seconds since `start`, 0 before it."""
 
     is_virtual = False
 
@@ -67,21 +31,24 @@ class WallClock:
         return 0.0 if self._origin_s is None else time.perf_counter() - self._origin_s
 
     def start(self) -> None:
+        """Time 0 is now, unless it was before. The calling thread is the keeper."""
         if self._origin_s is None:
             self._origin_s = time.perf_counter()
 
     def mailbox(self, *, is_keeper: bool = False) -> Mailbox:
-        return _WallMailbox(self)
+        return Mailbox(self)
 
     def enrol(self) -> None:
-        """Real time passes whoever runs."""
+        """A thread that may block on this clock is about to start. Real time passes whoever runs."""
 
     def close(self) -> None:
-        """A thread blocks on real work or on its mailbox only, and the host puts its last message there."""
+        """Let blocked threads go. On real time the host's last message does."""
 
 
-class _WallMailbox:
-    def __init__(self, clock: WallClock) -> None:
+class Mailbox:
+    """Messages for one thread, in the order of putting. One thread at a time calls `get`."""
+
+    def __init__(self, clock: HostClock) -> None:
         self._clock = clock
         self._items: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
@@ -89,6 +56,10 @@ class _WallMailbox:
         self._items.put(item)
 
     def get(self, until_s: float | None = None) -> Any:
+        """The oldest message, or NOTHING once the clock reaches `until_s`; without it waits for as long as it takes.
+
+        On a virtual clock the keeper gets NOTHING as well when no thread can ever put a message.
+        """
         try:
             if until_s is None:
                 return self._items.get()

@@ -6,13 +6,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from time import perf_counter
 from typing import NamedTuple
 from weakref import WeakValueDictionary
 
 import torch
 
-from realrun.host.device import Cpu, DeviceStream, Event, RealDevice
+from realrun.host.device import DeviceStream, Event, RealDevice
 
 OutOfMemory = torch.cuda.OutOfMemoryError
 CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
@@ -27,7 +26,7 @@ def find(where: str | torch.device) -> RealDevice:
     """The device called cpu or cuda. Raises ValueError if this machine has none."""
     where = torch.device(where)
     if where.type == "cpu":
-        return Cpu()
+        return RealDevice()
     if not torch.cuda.is_initialized():
         os.environ.setdefault(CONNECTIONS, str(MAX_CONNECTIONS))
     if not torch.cuda.is_available():
@@ -43,8 +42,6 @@ class Properties(NamedTuple):
     name: str
     multiprocessors: int
     memory_bytes: int
-    uuid: str
-    """Name by which the driver knows it."""
 
 
 def properties() -> Properties:
@@ -53,20 +50,16 @@ def properties() -> Properties:
         name=str(reported.name),
         multiprocessors=int(reported.multi_processor_count),
         memory_bytes=int(reported.total_memory),
-        uuid=str(reported.uuid),
     )
 
 
-class Cuda:
+class Cuda(RealDevice):
     """A GPU."""
 
     is_async = True
 
     def __init__(self, where: torch.device) -> None:
         self._where = where
-
-    def now_s(self) -> float:
-        return perf_counter()
 
     def stream(self, priority: int = 0) -> DeviceStream:
         connections = int(os.environ.get(CONNECTIONS, USUAL_CONNECTIONS))

@@ -1,7 +1,7 @@
 """The machine that passes run on: streams, events, captured graphs, pinned buffers, memory, clocks; the CPU behind it.
 
-Everything above is written against `RealDevice`: a GPU (realrun.host.cuda), the CPU, which does at once what it is
-told, or in tests a fake that does it as late as the rules allow. Not here: torch.cuda, what is run
+Everything above is written against `RealDevice`: the CPU, which does at once what it is told, a GPU
+(realrun.host.cuda), or in tests a fake that does it as late as the rules allow. Not here: torch.cuda, what is run
 (realrun.kernels.issuer).
 
 Rules: works of one stream run in the order of issue; streams know nothing of each other but by `record` and `wait`;
@@ -53,59 +53,36 @@ class DeviceStream(Protocol):
         ...
 
 
-class RealDevice(Protocol):
-    is_async: bool
+class RealDevice:
+    """A CPU, and the base of a GPU: issuing is executing, all memory counts as free, and no allocation is counted."""
+
+    is_async = False
     """Works may still run when they have been issued. Where not, there are no graphs either."""
 
     def now_s(self) -> float:
         """The host's clock."""
-        ...
-
-    def stream(self, priority: int = 0) -> DeviceStream:
-        """A stream of its own; higher priorities go first. Raises ValueError where it would share another's queue."""
-        ...
-
-    def run_now(self, work: Callable[[], object]) -> None:
-        """Run `work` beside all streams; it is over on return."""
-        ...
-
-    def synchronize(self) -> None:
-        """Wait until all streams are idle."""
-        ...
-
-    def pinned(self, *shape: int) -> torch.Tensor:
-        """int64 zeros in the host's memory that works read and write."""
-        ...
-
-    def free_bytes(self) -> int: ...
-    def num_allocations(self) -> int:
-        """Times the allocator has gone to the driver: unchanged over a window that allocated nothing."""
-        ...
-
-
-class Cpu:
-    """Issuing is executing; all memory counts as free, and no allocation is counted."""
-
-    is_async = False
-
-    def now_s(self) -> float:
         return perf_counter()
 
     def stream(self, priority: int = 0) -> DeviceStream:
+        """A stream of its own; higher priorities go first. Raises ValueError where it would share another's queue."""
         return _CpuStream()
 
     def run_now(self, work: Callable[[], object]) -> None:
+        """Run `work` beside all streams; it is over on return."""
         _CpuStream().run(work)
 
-    def synchronize(self) -> None: ...
+    def synchronize(self) -> None:
+        """Wait until all streams are idle."""
 
     def pinned(self, *shape: int) -> torch.Tensor:
+        """int64 zeros in the host's memory that works read and write."""
         return torch.zeros(shape, dtype=torch.int64)
 
     def free_bytes(self) -> int:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
     def num_allocations(self) -> int:
+        """Times the allocator has gone to the driver: unchanged over a window that allocated nothing."""
         return 0
 
 

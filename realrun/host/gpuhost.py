@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from math import floor, inf
 from typing import Any
 
-from realrun.host.clocks import NOTHING, HostClock, WallClock
+from realrun.host.clocks import NOTHING, HostClock
 from realrun.host.executor import Executor, SubmittedWork
 from realrun.host.threads import Baton, Done, HostStuck, Issued, StreamThreads, ThreadFailed
 from realrun.host.ticket import GpuTicket, Reactions
@@ -50,7 +50,7 @@ class GpuHost(TaskHost):
         watchdog_s: float = WATCHDOG_S,
     ) -> None:
         super().__init__()
-        self.clock = clock or WallClock()
+        self.clock = clock or HostClock()
         self._executor, self._draws, self.watchdog_s = executor, draws, watchdog_s
         self._inbox = self.clock.mailbox(is_keeper=True)
         self._timers: list[tuple[float, bool, int, Callback]] = []

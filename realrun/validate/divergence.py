@@ -1,5 +1,4 @@
-"""Divergence of a real run and its simulation: the first scheduling decision that differs, and the state it was taken
-in.
+"""Divergence of a real run and its simulation: the first scheduling decision that differs.
 
 Not here: what the difference costs (realrun.validate.error_parts).
 """
@@ -9,20 +8,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from sim.files.json_values import Json
-from sim.interface.request import Request
-from sim.metrics.records import RunRecord, WorkRecord
+from sim.metrics.records import WorkRecord
 
 
-def first_divergence(
-    requests: Sequence[Request], works: Sequence[WorkRecord], simulated: RunRecord
-) -> dict[str, Json] | None:
+def first_divergence(works: Sequence[WorkRecord], simulated: Sequence[WorkRecord]) -> dict[str, Json] | None:
     """The first decision, stream by stream, in which the two differ; None if they scheduled alike throughout.
 
     A decision is which requests the next work of a stream carries, and what it does. Of several streams that diverge
-    the one whose decision came first in the real run is told, with the state of both sides at that moment.
+    the one whose decision came first in the real run is told.
     """
     earliest: tuple[float, int, str] | None = None
-    ours, theirs = _by_stream(works), _by_stream(simulated.works)
+    ours, theirs = _by_stream(works), _by_stream(simulated)
     for stream in ours:
         pairs = zip(ours[stream], theirs.get(stream, []), strict=False)
         differing = (number for number, (a, b) in enumerate(pairs) if _decision(a) != _decision(b))
@@ -37,8 +33,8 @@ def first_divergence(
     return {
         "stream": stream,
         "number": number,
-        "real": _state(requests, works, ours[stream][number]),
-        "simulated": _state(simulated.requests, simulated.works, other) if other is not None else None,
+        "real": _told(ours[stream][number]),
+        "simulated": _told(other) if other is not None else None,
     }
 
 
@@ -53,22 +49,11 @@ def _decision(work: WorkRecord) -> tuple[str, str, tuple[int, ...], int, int]:
     return work.kind, work.model, tuple(sorted(work.requests)), work.draft_tokens, work.chunk_tokens
 
 
-def _state(requests: Sequence[Request], works: Sequence[WorkRecord], work: WorkRecord) -> dict[str, Json]:
-    """The decision and what was going on when it was taken."""
-    now_s = work.submitted_s
-    in_flight = [each for each in works if each.submitted_s < now_s < each.ready_s]
+def _told(work: WorkRecord) -> dict[str, Json]:
     return {
-        "time_s": now_s,
+        "time_s": work.submitted_s,
         "kind": work.kind,
         "model": work.model,
         "requests": list(work.requests),
         "draft_tokens": work.draft_tokens,
-        "num_waiting": sum(r.arrival_s <= now_s and not r.scheduled_s < now_s for r in requests),
-        "num_active": sum(r.scheduled_s < now_s and not _is_over(r, now_s) for r in requests),
-        "num_finished": sum(_is_over(r, now_s) for r in requests),
-        "in_flight": [f"{each.kind} of {len(each.requests)} on {each.stream}" for each in in_flight],
     }
-
-
-def _is_over(request: Request, now_s: float) -> bool:
-    return request.is_finished and request.last_token_s <= now_s

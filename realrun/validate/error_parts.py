@@ -8,7 +8,6 @@ part (realrun.validate.divergence), reading and writing (realrun.cli.replay). No
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
@@ -22,7 +21,6 @@ from sim.costs.cost import CostModel, Demands
 from sim.costs.profile import HostCosts, Profile
 from sim.devices.contention import Contention
 from sim.hosts.simulated import RunLength, SimHost
-from sim.interface.request import Request
 from sim.interface.work import Work
 from sim.metrics.compared import PERCENTILES, errors
 from sim.metrics.records import RunRecord, WorkRecord
@@ -41,7 +39,6 @@ class Observed:
     experiment: Experiment
     run: Run
     """Its metrics (sim.metrics.summary.summarise)."""
-    requests: list[Request]
     works: list[MeasuredWork]
     wake: WakeLatency
     probed_s: Sequence[Sequence[float]] = ()
@@ -59,20 +56,9 @@ class Observed:
         return self.experiment.draws() if self.experiment.is_dictated else RecordedDraws(self.works)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JudgedRun:
-    """One run beside its simulations."""
-
-    observed: Observed
-    simulated: RunRecord
-    """Simulated with the profile's times and contention: what `lanesim compare` would say."""
-    verdict: dict[str, Any]
-    """`metrics`, `decomposition`, `lookups`, `machine`, `divergence`, `works`, for JSON."""
-
-
-def result_of(summary: Mapping[str, Any], profile: Profile, judged: Sequence[JudgedRun]) -> dict[str, Any]:
+def result_of(summary: Mapping[str, Any], profile: Profile, verdicts: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Content of `validate --json`: every run's verdict, and at the top that of the only or first one."""
-    first = judged[0].verdict
+    first = verdicts[0]
     return {
         "schema": VALIDATION_SCHEMA,
         "scenario_hash": summary["scenario_hash"],
@@ -82,7 +68,7 @@ def result_of(summary: Mapping[str, Any], profile: Profile, judged: Sequence[Jud
         "ran_in": PYTHON,
         "metrics": first["metrics"],
         "decomposition": first["decomposition"],
-        "runs": [each.verdict for each in judged],
+        "runs": [*verdicts],
     }
 
 
@@ -102,8 +88,11 @@ class StreamsAlone:
         return 1.0
 
 
-def judge(observed: Observed) -> JudgedRun:
-    """Simulate the run in every way and compare. Raises ValueError where a cut replay lacks a kind of work."""
+def judge(observed: Observed) -> dict[str, Any]:
+    """The verdict on a run, for JSON: simulate it in every way and compare.
+
+    Raises ValueError where a cut replay lacks a kind of work.
+    """
     experiment = observed.experiment
     profile = experiment.resolved.profile
     costs = experiment.resolved.costs
@@ -124,17 +113,15 @@ def judge(observed: Observed) -> JudgedRun:
         name: errors(observed.run, summarise(record, percentiles=PERCENTILES, num_warmups=first, num_cooldowns=last))
         for name, record in (("mechanism", mechanism), ("cost", cost), ("contention", simulated))
     }
-    verdict = {
+    return {
         "policy": experiment.resolved.policy.name,
         "seed": experiment.seed,
         "metrics": decomposition["contention"],
         "decomposition": decomposition,
         "lookups": {"found": measured.num_hits, "missed": measured.num_misses},
         "machine": _machine(profile.host.probed_s, observed.probed_s),
-        "divergence": first_divergence(observed.requests, observed.records, mechanism),
-        "works": _work_times(observed.records, simulated.works),
+        "divergence": first_divergence(observed.records, mechanism.works),
     }
-    return JudgedRun(observed=observed, simulated=simulated, verdict=verdict)
 
 
 def _machine(profiled_s: Sequence[float], probed_s: Sequence[Sequence[float]]) -> list[float] | None:
@@ -143,39 +130,3 @@ def _machine(profiled_s: Sequence[float], probed_s: Sequence[Sequence[float]]) -
     if not probed_s or any(len(times_s) != len(profiled_s) or not times_s for times_s in probed_s):
         return None
     return [fmean(map(truediv, times_s, profiled_s)) for times_s in probed_s]
-
-
-def _work_times(real: Sequence[WorkRecord], simulated: Sequence[WorkRecord]) -> dict[str, dict[str, float | None]]:
-    """Mean device time per kind, seconds: real and simulated works, those alone on the device and those together."""
-    kinds = list(dict.fromkeys(f"{work.kind} {work.model}" for work in real))
-    times = {}
-    sides = {"real": real, "simulated": simulated}
-    split = {name: _alone_and_together(works) for name, works in sides.items()}
-    for kind in kinds:
-        times[kind] = {
-            f"{name}_{how}_s": _mean_s([work for work in works if f"{work.kind} {work.model}" == kind])
-            for name, parts in split.items()
-            for how, works in zip(("alone", "together"), parts, strict=True)
-        }
-    return times
-
-
-def _alone_and_together(works: Sequence[WorkRecord]) -> tuple[list[WorkRecord], list[WorkRecord]]:
-    """Works that overlapped with none, and with some, of another stream. Those of one stream never overlap."""
-    streams: dict[str, list[WorkRecord]] = {}
-    for work in sorted(works, key=lambda work: work.start_s):
-        streams.setdefault(work.stream, []).append(work)
-    starts_s = {name: [work.start_s for work in works_of_stream] for name, works_of_stream in streams.items()}
-    alone: list[WorkRecord] = []
-    together: list[WorkRecord] = []
-    for work in works:
-        overlaps = False
-        for name, works_of_stream in streams.items():
-            last = bisect_left(starts_s[name], work.end_s) - 1
-            overlaps = overlaps or (name != work.stream and last >= 0 and works_of_stream[last].end_s > work.start_s)
-        (together if overlaps else alone).append(work)
-    return alone, together
-
-
-def _mean_s(works: Sequence[WorkRecord]) -> float | None:
-    return sum(work.end_s - work.start_s for work in works) / len(works) if works else None

@@ -19,19 +19,14 @@ from sim.compare.side_by_side import RESULT_SCHEMA
 from sim.costs.profile import Profile
 from sim.files.json_values import convert, parse_json
 from sim.files.read import Unreadable, read_text
-from sim.interface.request import Request
 from sim.metrics.compared import LATENCIES, STATISTICS, THROUGHPUT
 from sim.metrics.records import WorkRecord
-from sim.report.results import REAL_COLUMNS, REQUESTS, SUMMARY, WORKS, read_columns
+from sim.report.results import REAL_COLUMNS, SUMMARY, WORKS, read_columns
 from sim.run.experiment import Experiment
 from sim.run.resolve import resolve
 from sim.run.scenario import PlainScenario, Scenario, parse_scenario
 
 Columns = Mapping[str, list[Any]]
-REQUEST_FIELDS = (
-    *("index", "id", "arrival_s", "prompt_tokens", "output_tokens", "emitted_tokens", "scheduled_s"),
-    *("first_token_s", "last_token_s", "num_rounds", "drafted_tokens", "accepted_tokens"),
-)
 METRICS = (*(key.format(name) for name in LATENCIES for key in STATISTICS.values()), THROUGHPUT)
 """Keys of a run that are compared."""
 
@@ -41,8 +36,6 @@ class _Run(msgspec.Struct):
 
     policy: str
     seed: int
-    completed: int
-    censored: int
     duration: float
 
 
@@ -98,7 +91,6 @@ def read_summary(directory: Path) -> tuple[Scenario, dict[str, Any]]:
 
 def read_replay(directory: Path, scenario: Scenario, summary: Mapping[str, Any], profile: Profile) -> list[Observed]:
     """Every run of the replay, to be simulated with `profile`."""
-    requests = read_columns(directory / REQUESTS)
     works = read_columns(directory / WORKS, REAL_COLUMNS)
     for row, (served, emitted) in enumerate(zip(works["requests"], works["emitted"], strict=True)):
         if len(served) != len(emitted):
@@ -112,12 +104,6 @@ def read_replay(directory: Path, scenario: Scenario, summary: Mapping[str, Any],
         if about.get("partial"):
             continue
         policy, seed = run["policy"], run["seed"]
-        rows = _rows(requests, policy, seed)
-        if len(rows) != run["completed"] + run["censored"] or not rows:
-            raise ValueError(
-                f"results {str(directory / REQUESTS)!r}: {len(rows)} requests of {policy} with seed {seed}, and its "
-                f"summary counts {run['completed'] + run['censored']}"
-            )
         observed.append(
             Observed(
                 experiment=Experiment(
@@ -126,7 +112,6 @@ def read_replay(directory: Path, scenario: Scenario, summary: Mapping[str, Any],
                     is_dictated=summary["replay"]["acceptance"] == "tape",
                 ),
                 run=run,
-                requests=[_request(row) for row in rows],
                 works=[_work(row) for row in _rows(works, policy, seed)],
                 wake=WakeLatency(about["plain_wake_s"], about["polled_wake_s"]),
                 probed_s=about.get("probed_s", []),
@@ -144,10 +129,6 @@ def _rows(columns: Columns, policy: str, seed: int) -> list[dict[str, Any]]:
         for values in zip(*columns.values(), strict=True)
     ]
     return [row for row in rows if row["policy"] == policy and row["seed"] == seed]
-
-
-def _request(row: Mapping[str, Any]) -> Request:
-    return Request(**{name: row[name] for name in REQUEST_FIELDS})
 
 
 def _work(row: Mapping[str, Any]) -> MeasuredWork:

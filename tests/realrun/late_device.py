@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from realrun.host.device import Cpu, DeviceStream, Event
+from realrun.host.device import DeviceStream, Event, RealDevice
 
 VectorClock = dict[str, int]
 EARLY = 0.3
@@ -71,7 +71,7 @@ class _Watched:
         return frozenset(shadow.unique().tolist()) - {self.scratch}
 
 
-class LateDevice(Cpu):
+class LateDevice(RealDevice):
     """The CPU, late. `seed` draws the order; one lock guards it all."""
 
     is_async = True

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from realrun.host.device import Cpu, DeviceStream, Event
+from realrun.host.device import DeviceStream, Event, RealDevice
 from sim.devices.contention import Contention, plain_rates
 
 CALL_S, GRAPH_CALL_S, KERNEL_CALL_S = 1e-6, 8e-6, 5e-6
@@ -52,7 +52,7 @@ class _Op:
         return self.issued_s + LATENCY_S
 
 
-class TimedDevice(Cpu):
+class TimedDevice(RealDevice):
     is_async = True
 
     def __init__(self, *, drift_ppm: float = 50.0, contention: Contention | None = None, start_s: float = 0.0) -> None:

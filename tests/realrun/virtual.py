@@ -19,7 +19,7 @@ from sim.interface.host import Stream
 from sim.interface.work import Kind
 
 
-class VirtualClock:
+class VirtualClock(HostClock):
     """A clock that moves only when every thread on it blocks."""
 
     is_virtual = True
@@ -96,21 +96,19 @@ class VirtualClock:
                 self._wake(mailbox)
 
 
-class _VirtualMailbox:
-    __slots__ = ("_clock", "is_keeper", "is_woken", "items", "until_s")
-
+class _VirtualMailbox(Mailbox):
     def __init__(self, clock: VirtualClock, is_keeper: bool) -> None:
-        self._clock = clock
+        self._virtual = clock
         self.is_keeper = is_keeper
         self.items: deque[Any] = deque()
         self.is_woken = threading.Semaphore(0)
         self.until_s: float | None = None
 
     def put(self, item: Any) -> None:
-        self._clock.put(self, item)
+        self._virtual.put(self, item)
 
     def get(self, until_s: float | None = None) -> Any:
-        return self._clock.get(self, until_s)
+        return self._virtual.get(self, until_s)
 
 
 class ConstantExecutor:

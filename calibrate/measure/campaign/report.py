@@ -8,12 +8,10 @@ measuring, any fit (calibrate.measure).
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from calibrate.fit import points_file
-from calibrate.fit.point_works import TimedPass
 from calibrate.measure.campaign.plan import BESIDE, MEASURE, OPEN_SHARE, PREDICTION, SMOKE_FILE, STEPS, Campaign
 from calibrate.measure.campaign.verdict import findings
 from calibrate.server.served_page import Rows, table
@@ -45,12 +43,11 @@ def report(out: Path, campaign: Campaign) -> None:
         for path in (each for each in sent if each.exists()):
             (told / path.name).write_bytes(path.read_bytes())
         smoke = json.loads((out / SMOKE_FILE).read_text())
-        held = points_file.read(points)
         ship_profile(profile, scratch / "sim" / "profiles")
         reasons = [f"{step}: {line}" for step in STEPS for line in disturbed(out, campaign, step)]
         judged = {each.title: results[each.name] for each in campaign.loads if each.name in results}
         verdict = _disturbed(profile, reasons) if reasons else _verdict(profile, judged)
-        lines = [*verdict, *_lines(profile, smoke, results, lacking, held.slowed)]
+        lines = [*verdict, *_lines(profile, smoke, results, lacking)]
         (told / "README.md").write_text("\n".join(lines))
 
 
@@ -76,7 +73,7 @@ def measured_name(name: str) -> str:
 def _disturbed(profile: Profile, reasons: Sequence[str]) -> Iterator[str]:
     """The head of a page that states no verdict."""
     yield from (f"# {profile.gpu.name}: *disturbed*", "")
-    yield from ("Something else used this machine, or its clocks changed. No verdict:", "")
+    yield from ("Something else used this machine. No verdict:", "")
     yield from (f"- {reason}" for reason in reasons)
     yield ""
 
@@ -92,13 +89,7 @@ def _verdict(profile: Profile, results: Mapping[str, Any]) -> Iterator[str]:
     yield from ("", f"With its 95 % interval over replications. `open` has requests coming at {rate}.", "")
 
 
-def _lines(
-    profile: Profile,
-    smoke: dict[str, Any],
-    results: dict[str, Any],
-    lacking: Sequence[str],
-    slowed: Iterable[TimedPass],
-) -> Iterator[str]:
+def _lines(profile: Profile, smoke: dict[str, Any], results: dict[str, Any], lacking: Sequence[str]) -> Iterator[str]:
     yield from ("## Machine", "")
     yield from table(["what", "is"], smoke["fingerprint"].items())
     yield from ("", "## Smoke step", "")
@@ -110,7 +101,6 @@ def _lines(
         ["profile", *profile.errors], [[profile.name, *(_held_out(profile, kind) for kind in profile.errors)]]
     )
     yield from ("", *_listed(f"{profile.source}; {profile.host.source}"))
-    yield f"- The driver slowed {len(list(slowed))} passes in one visit or more."
     yield from (
         "",
         "## Replays",

@@ -1,7 +1,7 @@
 """Checks before anything is measured: whether this machine can be, and is the one that was measured before.
 
 One red check, and the campaign refuses with a line that says what failed. A check that does not apply (a CPU has no
-graphs) says so. Not here: the measurement (calibrate.measure), clocks and memory of a device (realrun.host.device).
+graphs) says so. Not here: the measurement (calibrate.measure), the memory of a device (realrun.host.device).
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from calibrate.measure.pair import DEFAULTS, PairSpec, build
 from calibrate.measure.timing import Bench
 from realrun.host import cuda
 from realrun.host.device import DeviceStream, RealDevice
-from realrun.host.driver import Driver
 from realrun.host.machine import fingerprint
 from realrun.model.attention import FLASH, MATH, AttentionKernel, GatheringAttention, Rectangle, make_attention
 from realrun.model.kv import SlottedKv
@@ -56,7 +55,6 @@ class Ground:
     device: str
     runs_on: RealDevice
     job: MeasuredPair
-    driver: Driver
 
     @cached_property
     def spec(self) -> PairSpec:
@@ -68,9 +66,8 @@ class Ground:
         return Bench(build(self.spec))
 
 
-def imports(ground: Ground) -> str:
-    versions = [f"{name} {import_module(name).__version__}" for name in NEEDED]
-    return f"{', '.join(versions)}; {ground.driver.said}"
+def imports(_: Ground) -> str:
+    return ", ".join(f"{name} {import_module(name).__version__}" for name in NEEDED)
 
 
 def kernels(ground: Ground) -> str | None:
@@ -169,7 +166,7 @@ def smoke(device: str, out: Path, campaign: Campaign) -> None:
     Raises ValueError where a check is red, or OUT is of another machine, or of another number of cores.
     """
     cuda.find(device)
-    driver, ours = Driver(cuda.properties().uuid if device == "cuda" else None), fingerprint(device)
+    ours = fingerprint(device)
     path = out / SMOKE_FILE
     former = json.loads(path.read_text()) if path.exists() else None
     if former is not None:
@@ -179,7 +176,7 @@ def smoke(device: str, out: Path, campaign: Campaign) -> None:
         if former["is_green"]:
             return
     checks = []
-    ground = Ground(device, cuda.find(device), campaign.job, driver)
+    ground = Ground(device, cuda.find(device), campaign.job)
     for check in CHECKS:
         checks.append(run_check(check, ground))
         print(f"campaign: smoke: {checks[-1]['name']}: {checks[-1]['said']}", flush=True)

@@ -6,15 +6,14 @@ calibrate.measure.fits.overlap_fit).
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from statistics import median
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
 from calibrate.fit.pass_fit import fit_passes, start_constants
-from calibrate.fit.points_file import Clocks, MeasuredSession
+from calibrate.fit.points_file import MeasuredSession
 from calibrate.measure.fits.overlap_fit import fit_overlap
 from calibrate.measure.fits.serving_costs import ServingCosts, completed
 from sim.costs.engine_costs import MEASURED_HERE
@@ -23,9 +22,6 @@ from sim.costs.profile import IN_A_LOOP, SCHEMA, Gpu, HostCosts, MeasuredPoint, 
 from sim.costs.profile_files import round_constant
 from sim.costs.shapes import ModelShape
 from sim.files.json_values import convert
-
-L2_STATES: tuple[Literal["cold", "warm", "unknown"], ...] = ("cold", "warm", "unknown")
-"""States of the L2 cache that points told until November 2026."""
 
 
 def profile_of(held: MeasuredSession, target: ModelShape, draft: ModelShape | None) -> Profile:
@@ -49,7 +45,7 @@ def profile_of(held: MeasuredSession, target: ModelShape, draft: ModelShape | No
         overlap=Overlap(),
         errors={},
         conditions=IN_A_LOOP,
-        source=_source(points, str(held.options.get("target_weights", "random")), held.clocks),
+        source=_source(points, str(held.options.get("target_weights", "random"))),
         fingerprint=held.fingerprint,
         date=str(held.host["date"]),
     )
@@ -62,11 +58,13 @@ def profile_of(held: MeasuredSession, target: ModelShape, draft: ModelShape | No
 
 def refit(held: MeasuredSession, shipped: Profile) -> Profile:
     """`shipped`, made anew of its points file. Its phi stays, which is pooled over GPUs. So does its curve of shares of
-    the multiprocessors, whose fit is in the history."""
+    the multiprocessors, whose fit is in the history, and its source, which names clocks that are read no more."""
     fresh = profile_of(held, shipped.target, shipped.draft)
     overlap = msgspec.structs.replace(fresh.overlap, phi=shipped.overlap.phi, partition=shipped.overlap.partition)
     errors = fresh.errors | {kind: error for kind, error in shipped.errors.items() if kind not in fresh.errors}
-    return msgspec.structs.replace(fresh, name=shipped.name, overlap=overlap, errors=errors, points=())
+    return msgspec.structs.replace(
+        fresh, name=shipped.name, overlap=overlap, errors=errors, source=shipped.source, points=()
+    )
 
 
 def _cores(fingerprint: Mapping[str, str]) -> float:
@@ -75,19 +73,9 @@ def _cores(fingerprint: Mapping[str, str]) -> float:
     return max(1.0, int(fingerprint.get("cpu_cores", threads)) / threads)
 
 
-def _source(points: Sequence[MeasuredPoint], weights: str, clocks: Sequence[Clocks]) -> str:
+def _source(points: Sequence[MeasuredPoint], weights: str) -> str:
     num_noisy = sum(point.is_noisy for point in points)
-    text = f"lanesim calibrate measure: {len(points)} passes of {weights} weights, {num_noisy} of them noisy"
-    states = Counter(point.l2 for point in points)
-    if states.keys() != {"unknown"}:
-        text += "; L2 never flushed between repetitions: " + ", ".join(f"{states[name]} {name}" for name in L2_STATES)
-    known_mhz = [each.sm_mhz for each in clocks if each.sm_mhz is not None]
-    if known_mhz:
-        text += f"; SM clock {min(known_mhz):.0f} to {max(known_mhz):.0f} MHz, "
-        reasons = Counter(reason for each in clocks for reason in each.throttled)
-        slowed = ", ".join(f"{count} by {reason}" for reason, count in reasons.most_common())
-        text += f"of {len(clocks)} visits slowed: {slowed or 'none'}"
-    return text
+    return f"lanesim calibrate measure: {len(points)} passes of {weights} weights, {num_noisy} of them noisy"
 
 
 def host_costs(points: Sequence[MeasuredPoint], measured: dict[str, Any], layers: Mapping[str, int]) -> HostCosts:

@@ -10,7 +10,6 @@ import pytest
 
 from calibrate.fit import points_file
 from calibrate.fit.point_works import Corun, TimedPass
-from calibrate.fit.points_file import Clocks
 from sim.costs.profile import MeasuredPoint
 from tests.properties import assert_refused
 
@@ -44,12 +43,10 @@ def test_what_was_appended_is_read_back(path: Path) -> None:
     points_file.append(path, "rates", PAIR)
     points_file.append(path, "mixed", {"of a former version": 1})
     points_file.append(path, "clocks", {"sm_mhz": None})
-    points_file.append(path, "clocks", {"sm_mhz": 1410.0, "throttled": ["power cap"]})
     found = points_file.read(path)
     assert found.fingerprint == MACHINE
     assert found.passes == PLACES
     assert found.points == [point()]
-    assert found.clocks == [Clocks(), Clocks(sm_mhz=1410.0, throttled=("power cap",))]
     assert found.host == {"step_s": 1e-5}
     (ran,) = found.rates
     assert ran.corun == Corun((PLACES[1], PLACES[0]), 20)
@@ -88,7 +85,6 @@ def test_a_line_that_a_kill_cut_off_is_forgotten(path: Path) -> None:
 NO_POINTS = [
     ("point", {**msgspec.to_builtins(point(PLACES[1])), "device_s": -1.0}, "device_s=-1.0 must be above 0"),
     ("point", point(PLACES[0]._replace(rows=999)), "target decode 999x1 after 32 eager is not in the plan"),
-    ("clocks", {"sm_mhz": "fast"}, "expected `float | null`"),
     ("rates", {**PAIR, "sides": SIDES[:1]}, "want 2 sides with as many rates each"),
     ("rates", {**PAIR, "sides": [SIDES[0], {**SIDES[1], "alone_s": 5e4}]}, "expected `float` <= 1000.0"),
     ("rates", {**PAIR, "sides": [SIDES[0], {**SIDES[1], "rates": [-1.0]}]}, "expected `float` > 0.0"),
@@ -138,13 +134,6 @@ def test_two_machines_never_merge(path: Path) -> None:
         (MACHINE, {**OPTIONS, "rows": 8}, "of other options: rows was 4, is now 8"),
     ):
         assert_refused(lambda m=machine, o=options: points_file.check_same(path, found, m, o), named)
-
-
-def test_a_place_that_the_driver_slowed_down_is_marked(path: Path) -> None:
-    points_file.append(path, "clocks", {"sm_mhz": 1980.0, "timed": list(PLACES[0])})
-    assert points_file.read(path).slowed == set()
-    points_file.append(path, "clocks", {"throttled": ["power cap"], "timed": list(PLACES[0])})
-    assert points_file.read(path).slowed == {PLACES[0]}
 
 
 def test_two_measurements_do_not_write_into_one_file(path: Path) -> None:

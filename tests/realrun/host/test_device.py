@@ -16,7 +16,7 @@ torch = pytest.importorskip("torch")
 import numpy as np
 
 from realrun.host import cuda
-from realrun.host.device import LOOK_EVERY_S, Cpu, DeviceClock, Event
+from realrun.host.device import LOOK_EVERY_S, DeviceClock, Event, RealDevice
 from tests.test_import_arrows import FILES
 
 ONLY = "realrun.host.cuda"
@@ -72,7 +72,7 @@ def test_a_higher_priority_of_ours_is_a_lower_number_of_torchs(pool: None) -> No
     assert stream._raw.priority == -2
 
 
-class Drifting(Cpu):
+class Drifting(RealDevice):
     """A device whose clock drifts from the host's, and says how long ago an event was in float32 milliseconds. The host
     sees what it does after a while that varies; now and then it is disturbed."""
 
@@ -164,7 +164,7 @@ def test_events_of_cuda_tell_milliseconds_from_the_earlier_one() -> None:
 
 
 def test_a_cpu_has_no_graphs_and_runs_at_once() -> None:
-    stream, done = Cpu().stream(), []
+    stream, done = RealDevice().stream(), []
     stream.run(lambda: done.append(torch.is_inference_mode_enabled()))
     assert done == [True]
     with pytest.raises(ValueError, match="graphs exist on CUDA only"):

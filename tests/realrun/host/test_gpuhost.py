@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from realrun.host.clocks import HostClock, WallClock
+from realrun.host.clocks import HostClock
 from realrun.host.executor import ExecutorLane, Handle, SubmittedWork
 from realrun.host.gpuhost import GpuHost
 from realrun.host.threads import HostStuck
@@ -169,7 +169,7 @@ def test_the_watchdog_names_the_coroutine_that_keeps_the_baton() -> None:
         time.sleep(0.6)
 
     with pytest.raises(HostStuck, match=r"hog#0 has held the baton for 0\.2 s"):
-        run_tasks(hog, clock=WallClock(), watchdog_s=0.2)
+        run_tasks(hog, clock=HostClock(), watchdog_s=0.2)
 
 
 def test_works_that_wait_for_each_other_are_noticed_on_the_virtual_clock() -> None:
@@ -231,7 +231,7 @@ def test_a_result_for_nobody_may_be_the_last_thing_that_happens(is_async: bool) 
         time.sleep(0.2)
 
     def run() -> None:
-        with GpuHost(ConstantExecutor({Kind.DRAFT: 1e-3}, is_async=is_async), clock=WallClock()) as host:
+        with GpuHost(ConstantExecutor({Kind.DRAFT: 1e-3}, is_async=is_async), clock=HostClock()) as host:
             host.spawn(policy(host))
             host.run_until()
 

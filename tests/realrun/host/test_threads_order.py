@@ -12,7 +12,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from realrun.host.clocks import Mailbox, WallClock
+from realrun.host.clocks import HostClock, Mailbox
 from realrun.host.gpuhost import GpuHost
 from realrun.host.threads import StreamThreads
 from realrun.replay.pair_executor import PairExecutor
@@ -25,7 +25,7 @@ from tests.realrun.support import assert_greedy
 from tests.sim.support import played
 
 
-class KnowingClock(WallClock):
+class KnowingClock(HostClock):
     """A message tells what its sender knew."""
 
     def __init__(self, device: LateDevice) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from realrun.host.device import Cpu, DeviceStream, _CpuStream
+from realrun.host.device import DeviceStream, RealDevice, _CpuStream
 from realrun.kernels.device_passes import ChunkShape, PassShape
 from realrun.kernels.issuer import Issuer
 from realrun.kernels.pair_kernels import PairKernels
@@ -32,7 +32,7 @@ CONCURRENCY = 12
 assert max(REHEARSAL_REQUESTS, SPARE_SLOTS) < CONCURRENCY
 
 
-class CountingCpu(Cpu):
+class CountingCpu(RealDevice):
     """Goes to the driver whenever a stream's pass is larger than all before it, as an allocator that keeps its blocks
     does; a capture gives back what all streams have, and a graph's own memory is another."""
 

@@ -13,8 +13,7 @@ torch = pytest.importorskip("torch")
 from calibrate.measure.campaign import smoke
 from calibrate.measure.campaign.plan import CAMPAIGNS
 from calibrate.measure.campaign.smoke import Ground, run_check
-from realrun.host.device import Cpu, DeviceStream, RealDevice
-from realrun.host.driver import Driver
+from realrun.host.device import DeviceStream, RealDevice
 from realrun.model.attention import GatheringAttention
 from tests.realrun.timed_device import TimedDevice
 
@@ -32,7 +31,7 @@ class Gpu(TimedDevice):
 
 
 def ground(device: RealDevice, name: str = "cpu") -> Ground:
-    return Ground(name, device, CAMPAIGNS["cpu"].job, Driver(None))
+    return Ground(name, device, CAMPAIGNS["cpu"].job)
 
 
 def test_streams_that_share_a_queue_are_red() -> None:
@@ -47,7 +46,7 @@ def test_streams_that_share_a_queue_are_red() -> None:
 
 def test_attention_that_is_not_the_references_is_red(monkeypatch: pytest.MonkeyPatch) -> None:
     """A kernel that sees one token too few of every row."""
-    (shape,) = {source.shape for source in (ground(Cpu()).spec.target,)}
+    (shape,) = {source.shape for source in (ground(RealDevice()).spec.target,)}
     where = torch.device("cpu")
     assert smoke._difference(shape, where) == 0.0
 
@@ -64,6 +63,6 @@ def test_a_check_that_raises_is_red_and_says_why() -> None:
     def out_of_memory(_: Ground) -> str:
         raise RuntimeError("CUDA out of memory.\nTried to allocate 2 GiB")
 
-    check = run_check(out_of_memory, ground(Cpu()))
+    check = run_check(out_of_memory, ground(RealDevice()))
     assert (check["name"], check["is_ok"]) == ("out_of_memory", False)
     assert check["said"] == "CUDA out of memory. Tried to allocate 2 GiB"

@@ -12,7 +12,7 @@ import pytest
 from calibrate.fit.fit_errors import compare_points, summary
 from calibrate.fit.grid import Limits, grid, is_held_out
 from calibrate.fit.point_works import work_of
-from calibrate.fit.points_file import Clocks, MeasuredSession
+from calibrate.fit.points_file import MeasuredSession
 from calibrate.measure.fits.measured_profile import profile_of
 from sim.costs.forms.build import build_costs
 from sim.costs.profile import MeasuredPoint, Profile
@@ -40,13 +40,6 @@ def law() -> Profile:
     return msgspec.structs.replace(profile, kernels=msgspec.structs.replace(profile.kernels, gemm=gemm))
 
 
-CLOCKS = [
-    Clocks(sm_mhz=1980.0),
-    Clocks(sm_mhz=1410.0, throttled=("power cap", "hardware slowdown")),
-    Clocks(throttled=("power cap",)),
-]
-
-
 def measured(noise: float, seed: int = 0) -> MeasuredSession:
     profile, generator = law(), np.random.default_rng(seed)
     costs, passes = build_costs(profile), grid(LIMITS)
@@ -58,7 +51,7 @@ def measured(noise: float, seed: int = 0) -> MeasuredSession:
         points.append(msgspec.convert({**fields, **more}, MeasuredPoint))
     options = {"attention": "flash-cpu"}
     held = MeasuredSession(fingerprint={"device": "cpu"}, options=options)
-    return dataclasses.replace(held, passes=passes, points=points, clocks=CLOCKS, host=HOST)
+    return dataclasses.replace(held, passes=passes, points=points, host=HOST)
 
 
 @pytest.fixture(scope="module")
@@ -88,9 +81,7 @@ def test_errors_are_of_points_that_the_fit_did_not_use(fitted: Profile) -> None:
 def test_the_profile_carries_its_points_and_survives_its_file(fitted: Profile) -> None:
     assert fitted.name == "cpu/tiny-target+tiny-draft"
     assert len(fitted.points) == len(grid(LIMITS))
-    assert "SM clock 1410 to 1980 MHz, of 3 visits slowed: 2 by power cap, 1 by hardware slowdown" in fitted.source
     assert fitted.fingerprint == {"device": "cpu"}
-    assert "L2" not in fitted.source
     assert not fitted.overlap.measured
     assert decode(encode(fitted), "copy") == fitted
 
@@ -100,14 +91,6 @@ def test_a_work_inside_the_measured_range_gives_no_warning(fitted: Profile, recw
     for timed in grid(LIMITS):
         costs.cost(work_of(timed))
     assert not recwarn.list
-
-
-def test_the_state_of_the_l2_cache_is_told_where_it_is_known() -> None:
-    profile, held = law(), measured(0.0)
-    cold = [msgspec.structs.replace(point, l2="cold") for point in held.points[:3]]
-    known = dataclasses.replace(held, points=[*cold, *held.points[3:]])
-    source = profile_of(known, profile.target, profile.draft).source
-    assert f"L2 never flushed between repetitions: 3 cold, 0 warm, {len(held.points) - 3} unknown" in source
 
 
 def test_too_few_points_are_refused() -> None:
