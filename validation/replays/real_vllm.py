@@ -107,8 +107,7 @@ def main(
         write_page(report)
         return
     models = results / "models"
-    if not (models / "target").exists():
-        make_models(models, WORDS)
+    make_models(models, WORDS)
     report.mkdir(parents=True, exist_ok=True)
     for number in range(1, rounds + 1):
         for name in only.split(","):
