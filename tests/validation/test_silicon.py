@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from msgspec import structs
+from pandas import DataFrame
 
 from calibrate.cli.imports import import_command
 from calibrate.served.load import ServedLoad
@@ -283,12 +284,12 @@ def test_classes_count_apart_what_judges_nothing() -> None:
         figures("judged", 10.0, 50.0, peer_tpot_error_pct=-20.0), figures("judged", -12.0, 90.0, is_starved=True),
         figures("fitted", 800.0, 0.0), figures("doubtful", 800.0, 0.0),
     ]  # fmt: skip
-    lines = {line["class"]: line for line in classes_of(rows, [Refusal("vllm moe fp8", "m", "g", "no table")])}
-    plain = lines["vllm moe fp8"]
-    assert (plain["cells"], plain["refused"], plain["tpot_mean_abs_pct"], plain["ttft_mean_abs_pct"]) == (2, 1, 11, 50)
-    assert (plain["tpot_mean_pct"], plain["peer_tpot_mean_abs_pct"], plain["peer_cells"]) == (-1, 20, 1)
-    assert (plain["tpot_mean_abs_pct_on_peer_cells"], plain["ttft_cells"]) == (10, 1)
-    assert lines["vllm moe fp8 (fitted on)"]["cells"] == lines["vllm moe fp8 (labels in doubt)"]["cells"] == 1
+    lines = classes_of(DataFrame(rows), [Refusal("vllm moe fp8", "m", "g", "no table")]).set_index("class")
+    plain = lines.loc["vllm moe fp8"]
+    assert (plain["cells"], plain["refused"], plain["TPOT"], plain["signed"]) == (2, 1, 11, -1)
+    assert (plain["TTFT"], plain["TTFT cells"]) == (50, 1)
+    assert (plain["peer there"], plain["on shared cells"]) == (20, 10)
+    assert lines["cells"].to_list() == [2, 1, 1]
 
 
 def write_rows(folder: Path, *rows: dict[str, str]) -> list[str]:
