@@ -15,7 +15,7 @@ from validation.conformance.logs import Log, read_logs, write_logs
 from validation.conformance.replayed import differences, main
 
 LOGS = Path(__file__).parent / "scheduler_logs"
-DRAWN = sorted(LOGS.glob("*.jsonl.gz"))
+DRAWN = sorted(LOGS.glob("vllm-*.jsonl.gz"))
 REAL = sorted(LOGS.glob("*.json"))
 
 
