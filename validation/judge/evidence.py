@@ -82,19 +82,20 @@ class MeasuredSetUp(NamedTuple):
         return float(np.mean(self.errors))
 
 
-def set_ups_of(cells: Iterable[tuple[ServedLoad, str, float]]) -> list[MeasuredSetUp]:
-    """Set-ups of cells, which come with the name of the model and the error of TPOT, percent."""
+MeasuredCell = tuple[tuple[str, str, str], int, str, tuple[Any, ...], float, float]
+"""Group, tensor-parallel degree, kind and whatever else its set-up has; logarithm of simulated over measured TPOT and
+requests in flight."""
 
-    def labels(row: tuple[ServedLoad, str, float]) -> tuple[Any, ...]:
-        cell, model, _ = row
-        group = engine_name(cell).partition("-")[0], cell.gpu, model
-        return group, cell.tp, cell.label.partition(" ")[2], cell.dp, cell.ep or 1, cell.weights or ""
 
+def group_of(engine: str, gpu: str, model: str) -> tuple[str, str, str]:
+    return engine.partition("-")[0], gpu, model
+
+
+def set_ups_of(cells: Iterable[MeasuredCell]) -> list[MeasuredSetUp]:
+    """Cells in their order; they are of one set-up where all but the last two are the same."""
     return [
-        MeasuredSetUp(
-            group, tp, kind, [log1p(row[-1] / 100.0) for row in of], [float(row[0].concurrency) for row in of]
-        )
-        for (group, tp, kind, *_), of in sorted(grouped(cells, labels).items())
+        MeasuredSetUp(group, tp, kind, [cell[-2] for cell in of], [cell[-1] for cell in of])
+        for (group, tp, kind, _), of in sorted(grouped(cells, lambda cell: cell[:4]).items())
     ]
 
 
@@ -235,34 +236,32 @@ def served(cells: Iterable[tuple[ServedLoad, float]]) -> list[EvidenceCell]:
 
 def set_ups(cells: Iterable[tuple[ServedLoad, float]]) -> list[MeasuredSetUp]:
     """Set-ups of the same cells, and of those of other sources that measure a level without drafts."""
-    of_served = set_ups_of((cell, model_of(cell.target)[0], error) for cell, error in cells)
-    others = [
-        cell
+    sample = (
+        (
+            group_of(engine_name(cell), cell.gpu, model_of(cell.target)[0]), cell.tp, cell.label.partition(" ")[2],
+            (cell.dp, cell.ep or 1, cell.weights or ""), log1p(error / 100.0), float(cell.concurrency),
+        )
+        for cell, error in cells
+    )  # fmt: skip
+    others = (
+        (group_of(cell.engine, cell.gpu, cell.model), 1, OTHERS, (), log_time(cell), float(cell.in_flight))
         for cell in measured().cells
         if cell.is_level and cell.method == NONE and cell.source != OVER_LENGTHS and not cell.policy
-    ]
-    by_group = grouped(others, lambda cell: (cell.engine.partition("-")[0], cell.gpu, cell.model))
-    alone = [
-        MeasuredSetUp(group, 1, OTHERS, list(map(log_time, of)), [float(cell.in_flight) for cell in of])
-        for group, of in sorted(by_group.items())
-    ]
-    return [*of_served, *alone, *open_loops(csv_rows(ACCURACY))]
+    )
+    return [*set_ups_of(sample), *set_ups_of(others), *open_loops(csv_rows(ACCURACY))]
 
 
 def open_loops(cells: Iterable[Mapping[str, str]]) -> list[MeasuredSetUp]:
     """Judged open loops of accuracy-cells.csv by GPU and model; requests in flight by Little's law."""
-    loops = grouped(
-        (cell for cell in cells if cell["part"] == OPEN_LOOPS and cell["role"] == JUDGED),
-        lambda cell: (cell["engine"].partition("-")[0], f"{cell['gpu'].lower()}-sxm", cell["target"]),
-    )
-    return [
-        MeasuredSetUp(
-            group, 1, "open loop",
-            [log(float(cell["tpot_ms_simulated"]) / float(cell["tpot_ms"])) for cell in of],
-            [float(cell["load"].partition("/")[0]) * float(cell["e2el_ms"]) / 1e3 for cell in of],
+    return set_ups_of(
+        (
+            group_of(cell["engine"], f"{cell['gpu'].lower()}-sxm", cell["target"]), 1, "open loop", (),
+            log(float(cell["tpot_ms_simulated"]) / float(cell["tpot_ms"])),
+            float(cell["load"].partition("/")[0]) * float(cell["e2el_ms"]) / 1e3,
         )
-        for group, of in loops.items()
-    ]  # fmt: skip
+        for cell in cells
+        if cell["part"] == OPEN_LOOPS and cell["role"] == JUDGED
+    )  # fmt: skip
 
 
 def log_time(cell: EvidenceCell) -> float:
