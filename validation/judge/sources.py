@@ -227,9 +227,8 @@ def tapes(folder: Path, run: RunSpec) -> list[ServedLoad]:
     for method in ("eagle3", "ngram"):
         for dataset in ("gsm8k", "instructcoder", "sharegpt"):
             recorded = read_tapes(f"{folder / f'acc_{dataset}.jsonl'}#acc_{method}")
-            quote = spec_of(fit_markov(recorded))
             lengths = [TapeAcceptance(recorded).expected_length(k) for k in range(1, 8)]
-            cells += [_length_cell(method, dataset, k, length, quote) for k, length in enumerate(lengths, start=1)]
+            cells += _length_cells(method, dataset, lengths, spec_of(fit_markov(recorded)))
     return cells
 
 
@@ -278,8 +277,7 @@ def rounds(folder: Path, run: RunSpec) -> list[ServedLoad]:
             accepted = [int(row["accepted_draft"]) for row in csv_rows(path)]
             quote = f"length:{length_at(accepted, BLOCK):.4f}@{BLOCK}"
             workload = f"gsm8k, humaneval, mt-bench at temperature {temperature}"
-            lengths = [length_at(accepted, k) for k in range(1, BLOCK)]
-            cells += [_length_cell(drafter, workload, k, length, quote) for k, length in enumerate(lengths, start=1)]
+            cells += _length_cells(drafter, workload, [length_at(accepted, k) for k in range(1, BLOCK)], quote)
     return cells
 
 
@@ -292,15 +290,13 @@ def length_at(accepted: Sequence[int], k: int) -> float:
     return 1.0 + fmean(min(count, k) for count in accepted)
 
 
-def _length_cell(method: str, label: str, k: int, length: float, quote: str) -> ServedLoad:
-    return ServedLoad(
-        method=method,
-        label=label,
-        num_speculative_tokens=k,
-        concurrency=1,
-        acceptance=quote,
-        measured={"acceptance_length": length},
-    )
+def _length_cells(method: str, label: str, lengths: Sequence[float], quote: str) -> list[ServedLoad]:
+    """Acceptance lengths at 1, 2 and so on."""
+    common = ServedLoad(method=method, label=label, concurrency=1, acceptance=quote)
+    return [
+        msgspec.structs.replace(common, num_speculative_tokens=k, measured={"acceptance_length": length})
+        for k, length in enumerate(lengths, start=1)
+    ]
 
 
 def pearl(path: Path, run: RunSpec) -> list[ServedLoad]:
