@@ -176,10 +176,10 @@ def _bar_lines(bar: BarSpec, judged: Sequence[JudgedLoad]) -> list[BarLine]:
             continue
         what = bar.what.format(n=len(errors), **{name: getattr(members[0].cell, name) for name in bar.by})
         sizes = list(map(abs, errors))
-        if bar.mean is not None:
-            lines.append(BarLine(f"{what}: mean size of the error", fmean(sizes), bar.mean, is_size=True))
-        if bar.largest is not None:
-            lines.append(BarLine(f"{what}: largest size", max(sizes), bar.largest, is_size=True))
-        if bar.error is not None:
-            lines.append(BarLine(what, max(errors, key=abs), bar.error, is_size=False))
+        for bar_pct, error_pct, of in (
+            (bar.mean, fmean(sizes), ": mean size of the error"), (bar.largest, max(sizes), ": largest size"),
+            (bar.error, max(errors, key=abs), ""),
+        ):  # fmt: skip
+            if bar_pct is not None:
+                lines.append(BarLine(f"{what}{of}", error_pct, bar_pct, is_size=bool(of)))
     return lines
