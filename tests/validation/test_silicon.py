@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from msgspec import structs
-from pandas import DataFrame
 
 from calibrate.cli.imports import import_command
 from calibrate.served.load import ServedLoad
@@ -39,7 +37,7 @@ from validation.judge.served_cells import (
     setting,
     target_of,
 )
-from validation.judge.served_judge import Refusal, classes_of, judge, kindest
+from validation.judge.served_judge import judge, kindest
 
 PROFILE = "h100-sxm/llama-3.1-8b"
 ROW = {
@@ -272,24 +270,6 @@ def test_of_several_readings_the_peer_gets_the_kindest_of_each_group() -> None:
     best = [row("a", "11"), row("b", ""), row("c", "50", "b200_sxm"), row("d", "")]
     chosen = kindest([plain, best])
     assert {name: each["aic_tpot_ms"] for name, each in chosen.items()} == {"a": "11", "b": "9", "c": "30"}
-
-
-def figures(role: str, tpot: float, ttft: float, *, is_starved: bool = False, **others: float) -> dict[str, Any]:
-    errors = {"tpot_error_pct": tpot, "ttft_error_pct": ttft, **others}
-    return {"class": "vllm moe fp8", "role": role, "is_starved": is_starved, **errors}
-
-
-def test_classes_count_apart_what_judges_nothing() -> None:
-    rows = [
-        figures("judged", 10.0, 50.0, peer_tpot_error_pct=-20.0), figures("judged", -12.0, 90.0, is_starved=True),
-        figures("fitted", 800.0, 0.0), figures("doubtful", 800.0, 0.0),
-    ]  # fmt: skip
-    lines = classes_of(DataFrame(rows), [Refusal("vllm moe fp8", "m", "g", "no table")]).set_index("class")
-    plain = lines.loc["vllm moe fp8"]
-    assert (plain["cells"], plain["refused"], plain["TPOT"], plain["signed"]) == (2, 1, 11, -1)
-    assert (plain["TTFT"], plain["TTFT cells"]) == (50, 1)
-    assert (plain["peer there"], plain["on shared cells"]) == (20, 10)
-    assert lines["cells"].to_list() == [2, 1, 1]
 
 
 def write_rows(folder: Path, *rows: dict[str, str]) -> list[str]:
