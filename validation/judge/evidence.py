@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from math import exp, lgamma, log, log1p, log2, pi
 from pathlib import Path
-from statistics import fmean, median
+from statistics import fmean
 from typing import Any, NamedTuple
 
 import msgspec
@@ -176,7 +176,9 @@ def without_model(set_ups: Sequence[MeasuredSetUp], errors: ServedErrors) -> lis
 def coverage_rows(set_ups: Sequence[MeasuredSetUp], chances: Sequence[ErrorChances]) -> list[dict[str, Any]]:
     """Share of cells in their 95 % interval, half its width and its score, a set-up counting once in the score: of all,
     and by engine, degree, kind and load."""
-    cells: dict[tuple[int, int, str], list[tuple[int, bool, float, float]]] = {}
+    import pandas as pd
+
+    cells = []
     for index, (each, of) in enumerate(zip(set_ups, chances, strict=True)):
         low, high = of.at(LOW_95), of.at(HIGH_95)
         half = (exp(high) - exp(low)) / 2.0
@@ -185,17 +187,16 @@ def coverage_rows(set_ups: Sequence[MeasuredSetUp], chances: Sequence[ErrorChanc
             load = next(name for most, name in LOADS.items() if in_flight <= most)
             names = "all", each.group[0], f"TP {each.tensor_parallel}", each.kind, load
             for place, name in enumerate(names):
-                key = place, len(name.partition(" ")[0]), name
-                cells.setdefault(key, []).append((index, low <= error <= high, half, score))
-    rows = []
-    for (*_, name), of_name in sorted(cells.items()):
-        scores = [fmean(cell[-1] for cell in alike) for alike in grouped(of_name, lambda cell: cell[0]).values()]
-        rows.append({
-            "of": name, "set-ups": len(scores), "cells": len(of_name),
-            "hold": f"{100.0 * fmean(cell[1] for cell in of_name):.1f} %",
-            "half-width": f"{100.0 * median(cell[2] for cell in of_name):.0f} %", "score": f"{fmean(scores):.2f}",
-        })  # fmt: skip
-    return rows
+                cells.append((place, len(name.partition(" ")[0]), name, index, low <= error <= high, half, score))
+    table = pd.DataFrame(cells, columns=["place", "length", "of", "index", "holds", "half", "score"])
+    return [
+        {
+            "of": name, "set-ups": of["index"].nunique(), "cells": len(of),
+            "hold": f"{100.0 * of['holds'].mean():.1f} %", "half-width": f"{100.0 * of['half'].median():.0f} %",
+            "score": f"{of.groupby('index')['score'].mean().mean():.2f}",
+        }
+        for (_, _, name), of in table.groupby(["place", "length", "of"])
+    ]  # fmt: skip
 
 
 # -- cells that answers quote
