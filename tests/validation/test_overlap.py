@@ -32,7 +32,7 @@ b,H,m,e,off,8,4,2,,,,,,,,11
 def changes(folder: Path, text: str) -> list[dict[str, float]]:
     """Simulated over one stream's figure, by metric, of every cell."""
     (folder / "cells.csv").write_text(text)
-    run = RunSpec(reader="overlap", judge="overlap", file="cells.csv", set={"engine": "e"})
+    run = RunSpec(reader="overlap", file="cells.csv", set={"engine": "e"})
     cells = cells_of_run(run, folder)
     judged = JUDGES["overlap"](cells, None, run, folder)
     return [{name: (sides["simulated"] or 0.0) / float(each.cell.texts[name]) for name, sides in each.metrics.items()}

@@ -237,6 +237,8 @@ def each(figures: Callable[[ServedLoad, Any, RunSpec], dict[str, float]]) -> Cal
 
 
 JUDGES: dict[str, Callable[..., list[JudgedLoad]]] = {
-    "loops": loops, "timestamps": timestamps, "pearl": pearl, "steps": each(step_figures),
-    "lengths": each(length_figures), "power": each(power_figures), "overlap": each(overlap_figures),
+    "table": loops, "study": loops, "timestamps": timestamps, "pearl": pearl, "steps": each(step_figures),
+    **dict.fromkeys(("tapes", "rounds"), each(length_figures)), "power": each(power_figures),
+    "overlap": each(overlap_figures),
 }  # fmt: skip
+"""By the reader of the cells."""
