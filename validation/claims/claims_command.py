@@ -32,13 +32,9 @@ def main(section: Sequence[str] = (), json: Path | None = None, draws: int = DRA
     names = [name.upper() for name in dict.fromkeys(section)] or list(sections())
     with progress() as on_step:
         rows = judge_all(names, draws=draws, workers=workers, on_done=on_step)
-    if write_json(None if json is None else str(json), to_plain(rows)):
+    content: dict[str, Json] = {"schema": RESULT_SCHEMA, "rows": [msgspec.to_builtins(row) for row in rows]}
+    if write_json(None if json is None else str(json), content):
         print_rows(rows)
-
-
-def to_plain(rows: Sequence[ClaimRow]) -> dict[str, Json]:
-    """Content of `claims --json`."""
-    return {"schema": RESULT_SCHEMA, "rows": [msgspec.to_builtins(row) for row in rows]}
 
 
 def print_rows(rows: Sequence[ClaimRow]) -> None:
