@@ -13,7 +13,7 @@ question (sim.studies.evidence), docs/real-gpus.md (validation.pages.real_gpus).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from math import exp, lgamma, log, log1p, log2, pi
 from pathlib import Path
@@ -284,13 +284,19 @@ def text_of_errors(errors: ServedErrors) -> str:
     return f"{head}[\n  {lines}\n]}}\n"
 
 
+def write_cells(cells: Sequence[EvidenceCell], is_replaced: Callable[[EvidenceCell], bool]) -> int:
+    """Writes them behind those of the file that they do not replace; how many these are."""
+    before = msgspec.json.decode(CELLS.read_bytes(), type=Evidence)
+    others = [cell for cell in before.cells if not is_replaced(cell)]
+    CELLS.write_text(text_of(Evidence(schema=before.schema, cells=(*others, *cells))))
+    return len(others)
+
+
 def main(cells: Path) -> None:
     rows = read_cells(cells)
     judged = judged_cells(rows, csv_rows(SERVED))
     plain = served(judged)
-    before = msgspec.json.decode(CELLS.read_bytes(), type=Evidence)
-    others = [cell for cell in before.cells if cell.source != OVER_LENGTHS]
-    CELLS.write_text(text_of(Evidence(schema=before.schema, cells=(*others, *plain))))
+    others = write_cells(plain, lambda cell: cell.source == OVER_LENGTHS)
     of_levels = set_ups(judged)
     errors = fit(of_levels, part(speedups_of(csv_rows(ACCURACY))))
     shapes = [source_of(row["model_path"], plain=False).shape for row in rows] + [load(name).target for name in OPEN]
@@ -301,6 +307,6 @@ def main(cells: Path) -> None:
     chances = {"set-up": without_set_up(of_levels, errors), "model": without_model(of_levels, errors)}
     shares = [{"left out": what, **row} for what, of in chances.items() for row in coverage_rows(of_levels, of)]
     write_csv(LEVELS, list(shares[0]), (row.values() for row in shares))
-    print(f"{len(plain)} means of {sum(cell.runs for cell in plain)} served cells, {len(others)} others")
+    print(f"{len(plain)} means of {sum(cell.runs for cell in plain)} served cells, {others} others")
     print(f"{len(of_levels)} set-ups: bias {errors.bias:+.3f}")
     print(f"parts {errors.group}, {errors.set_up}, {errors.cell}")
