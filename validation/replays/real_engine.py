@@ -27,6 +27,8 @@ LATER_SHARE = 0.01
 """Factor on the output weights of the target's layers behind the first."""
 DRAFTS = {"good": 0.0, "fair": 0.3, "poor": 1.0}
 """Noise on the head of each draft, over its weights' standard deviation."""
+DRAFT_MODEL: dict[str, Any] = {"method": "draft_model"}
+NGRAM: dict[str, Any] = {"method": "ngram", "prompt_lookup_max": 3, "prompt_lookup_min": 1}
 LAST_ARRIVAL = 60
 ALONE = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
 """Environment of a vLLM that asks nobody and binds no core."""
@@ -168,16 +170,9 @@ def _engine(arguments: argparse.Namespace) -> Any:
         os.environ.setdefault(name, value)
     from vllm import EngineArgs, LLMEngine
 
-    spec: dict[str, Any] = {"method": "draft_model", "num_speculative_tokens": arguments.k}
-    if arguments.spec == "ngram":
-        spec = {
-            "method": "ngram",
-            "prompt_lookup_max": 3,
-            "prompt_lookup_min": 1,
-            "num_speculative_tokens": arguments.k,
-        }
-    elif arguments.spec != "none":
-        spec["model"] = str(arguments.folder / ("target" if arguments.spec == "self" else arguments.spec))
+    model = "target" if arguments.spec == "self" else arguments.spec
+    drafter = NGRAM if arguments.spec == "ngram" else DRAFT_MODEL | {"model": str(arguments.folder / model)}
+    spec = drafter | {"num_speculative_tokens": arguments.k}
     given = EngineArgs(
         model=str(arguments.folder / "target"),
         dtype="bfloat16",

@@ -25,15 +25,14 @@ from calibrate.server.served_page import DISTURBED, pace
 from calibrate.server.served_run import PARTS, ServedRun, as_predicted, read_run
 from calibrate.server.server_process import started
 from sim.cli.main import run as lanesim
-from validation.replays.real_engine import ALONE, make_models
+from validation.replays.real_engine import ALONE, DRAFT_MODEL, NGRAM, make_models
 from validation.tables import page
 
 if TYPE_CHECKING:
     import pandas as pd
 
 URL, PORT = "http://127.0.0.1:8123", "8123"
-DRAFT_MODEL = {"method": "draft_model", "num_speculative_tokens": 3}
-NGRAM = {"method": "ngram", "prompt_lookup_max": 3, "prompt_lookup_min": 1, "num_speculative_tokens": 3}
+THREE = {"num_speculative_tokens": 3}
 LOADS = {"1": 24, "1.75": 36, "2.5": 50}
 """Requests per second -> requests."""
 
@@ -52,11 +51,11 @@ PLAIN, SHARED, SMALL = "off", "shared", "small"
 NO_CACHE = ("--no-enable-prefix-caching",)
 SERVERS = {
     PLAIN: ServerSetup(flags=NO_CACHE),
-    "good-3": ServerSetup(DRAFT_MODEL | {"model": "good"}, NO_CACHE),
+    "good-3": ServerSetup(DRAFT_MODEL | THREE | {"model": "good"}, NO_CACHE),
     "good-1": ServerSetup(DRAFT_MODEL | {"model": "good", "num_speculative_tokens": 1}, NO_CACHE),
-    "fair-3": ServerSetup(DRAFT_MODEL | {"model": "fair"}, NO_CACHE),
-    "poor-3": ServerSetup(DRAFT_MODEL | {"model": "poor"}, NO_CACHE),
-    "ngram-3": ServerSetup(NGRAM, NO_CACHE, ("--set", "speculation.method=ngram")),
+    "fair-3": ServerSetup(DRAFT_MODEL | THREE | {"model": "fair"}, NO_CACHE),
+    "poor-3": ServerSetup(DRAFT_MODEL | THREE | {"model": "poor"}, NO_CACHE),
+    "ngram-3": ServerSetup(NGRAM | THREE, NO_CACHE, ("--set", "speculation.method=ngram")),
     SHARED: ServerSetup(
         flags=("--enable-prefix-caching",),
         scenario=("--set", "workload.sharing.prefix_len=128", "--set", "workload.sharing.num_prefixes=2"),
