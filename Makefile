@@ -84,10 +84,9 @@ claims: .venv/.dev               ## published figures, each with what is simulat
 
 vllm: .venv-vllm/.ready           ## a real vLLM on this CPU (a GB of wheels), fresh logs of its scheduler, and ours beside them
 	mkdir -p results/vllm
-	test -f results/vllm/models/target/config.json || .venv-vllm/bin/python -m validation.replays.real_engine models results/vllm/models
 	for spec in none ngram self fair poor; do \
-	OMP_NUM_THREADS=1 .venv-vllm/bin/python -m validation.replays.real_engine log results/vllm/models results/vllm/$$spec.json \
-		--spec $$spec && OMP_NUM_THREADS=1 .venv-vllm/bin/python -m validation.replays.real_engine log results/vllm/models \
+	OMP_NUM_THREADS=1 .venv-vllm/bin/python -m validation.replays.real_engine results/vllm/models results/vllm/$$spec.json \
+		--spec $$spec && OMP_NUM_THREADS=1 .venv-vllm/bin/python -m validation.replays.real_engine results/vllm/models \
 		results/vllm/$$spec-memory.json --spec $$spec --blocks 40 || exit 1; done
 	.venv-vllm/bin/python -m validation conformance results/vllm/*.json
 

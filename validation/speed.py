@@ -20,7 +20,6 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from statistics import median
 from typing import Any, NamedTuple
 
 from sim.run.compiled import LANE_POLICIES, SWITCH, is_on
@@ -165,21 +164,22 @@ def measured(case: SpeedCase, rounds: int, folder: Path) -> dict[str, list[Used]
 def row_of(case: SpeedCase, by_program: Mapping[str, Sequence[Used]]) -> dict[str, str]:
     """Medians of each program, and medians of the rounds' ratios; empty where a program did not run."""
 
-    def ratio(ours: str, field: str) -> str:
-        pairs = zip(by_program.get(ours, ()), by_program.get(DYNAMO, ()), strict=False)
-        ratios = [getattr(one, field) / getattr(other, field) for one, other in pairs]
-        return f"{median(ratios):.2f}" if ratios else ""
+    import pandas as pd
 
-    def of(program: str, field: str, digits: int) -> str:
-        values = [getattr(used, field) for used in by_program.get(program, ())]
-        return f"{median(values):.{digits}f}" if values else ""
+    used = {name: pd.DataFrame(rounds, columns=Used._fields) for name, rounds in by_program.items()}
+
+    def of(name: str, field: str, digits: int = 2, beside: str = "") -> str:
+        if not {name, beside or name} <= used.keys():
+            return ""
+        values = used[name][field] / used[beside][field] if beside else used[name][field]
+        return f"{values.median():.{digits}f}"
 
     return {
         "case": case.name,
-        **{f"{name}, CPU s": of(name, "cpu_s", 2) for name in (PURE, COMPILED)},
+        **{f"{name}, CPU s": of(name, "cpu_s") for name in (PURE, COMPILED)},
         **{f"{name}, MB": of(name, "memory_mb", 0) for name in (PURE, COMPILED)},
-        **{f"{name} / Dynamo": ratio(name, "cpu_s") for name in (PURE, COMPILED)},
-        "memory / Dynamo": ratio(COMPILED if COMPILED in by_program else PURE, "memory_mb"),
+        **{f"{name} / Dynamo": of(name, "cpu_s", beside=DYNAMO) for name in (PURE, COMPILED)},
+        "memory / Dynamo": of(COMPILED if COMPILED in used else PURE, "memory_mb", beside=DYNAMO),
     }
 
 

@@ -53,9 +53,8 @@ def run_of(title: str, **changes: Any) -> RunSpec:
 
 
 def test_every_section_reads_and_judges_by_a_name_that_there_is() -> None:
-    runs = [run for spec in specs() for run in spec.runs]
-    assert {run.judge for run in runs} == JUDGES.keys()
-    assert {run.reader for run in runs} == sources.ROWS.keys() | sources.CELLS.keys()
+    readers = {run.reader for spec in specs() for run in spec.runs}
+    assert readers == JUDGES.keys() == sources.ROWS.keys() | sources.CELLS.keys()
 
 
 def test_the_peers_figures_are_read_from_its_summary() -> None:
@@ -151,7 +150,7 @@ def test_a_length_quoted_at_seven_is_exact_where_rounds_are_geometric_and_cut_sh
         for drafter in ("dflash", "dspark"):
             write(tmp_path / f"tape_{stage}_{drafter}_fresh.csv", [{"accepted_draft": count} for count in counts])
     assert sources.length_at(counts, 7) == pytest.approx(2.0 - 2.0**-7)
-    judged, _ = judge_run(RunSpec(reader="rounds", judge="lengths"), tmp_path)
+    judged, _ = judge_run(RunSpec(reader="rounds"), tmp_path)
     assert len(judged) == 24
     assert max(abs(each.error_pct("acceptance_length") or 0.0) for each in judged) < 0.01
 
@@ -161,7 +160,7 @@ def test_pearls_cells_are_judged_where_their_data_set_did_not_fit(tmp_path: Path
     row = {"gpu": "H200", "draft_model": "a/Small", "target_model": "a/Large", "batch_size": 1, "ar_tok_per_s": 40.0,
            "pearl_tok_per_s": 120.0, "pearl_mean_accepted_tokens_MAT": 9.0}  # fmt: skip
     write(tmp_path / "t.csv", [row | {"dataset": dataset} for dataset in ("AIME", "CNNDM", "GSM8K")])
-    ((judged,), _) = judge_run(RunSpec(reader="pearl", judge="pearl", file="t.csv", method="pearl"), tmp_path)
+    ((judged,), _) = judge_run(RunSpec(reader="pearl", file="t.csv", method="pearl"), tmp_path)
     assert (judged.cell.gpu, judged.cell.target, judged.cell.label) == ("H200", "large", "GSM8K, small")
     assert abs(judged.error_pct("speedup") or 99.0) < 5.0
 
@@ -169,7 +168,7 @@ def test_pearls_cells_are_judged_where_their_data_set_did_not_fit(tmp_path: Path
 def test_steps_of_another_engines_line_are_judged(tmp_path: Path) -> None:
     target = {"fixed": 5.9e-3, "per_batched_token": 2e-5, "per_kv_token": 4e-8}
     (tmp_path / "l.json").write_text(json.dumps({"target": target, "host_overhead_per_step": 1e-3}))
-    run = RunSpec(reader="steps", judge="steps", file="l.json", profile=PROFILE, engine={"name": "vllm-0.9"})
+    run = RunSpec(reader="steps", file="l.json", profile=PROFILE, engine={"name": "vllm-0.9"})
     judged, _ = judge_run(run, tmp_path)
     assert judged[1].metrics["tpot_ms"]["real"] == pytest.approx(5.9 + 0.16 + 8 * 512 * 4e-5 + 1.0)
     assert len(judged) == 10
@@ -179,7 +178,7 @@ def test_the_models_of_tapes_are_judged_at_every_length(tmp_path: Path) -> None:
     tape = [1, 3, 2, 1, 1, 4, 3, 2, 1] * 4
     for name in ("gsm8k", "instructcoder", "sharegpt"):
         (tmp_path / f"acc_{name}.jsonl").write_text(json.dumps({"acc_eagle3": tape, "acc_ngram": tape}) + "\n")
-    judged, _ = judge_run(RunSpec(reader="tapes", judge="lengths"), tmp_path)
+    judged, _ = judge_run(RunSpec(reader="tapes"), tmp_path)
     assert {(each.cell.method, each.cell.num_speculative_tokens) for each in judged} == {
         (method, k) for method in ("eagle3", "ngram") for k in range(1, 8)
     }
@@ -191,7 +190,7 @@ def test_a_setting_of_power_is_left_out_by_its_neighbours_and_not_by_its_error(t
     times = {"prompt_time": 200, "token_time": 50}
     rows = [{**fixed, **times, "prompt_size": prompt, "average_power": watts} for prompt, watts in powers]
     write(tmp_path / "t.csv", rows)
-    run = RunSpec(reader="power", judge="power", file="t.csv", method="llama2-70b")
+    run = RunSpec(reader="power", file="t.csv", method="llama2-70b")
     judged, _ = judge_run(run, tmp_path)
     assert [each.cell.input_len for each in judged] == [512, 1024]
     assert all(each.is_fit for each in judged)

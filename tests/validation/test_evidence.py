@@ -23,13 +23,11 @@ from validation.judge.evidence import (
     open_loops,
     served,
     set_ups,
-    set_ups_of,
     text_of,
     text_of_errors,
     without_model,
     without_set_up,
 )
-from validation.judge.served_cells import cell_of
 from validation.judge.served_judge import SERVED
 from validation.tables import csv_rows
 
@@ -98,7 +96,6 @@ def test_set_ups_are_told_apart_by_degree_and_judged_cells_alone_count() -> None
         (4, "dense nvfp4", [64.0]), (8, "dense nvfp4", [16.0, 64.0]),
     ]  # fmt: skip
     assert named[1].mean == pytest.approx((log(0.96) + log(1.02)) / 2.0)
-    assert set_ups_of([(cell_of(rows[0]), "m", 10.0)])[0].errors == [pytest.approx(log(1.1))]
 
 
 def test_a_throughput_that_is_too_high_is_a_time_that_is_too_short() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from sim.devices.partition import MEASURED
-from validation.judge.judges import overlap
+from validation.judge.judges import JUDGES
 from validation.judge.sources import cells_of_run
 from validation.judge.specs import RunSpec
 
@@ -32,9 +32,9 @@ b,H,m,e,off,8,4,2,,,,,,,,11
 def changes(folder: Path, text: str) -> list[dict[str, float]]:
     """Simulated over one stream's figure, by metric, of every cell."""
     (folder / "cells.csv").write_text(text)
-    run = RunSpec(reader="overlap", judge="overlap", file="cells.csv", set={"engine": "e"})
+    run = RunSpec(reader="overlap", file="cells.csv", set={"engine": "e"})
     cells = cells_of_run(run, folder)
-    judged = overlap(cells, None, run, folder)
+    judged = JUDGES["overlap"](cells, None, run, folder)
     return [{name: (sides["simulated"] or 0.0) / float(each.cell.texts[name]) for name, sides in each.metrics.items()}
             for each in judged]  # fmt: skip
 

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 from msgspec import structs
 
@@ -84,5 +85,6 @@ def test_the_predictions_that_are_kept_are_those_from_before_their_loads() -> No
 
 
 def test_a_speed_up_within_its_noise_has_no_wrong_sign() -> None:
-    assert real_vllm.SpeedUp(1.02, 0.98, 0.03).has_right_sign
-    assert not real_vllm.SpeedUp(1.05, 0.98, 0.03).has_right_sign
+    gains = pd.DataFrame({"measured": [1.02, 1.05, 1.1], "predicted": [0.98, 0.98, 1.2], "noise": 0.03})
+    same_side, unsure = real_vllm.sides(gains)
+    assert (same_side.to_list(), unsure.to_list()) == ([False, False, True], [True, False, False])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from msgspec import structs
@@ -38,7 +37,7 @@ from validation.judge.served_cells import (
     setting,
     target_of,
 )
-from validation.judge.served_judge import Refusal, classes_of, judge, kindest
+from validation.judge.served_judge import judge, kindest
 
 PROFILE = "h100-sxm/llama-3.1-8b"
 ROW = {
@@ -271,24 +270,6 @@ def test_of_several_readings_the_peer_gets_the_kindest_of_each_group() -> None:
     best = [row("a", "11"), row("b", ""), row("c", "50", "b200_sxm"), row("d", "")]
     chosen = kindest([plain, best])
     assert {name: each["aic_tpot_ms"] for name, each in chosen.items()} == {"a": "11", "b": "9", "c": "30"}
-
-
-def figures(role: str, tpot: float, ttft: float, *, is_starved: bool = False, **others: float) -> dict[str, Any]:
-    errors = {"tpot_error_pct": tpot, "ttft_error_pct": ttft, **others}
-    return {"class": "vllm moe fp8", "role": role, "is_starved": is_starved, **errors}
-
-
-def test_classes_count_apart_what_judges_nothing() -> None:
-    rows = [
-        figures("judged", 10.0, 50.0, peer_tpot_error_pct=-20.0), figures("judged", -12.0, 90.0, is_starved=True),
-        figures("fitted", 800.0, 0.0), figures("doubtful", 800.0, 0.0),
-    ]  # fmt: skip
-    lines = {line["class"]: line for line in classes_of(rows, [Refusal("vllm moe fp8", "m", "g", "no table")])}
-    plain = lines["vllm moe fp8"]
-    assert (plain["cells"], plain["refused"], plain["tpot_mean_abs_pct"], plain["ttft_mean_abs_pct"]) == (2, 1, 11, 50)
-    assert (plain["tpot_mean_pct"], plain["peer_tpot_mean_abs_pct"], plain["peer_cells"]) == (-1, 20, 1)
-    assert (plain["tpot_mean_abs_pct_on_peer_cells"], plain["ttft_cells"]) == (10, 1)
-    assert lines["vllm moe fp8 (fitted on)"]["cells"] == lines["vllm moe fp8 (labels in doubt)"]["cells"] == 1
 
 
 def write_rows(folder: Path, *rows: dict[str, str]) -> list[str]:

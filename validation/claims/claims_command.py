@@ -15,25 +15,14 @@ from itertools import chain
 from pathlib import Path
 
 import msgspec
-from rich.box import SIMPLE_HEAD
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
 from sim.cli.console import progress, write_json
 from sim.compare.pool import Runner
 from sim.files.json_values import Json
-from sim.report.tables import print_table
 from validation.claims.formulas import finding
 from validation.claims.ledger import ClaimRow, ClaimVerdict, section, sections
+from validation.tables import grouped, markdown
 
-STYLES = {
-    ClaimVerdict.REPRODUCED: "green",
-    ClaimVerdict.FITTED: "yellow",
-    ClaimVerdict.EXPLAINED: "cyan",
-    ClaimVerdict.REFUTED: "red",
-    ClaimVerdict.NOT_TESTABLE: "dim",
-}
 RESULT_SCHEMA = 1
 DRAWS = 100
 """Draws behind a row of single runs; runs of which a claim takes fewer say so."""
@@ -43,30 +32,21 @@ def main(section: Sequence[str] = (), json: Path | None = None, draws: int = DRA
     names = [name.upper() for name in dict.fromkeys(section)] or list(sections())
     with progress() as on_step:
         rows = judge_all(names, draws=draws, workers=workers, on_done=on_step)
-    if write_json(None if json is None else str(json), to_plain(rows)):
-        print_rows(Console(), rows)
+    content: dict[str, Json] = {"schema": RESULT_SCHEMA, "rows": [msgspec.to_builtins(row) for row in rows]}
+    if write_json(None if json is None else str(json), content):
+        print_rows(rows)
 
 
-def to_plain(rows: Sequence[ClaimRow]) -> dict[str, Json]:
-    """Content of `claims --json`."""
-    return {"schema": RESULT_SCHEMA, "rows": [msgspec.to_builtins(row) for row in rows]}
-
-
-def print_rows(console: Console, rows: Sequence[ClaimRow]) -> None:
+def print_rows(rows: Sequence[ClaimRow]) -> None:
     """A line per row, by section, why and source below it, and how many of each verdict there are at the end."""
-    for name in sorted({row.section for row in rows}):
-        of_section = [row for row in rows if row.section == name]
-        console.print(f"\n[bold]{name}. {section(name).title}[/]")
-        console.print(section(name).source, style="dim", highlight=False)
-        table = Table(box=SIMPLE_HEAD, padding=(0, 2, 0, 0))
-        for title in ("id", "claimed", "simulated [95 %]", "verdict"):
-            table.add_column(title, overflow="fold", no_wrap=title in ("id", "verdict"))
-        for row in of_section:
-            table.add_row(row.id, claimed_text(row), simulated_text(row), f"[{STYLES[row.verdict]}]{row.verdict}[/]")
-        print_table(console, table)
-        for row in of_section:
-            console.print(f"[bold]{row.id}[/] {escape(row.why)} [dim]({escape(row.source)})[/]", highlight=False)
-    console.print(f"\n{tally(rows)}", highlight=False)
+    from pandas import DataFrame
+
+    for name, of in sorted(grouped(rows, lambda row: row.section).items()):
+        lines = [(row.id, claimed_text(row), simulated_text(row), row.verdict) for row in of]
+        table = markdown(DataFrame(lines, columns=["id", "claimed", "simulated [95 %]", "verdict"]))
+        reasons = "\n".join(f"{row.id}: {row.why} ({row.source})" for row in of)
+        print(f"\n{name}. {section(name).title}\n{section(name).source}\n\n{table}\n\n{reasons}")
+    print(f"\n{tally(rows)}")
 
 
 def tally(rows: Sequence[ClaimRow]) -> str:

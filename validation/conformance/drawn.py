@@ -7,6 +7,7 @@ Small in everything, so that seats, blocks and budgets run out. Not here: vLLM (
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from pathlib import Path
 from traceback import extract_tb
 
@@ -18,6 +19,7 @@ from validation.conformance.logs import Decision, Log, LoggedRequest
 SINCE = {
     name: since
     for since, names in {
+        0: "plain ngram eagle3 mtp async prefix prefix_eagle3 async_prefix threshold whole_prompts priority model_len",
         19: "async_eagle3 async_mtp draft_model parallel_draft_model parallel_eagle async_parallel_eagle",
         24: "by_batch interval",
         32: "async_by_batch async_interval async_priority dspark stop async_stop_eagle3 abort async_abort_eagle3 "
@@ -27,17 +29,8 @@ SINCE = {
     }.items()
     for name in names.split()
 }
-"""vLLM's minor version from which on a feature is drawn; all others always. A seated request has drafts where one token
-is padded to a round: nothing drafted them, and none is accepted."""
-FEATURES = (
-    *("plain", "ngram", "draft_model", "parallel_draft_model", "eagle3", "parallel_eagle", "mtp", "dspark", "async"),
-    *("async_eagle3", "async_mtp", "async_parallel_eagle", "prefix", "prefix_eagle3", "async_prefix", "threshold"),
-    *("whole_prompts", "priority", "by_batch", "interval", "model_len", "async_by_batch", "async_interval"),
-    *("async_priority", "ranks_interval", "stop", "async_stop_eagle3", "abort", "async_abort_eagle3"),
-    *("v2_draft_model", "v2_async_eagle3", "v2_dspark", "v2_priority", "v2_async_stop_mtp", "prefix_dspark"),
-    *("seats_dspark", "seats_dflash", "dflash", "async_prefix_dflash", "v2_dflash"),
-)
-"""Events that a schedule is drawn to show; each has one of them at least, and memory runs out in half of them."""
+"""Events that a schedule is drawn to show -> vLLM's minor version that has them first. Memory runs out in half of them.
+A seated request has drafts where one token is padded to a round: nothing drafted them, and none is accepted."""
 UNEQUAL = ("window", "prefix_window")
 """Features of which `continuous` knows nothing: the blocks of sliding windows. Schedules that differ do not count."""
 MAX_STEPS = 3000
@@ -208,16 +201,19 @@ def _requests(draw: random.Random, feature: str, longest: int, block_size: int) 
     return requests
 
 
-def drawn_logs(feature: str, seeds: range, engine: str, stopped: list[str]) -> list[Log]:
-    """Logs of a feature by seed, none where this vLLM lacks it; those in which an assertion in vLLM ends its scheduler
-    are named in `stopped`, with its line."""
-    logs = []
-    for seed in seeds if SINCE.get(feature, 0) <= int(engine.rpartition(".")[2]) else ():
-        try:
-            logs.append(drawn_log(feature, seed, engine))
-        except AssertionError as error:
-            *_, last = extract_tb(error.__traceback__)
-            if "vllm" not in Path(last.filename).parts:
-                raise
-            stopped.append(f"{feature}-{seed}: {Path(last.filename).name}:{last.lineno}")
-    return logs
+def drawn_logs(seeds: range, engine: str) -> Iterator[tuple[str, list[Log]]]:
+    """Logs by feature, none where this vLLM lacks it. Prints the schedules that an assertion in vLLM ends."""
+    stopped = []
+    for feature, since in SINCE.items():
+        logs = []
+        for seed in seeds if since <= int(engine.rpartition(".")[2]) else ():
+            try:
+                logs.append(drawn_log(feature, seed, engine))
+            except AssertionError as error:
+                *_, last = extract_tb(error.__traceback__)
+                if "vllm" not in Path(last.filename).parts:
+                    raise
+                stopped.append(f"{feature}-{seed}: {Path(last.filename).name}:{last.lineno}")
+        yield feature, logs
+    if stopped:
+        print(f"ended by an assertion of vLLM's own, not compared: {'; '.join(stopped)}")

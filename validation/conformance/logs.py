@@ -1,8 +1,8 @@
 """Logs of a scheduler's decisions: requests by the step before which they arrive, and what each step carried.
 
 Two kinds of file, of one log each or of many: those of a real engine (`validation.replays.real_engine`), whose tapes
-are in the new tokens of each step, and drawn schedules (`validation.conformance.drawn`). Not here: what `continuous`
-makes of a log (validation.conformance.replayed).
+are in the new tokens of each step, and drawn schedules (`validation.conformance.drawn`, `.sglang`). Not here: what
+`continuous` makes of a log (validation.conformance.replayed).
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from realrun.installed.vllm_scheduler import SchedulerSettings
+from validation.conformance.sglang import SglangLog
 
 REAL_BLOCK_SIZE = 32
 """Tokens per KV block of vLLM on a CPU."""
@@ -95,20 +96,22 @@ def tape_of(log: Log) -> Tape:
 # -- files
 
 
-def read_logs(path: Path) -> list[Log]:
-    """The logs of a file: one of a real engine, or any number of drawn ones, gzipped or not. Raises ValueError."""
+def read_logs(path: Path) -> list[Any]:
+    """Each Log or SglangLog of a file: one of a real engine, or any number of drawn ones, gzipped or not. Raises
+    ValueError."""
     data = path.read_bytes()
     if path.suffix == ".gz":
         data = gzip.decompress(data)
     try:
         if data.lstrip().startswith(b'{"arguments"'):
             return [_real(path.stem, msgspec.json.decode(data))]
-        return [msgspec.json.decode(line, type=Log) for line in data.splitlines() if line.strip()]
+        kind: Any = SglangLog if data.startswith(b'{"kind"') else Log
+        return [msgspec.json.decode(line, type=kind) for line in data.splitlines() if line.strip()]
     except (msgspec.MsgspecError, KeyError, TypeError) as error:
         raise ValueError(f"{str(path)!r}: no log of a scheduler ({error})") from None
 
 
-def write_logs(path: Path, logs: Iterable[Log]) -> None:
+def write_logs(path: Path, logs: Iterable[Log | SglangLog]) -> None:
     """Gzipped JSON lines, the same bytes for the same logs."""
     path.write_bytes(gzip.compress(b"".join([msgspec.json.encode(log) + b"\n" for log in logs]), mtime=0))
 

@@ -4,7 +4,7 @@ A case has requests (some with a prefix in common), seats, a chunk size, memory 
 acceptance is a function of request and position; each step takes a second. Equal means: the same steps at the same
 times, each with the same rows in the same order or the same chunks of the same prompts after the same cached tokens, so
 that admissions and retractions are equal as well.
-Not here: SGLang's own code (sglang_scheduler), and its logs (tests/validation/sglang_steps*.json.gz).
+Not here: SGLang's own code (sglang_scheduler), and the comparison (validation.conformance.replayed).
 """
 
 from __future__ import annotations
@@ -95,15 +95,15 @@ class SglangLog(msgspec.Struct, frozen=True):
 
     kind: str
     case: SglangCase
-    steps: list[tuple[float, tuple[int, ...], tuple[tuple[int, int, int], ...], int]]
-    """Start, rows and chunks of the first of so many steps of the same rows, a second apart."""
+    steps: list[PlannedStep]
 
-    def planned(self) -> list[PlannedStep]:
-        return [
-            PlannedStep(round(at_s + later, 6), rows, chunks)
-            for at_s, rows, chunks, count in self.steps
-            for later in range(count)
-        ]
+    @property
+    def name(self) -> str:
+        return f"{self.kind}, seed {self.case.seed}"
+
+    @property
+    def engine(self) -> str:
+        return self.case.engine
 
 
 def drawn(
@@ -193,18 +193,6 @@ def simulated(case: SglangCase) -> list[PlannedStep]:
         host.spawn(task)
     host.run_until()
     return [_planned(at_s, work) for at_s, work in works]
-
-
-def packed(steps: list[PlannedStep]) -> list[tuple[float, tuple[int, ...], tuple[tuple[int, int, int], ...], int]]:
-    """The steps of a log: those of the same rows, a second apart, are one entry."""
-    entries: list[tuple[float, tuple[int, ...], tuple[tuple[int, int, int], ...], int]] = []
-    for at_s, rows, chunks in steps:
-        start_s, before, _, count = entries[-1] if entries else (0.0, (), (), 0)
-        if rows and before == rows and round(start_s + count, 6) == at_s:
-            entries[-1] = (start_s, rows, chunks, count + 1)
-        else:
-            entries.append((at_s, rows, chunks, 1))
-    return entries
 
 
 def _planned(at_s: float, work: Work) -> PlannedStep:

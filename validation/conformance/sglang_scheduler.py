@@ -10,22 +10,19 @@ Not here: cases, and what lanesim plans (validation.conformance.sglang).
 
 from __future__ import annotations
 
-import gzip
 import importlib.abc
 import importlib.machinery
 import logging
 import os
 import sys
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-import msgspec
-
-from validation.conformance.sglang import ID_STRIDE, KINDS, PlannedStep, SglangCase, SglangLog, drawn, packed, simulated
+from validation.conformance.sglang import ID_STRIDE, KINDS, PlannedStep, SglangCase, SglangLog, drawn
 
 ROOT = "sglang.srt"
 OWN = tuple(
@@ -331,38 +328,10 @@ def _driven(scheduler: Any) -> Any:
     return type("DrivenScheduler", (scheduler,), own)
 
 
-MAX_KEPT_STEPS = 400
-"""Longer logs are not kept."""
-
-
-def drawn_kinds(wheel: Path, seeds: range, engine: str, keep: int = 0, out: Path | None = None) -> int:
-    """Draws each kind, prints how many cases are equal, and writes the first `keep` short logs of each to `out`; how
-    many differ. Where memory is short SGLang loses other cached tokens: such a case ends there and counts as equal."""
+def drawn_logs(wheel: Path, seeds: range, engine: str) -> Iterator[tuple[str, list[SglangLog]]]:
+    """Logs by kind."""
     logging.disable(logging.WARNING)
-    driver, logs, num_differ = SglangDriver(wheel), list[SglangLog](), 0
+    driver = SglangDriver(wheel)
     for kind, given in KINDS.items():
-        num_steps, num_kept, others, differing = 0, 0, list[str](), list[str]()
-        for seed in seeds:
-            case = drawn(seed, engine, **given)
-            theirs, ours = driver.steps(case), simulated(case)
-            num_steps += len(theirs)
-            if theirs != ours:
-                (others if _found_other_tokens(theirs, ours) else differing).append(str(seed))
-            elif len(theirs) <= MAX_KEPT_STEPS and num_kept < keep:
-                num_kept += 1
-                logs.append(SglangLog(kind, case, packed(theirs)))
-        num_differ += len(differing)
-        print(f"{kind}: {num_steps} steps under {engine}; {len(seeds)} logs, {len(differing)} differ")
-        print(f"  other cached tokens: {len(others)}" * bool(others) + f"  {', '.join(differing)}" * bool(differing))
-    if out is not None:
-        out.write_bytes(gzip.compress(msgspec.json.encode(logs), mtime=0))
-    return num_differ
-
-
-def _found_other_tokens(theirs: Sequence[PlannedStep], ours: Sequence[PlannedStep]) -> bool:
-    """The first step that differs has a prompt with other cached tokens."""
-    step = next((pair for pair in zip(theirs, ours, strict=False) if pair[0] != pair[1]), None)
-    if step is None or step[0].at_s != step[1].at_s:
-        return False
-    chunks = next((pair for pair in zip(step[0].chunks, step[1].chunks, strict=False) if pair[0] != pair[1]), None)
-    return chunks is not None and chunks[0][0] == chunks[1][0] and chunks[0][2] != chunks[1][2]
+        cases = [drawn(seed, engine, **given) for seed in seeds]
+        yield kind, [SglangLog(kind, case, driver.steps(case)) for case in cases]

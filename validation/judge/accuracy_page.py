@@ -14,6 +14,7 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Iterable, Sequence
+from functools import reduce
 from importlib.metadata import version
 from itertools import pairwise
 from math import exp, log
@@ -25,7 +26,7 @@ from calibrate.served.load import JUDGED, ServedLoad
 from sim.metrics.compared import THROUGHPUT
 from validation.judge.sections import SPEEDUP, JudgedSection, section_of
 from validation.judge.specs import ROOT, SECTIONS, SectionSpec, specs
-from validation.tables import off_pct, page
+from validation.tables import MISSING, off_pct, page
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -169,22 +170,26 @@ def classes(cells: pd.DataFrame) -> pd.DataFrame:
 
 
 def _sizes(judged: pd.DataFrame, names: Sequence[str]) -> str:
-    ours = _first(off_pct(judged[f"{name}_simulated"], judged[name]) for name in names)
-    of_peer = [name for name in names if name in PEER_METRICS]
-    theirs = _first(off_pct(judged[f"peer_{name}"], judged[f"peer_{name}_real"]) for name in of_peer)
-    texts = [_spread(ours)] if theirs is None else [_spread(ours), _spread(theirs[ours.notna()])]
-    return " / ".join(filter(None, texts)) or "–"
+    ours = _first(error_pct(judged, name) for name in names)
+    texts = [spread(ours)]
+    if of_peer := [error_pct(judged, name, "peer_") for name in names if name in PEER_METRICS]:
+        texts.append(spread(_first(of_peer)[ours.notna()]))
+    return " / ".join(filter(None, texts)) or MISSING
 
 
-def _first(errors: Iterable[pd.Series]) -> Any:
-    """The first of the columns that has a value, row by row; None of none."""
-    first = None
-    for each in errors:
-        first = each if first is None else first.fillna(each)
-    return first
+def error_pct(cells: pd.DataFrame, metric: str, peer: str = "") -> pd.Series:
+    """Errors in percent, lanesim's, or of `peer_` the other's; missing where a side is not known."""
+    real, simulated = (f"{peer}{metric}_real", f"{peer}{metric}") if peer else (metric, f"{metric}_simulated")
+    return off_pct(cells[simulated], cells[real])
 
 
-def _spread(errors: pd.Series) -> str:
+def _first(errors: Iterable[pd.Series]) -> pd.Series:
+    """The first of the columns that has a value, row by row."""
+    return reduce(lambda one, other: one.fillna(other), errors)
+
+
+def spread(errors: pd.Series) -> str:
+    """Mean size and the largest; nothing of none."""
     sizes = errors.dropna().abs()
     return f"{fmean(sizes):.1f} ({sizes.max():.1f})" if len(sizes) else ""
 

@@ -13,11 +13,11 @@ question (sim.studies.evidence), docs/real-gpus.md (validation.pages.real_gpus).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from math import exp, lgamma, log, log1p, log2, pi
 from pathlib import Path
-from statistics import fmean, median
+from statistics import fmean
 from typing import Any, NamedTuple
 
 import msgspec
@@ -82,19 +82,20 @@ class MeasuredSetUp(NamedTuple):
         return float(np.mean(self.errors))
 
 
-def set_ups_of(cells: Iterable[tuple[ServedLoad, str, float]]) -> list[MeasuredSetUp]:
-    """Set-ups of cells, which come with the name of the model and the error of TPOT, percent."""
+MeasuredCell = tuple[tuple[str, str, str], int, str, tuple[Any, ...], float, float]
+"""Group, tensor-parallel degree, kind and whatever else its set-up has; logarithm of simulated over measured TPOT and
+requests in flight."""
 
-    def labels(row: tuple[ServedLoad, str, float]) -> tuple[Any, ...]:
-        cell, model, _ = row
-        group = engine_name(cell).partition("-")[0], cell.gpu, model
-        return group, cell.tp, cell.label.partition(" ")[2], cell.dp, cell.ep or 1, cell.weights or ""
 
+def group_of(engine: str, gpu: str, model: str) -> tuple[str, str, str]:
+    return engine.partition("-")[0], gpu, model
+
+
+def set_ups_of(cells: Iterable[MeasuredCell]) -> list[MeasuredSetUp]:
+    """Cells in their order; they are of one set-up where all but the last two are the same."""
     return [
-        MeasuredSetUp(
-            group, tp, kind, [log1p(row[-1] / 100.0) for row in of], [float(row[0].concurrency) for row in of]
-        )
-        for (group, tp, kind, *_), of in sorted(grouped(cells, labels).items())
+        MeasuredSetUp(group, tp, kind, [cell[-2] for cell in of], [cell[-1] for cell in of])
+        for (group, tp, kind, _), of in sorted(grouped(cells, lambda cell: cell[:4]).items())
     ]
 
 
@@ -175,7 +176,9 @@ def without_model(set_ups: Sequence[MeasuredSetUp], errors: ServedErrors) -> lis
 def coverage_rows(set_ups: Sequence[MeasuredSetUp], chances: Sequence[ErrorChances]) -> list[dict[str, Any]]:
     """Share of cells in their 95 % interval, half its width and its score, a set-up counting once in the score: of all,
     and by engine, degree, kind and load."""
-    cells: dict[tuple[int, int, str], list[tuple[int, bool, float, float]]] = {}
+    import pandas as pd
+
+    cells = []
     for index, (each, of) in enumerate(zip(set_ups, chances, strict=True)):
         low, high = of.at(LOW_95), of.at(HIGH_95)
         half = (exp(high) - exp(low)) / 2.0
@@ -184,17 +187,16 @@ def coverage_rows(set_ups: Sequence[MeasuredSetUp], chances: Sequence[ErrorChanc
             load = next(name for most, name in LOADS.items() if in_flight <= most)
             names = "all", each.group[0], f"TP {each.tensor_parallel}", each.kind, load
             for place, name in enumerate(names):
-                key = place, len(name.partition(" ")[0]), name
-                cells.setdefault(key, []).append((index, low <= error <= high, half, score))
-    rows = []
-    for (*_, name), of_name in sorted(cells.items()):
-        scores = [fmean(cell[-1] for cell in alike) for alike in grouped(of_name, lambda cell: cell[0]).values()]
-        rows.append({
-            "of": name, "set-ups": len(scores), "cells": len(of_name),
-            "hold": f"{100.0 * fmean(cell[1] for cell in of_name):.1f} %",
-            "half-width": f"{100.0 * median(cell[2] for cell in of_name):.0f} %", "score": f"{fmean(scores):.2f}",
-        })  # fmt: skip
-    return rows
+                cells.append((place, len(name.partition(" ")[0]), name, index, low <= error <= high, half, score))
+    table = pd.DataFrame(cells, columns=["place", "length", "of", "index", "holds", "half", "score"])
+    return [
+        {
+            "of": name, "set-ups": of["index"].nunique(), "cells": len(of),
+            "hold": f"{100.0 * of['holds'].mean():.1f} %", "half-width": f"{100.0 * of['half'].median():.0f} %",
+            "score": f"{of.groupby('index')['score'].mean().mean():.2f}",
+        }
+        for (_, _, name), of in table.groupby(["place", "length", "of"])
+    ]  # fmt: skip
 
 
 # -- cells that answers quote
@@ -235,34 +237,32 @@ def served(cells: Iterable[tuple[ServedLoad, float]]) -> list[EvidenceCell]:
 
 def set_ups(cells: Iterable[tuple[ServedLoad, float]]) -> list[MeasuredSetUp]:
     """Set-ups of the same cells, and of those of other sources that measure a level without drafts."""
-    of_served = set_ups_of((cell, model_of(cell.target)[0], error) for cell, error in cells)
-    others = [
-        cell
+    sample = (
+        (
+            group_of(engine_name(cell), cell.gpu, model_of(cell.target)[0]), cell.tp, cell.label.partition(" ")[2],
+            (cell.dp, cell.ep or 1, cell.weights or ""), log1p(error / 100.0), float(cell.concurrency),
+        )
+        for cell, error in cells
+    )  # fmt: skip
+    others = (
+        (group_of(cell.engine, cell.gpu, cell.model), 1, OTHERS, (), log_time(cell), float(cell.in_flight))
         for cell in measured().cells
         if cell.is_level and cell.method == NONE and cell.source != OVER_LENGTHS and not cell.policy
-    ]
-    by_group = grouped(others, lambda cell: (cell.engine.partition("-")[0], cell.gpu, cell.model))
-    alone = [
-        MeasuredSetUp(group, 1, OTHERS, list(map(log_time, of)), [float(cell.in_flight) for cell in of])
-        for group, of in sorted(by_group.items())
-    ]
-    return [*of_served, *alone, *open_loops(csv_rows(ACCURACY))]
+    )
+    return [*set_ups_of(sample), *set_ups_of(others), *open_loops(csv_rows(ACCURACY))]
 
 
 def open_loops(cells: Iterable[Mapping[str, str]]) -> list[MeasuredSetUp]:
     """Judged open loops of accuracy-cells.csv by GPU and model; requests in flight by Little's law."""
-    loops = grouped(
-        (cell for cell in cells if cell["part"] == OPEN_LOOPS and cell["role"] == JUDGED),
-        lambda cell: (cell["engine"].partition("-")[0], f"{cell['gpu'].lower()}-sxm", cell["target"]),
-    )
-    return [
-        MeasuredSetUp(
-            group, 1, "open loop",
-            [log(float(cell["tpot_ms_simulated"]) / float(cell["tpot_ms"])) for cell in of],
-            [float(cell["load"].partition("/")[0]) * float(cell["e2el_ms"]) / 1e3 for cell in of],
+    return set_ups_of(
+        (
+            group_of(cell["engine"], f"{cell['gpu'].lower()}-sxm", cell["target"]), 1, "open loop", (),
+            log(float(cell["tpot_ms_simulated"]) / float(cell["tpot_ms"])),
+            float(cell["load"].partition("/")[0]) * float(cell["e2el_ms"]) / 1e3,
         )
-        for group, of in loops.items()
-    ]  # fmt: skip
+        for cell in cells
+        if cell["part"] == OPEN_LOOPS and cell["role"] == JUDGED
+    )  # fmt: skip
 
 
 def log_time(cell: EvidenceCell) -> float:
@@ -284,13 +284,19 @@ def text_of_errors(errors: ServedErrors) -> str:
     return f"{head}[\n  {lines}\n]}}\n"
 
 
+def write_cells(cells: Sequence[EvidenceCell], is_replaced: Callable[[EvidenceCell], bool]) -> int:
+    """Writes them behind those of the file that they do not replace; how many these are."""
+    before = msgspec.json.decode(CELLS.read_bytes(), type=Evidence)
+    others = [cell for cell in before.cells if not is_replaced(cell)]
+    CELLS.write_text(text_of(Evidence(schema=before.schema, cells=(*others, *cells))))
+    return len(others)
+
+
 def main(cells: Path) -> None:
     rows = read_cells(cells)
     judged = judged_cells(rows, csv_rows(SERVED))
     plain = served(judged)
-    before = msgspec.json.decode(CELLS.read_bytes(), type=Evidence)
-    others = [cell for cell in before.cells if cell.source != OVER_LENGTHS]
-    CELLS.write_text(text_of(Evidence(schema=before.schema, cells=(*others, *plain))))
+    others = write_cells(plain, lambda cell: cell.source == OVER_LENGTHS)
     of_levels = set_ups(judged)
     errors = fit(of_levels, part(speedups_of(csv_rows(ACCURACY))))
     shapes = [source_of(row["model_path"], plain=False).shape for row in rows] + [load(name).target for name in OPEN]
@@ -301,6 +307,6 @@ def main(cells: Path) -> None:
     chances = {"set-up": without_set_up(of_levels, errors), "model": without_model(of_levels, errors)}
     shares = [{"left out": what, **row} for what, of in chances.items() for row in coverage_rows(of_levels, of)]
     write_csv(LEVELS, list(shares[0]), (row.values() for row in shares))
-    print(f"{len(plain)} means of {sum(cell.runs for cell in plain)} served cells, {len(others)} others")
+    print(f"{len(plain)} means of {sum(cell.runs for cell in plain)} served cells, {others} others")
     print(f"{len(of_levels)} set-ups: bias {errors.bias:+.3f}")
     print(f"parts {errors.group}, {errors.set_up}, {errors.cell}")

@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Sequence
 from math import exp, log
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -110,25 +111,18 @@ def peer_figures(text: str) -> dict[str, tuple[float, float]]:
     return figures
 
 
-def steps(cells: Sequence[ServedLoad], profile: Profile, run: RunSpec, data: Path) -> list[JudgedLoad]:
-    """Steps of the target alone, over rows of input_len tokens."""
+def step_figures(cell: ServedLoad, profile: Profile, run: RunSpec) -> dict[str, float]:
+    """A step of the target alone, over rows of input_len tokens."""
     costs = build_costs(profile, engine_of(run.engine["name"], profile))
-    judged = []
-    for cell in cells:
-        forecast = StepForecast(costs, EngineLimits(), cell.input_len or 0, has_draft=False)
-        step_s = forecast.step_s(round(cell.concurrency), cell.num_speculative_tokens, drafted_anew=0)
-        judged.append(JudgedLoad.beside(cell, {"tpot_ms": 1e3 * step_s}))
-    return judged
+    forecast = StepForecast(costs, EngineLimits(), cell.input_len or 0, has_draft=False)
+    step_s = forecast.step_s(round(cell.concurrency), cell.num_speculative_tokens, drafted_anew=0)
+    return {"tpot_ms": 1e3 * step_s}
 
 
-def lengths(cells: Sequence[ServedLoad], profile: Profile | None, run: RunSpec, data: Path) -> list[JudgedLoad]:
-    """Acceptance lengths by what is quoted, at the cell's draft length."""
-    judged = []
-    for cell in cells:
-        k = cell.num_speculative_tokens
-        length = parse_quoted(str(cell.acceptance)).model(k).expected_length(k)
-        judged.append(JudgedLoad.beside(cell, {"acceptance_length": length}))
-    return judged
+def length_figures(cell: ServedLoad, profile: Profile | None, run: RunSpec) -> dict[str, float]:
+    """Acceptance length by what is quoted, at the cell's draft length."""
+    k = cell.num_speculative_tokens
+    return {"acceptance_length": parse_quoted(str(cell.acceptance)).model(k).expected_length(k)}
 
 
 def pearl(cells: Sequence[ServedLoad], profile: Profile | None, run: RunSpec, data: Path) -> list[JudgedLoad]:
@@ -196,33 +190,26 @@ def _pearl_speedup(cell: ServedLoad, window: int, slowdown: float) -> float:
     return cell.concurrency * tokens_per_row / mean_step_s / plain
 
 
-def power(cells: Sequence[ServedLoad], profile: Profile | None, run: RunSpec, data: Path) -> list[JudgedLoad]:
+def power_figures(cell: ServedLoad, profile: Profile | None, run: RunSpec) -> dict[str, float]:
     """Average power by the use of the roofs over the measured times of the prompt and of the tokens after the first."""
-    gpu, law = DATASHEETS[POWER_GPU].gpu, POWER[POWER_GPU]
-    judged = []
-    for cell in cells:
-        batch, prompt, tokens = map(round, (cell.concurrency, cell.input_len or 0, cell.output_len or 0))
-        shape = POWER_SHAPES[cell.target]
-        times_s = np.array([float(cell.texts["prompt_time"]), (tokens - 1) * float(cell.texts["token_time"])]) / 1e3
-        uses = (
-            pass_use(shape, cell.tp, 0, 0, 0.0, [Chunk(prompt, 0)] * batch, batch),
-            pass_use(shape, cell.tp, batch, batch, batch * (prompt + tokens / 2.0), (), batch),
-        )
-        spent_s = times_s[0], float(cell.texts["token_time"]) / 1e3
-        used = np.array([utilisation_of(use, time_s, gpu) for use, time_s in zip(uses, spent_s, strict=True)])
-        watts = float(np.sum(times_s * power_w(law, used)) / np.sum(times_s))
-        judged.append(JudgedLoad.beside(cell, {"power_w": watts}))
-    return judged
+    gpu, law, shape = DATASHEETS[POWER_GPU].gpu, POWER[POWER_GPU], POWER_SHAPES[cell.target]
+    batch, prompt, tokens = map(round, (cell.concurrency, cell.input_len or 0, cell.output_len or 0))
+    prompt_s, token_s = (float(cell.texts[name]) / 1e3 for name in ("prompt_time", "token_time"))
+    prefill = pass_use(shape, cell.tp, 0, 0, 0.0, [Chunk(prompt, 0)] * batch, batch)
+    decode = pass_use(shape, cell.tp, batch, batch, batch * (prompt + tokens / 2.0), (), batch)
+    times_s = np.array([prompt_s, (tokens - 1) * token_s])
+    used = np.array([utilisation_of(prefill, prompt_s, gpu), utilisation_of(decode, token_s, gpu)])
+    return {"power_w": float(np.sum(times_s * power_w(law, used)) / np.sum(times_s))}
 
 
-def overlap(cells: Sequence[ServedLoad], profile: Profile | None, run: RunSpec, data: Path) -> list[JudgedLoad]:
+def overlap_figures(cell: ServedLoad, profile: Profile | None, run: RunSpec) -> dict[str, float]:
     """Prefill beside decode in closed form, from the published times of one stream. Nothing is simulated.
 
     A prefill takes P alone and a decode step d, with as many kernels each. With s = P / (P + d) prefill goes at the
     rate r = s + phi (1 - s) beside decode, and decode at q = 1 - s + phi s. On shares of the multiprocessors prefill
     is all compute and decode all bandwidth. Decode loses L = (1 - q) / r of P while a prefill lasts P / r.
     """
-    return [JudgedLoad.beside(cell, {name: _beside_prefill(cell, name) for name in cell.measured}) for cell in cells]
+    return {name: _beside_prefill(cell, name) for name in cell.measured}
 
 
 def _beside_prefill(cell: ServedLoad, metric: str) -> float:
@@ -244,7 +231,14 @@ def _beside_prefill(cell: ServedLoad, metric: str) -> float:
     return one * (decode / decode_rate if ends_first else decode + lost * prefill) / (decode + prefill)
 
 
+def each(figures: Callable[[ServedLoad, Any, RunSpec], dict[str, float]]) -> Callable[..., list[JudgedLoad]]:
+    """A judge of cells one by one."""
+    return lambda cells, profile, run, data: [JudgedLoad.beside(cell, figures(cell, profile, run)) for cell in cells]
+
+
 JUDGES: dict[str, Callable[..., list[JudgedLoad]]] = {
-    "loops": loops, "timestamps": timestamps, "steps": steps, "lengths": lengths, "pearl": pearl, "power": power,
-    "overlap": overlap,
+    "table": loops, "study": loops, "timestamps": timestamps, "pearl": pearl, "steps": each(step_figures),
+    **dict.fromkeys(("tapes", "rounds"), each(length_figures)), "power": each(power_figures),
+    "overlap": each(overlap_figures),
 }  # fmt: skip
+"""By the reader of the cells."""

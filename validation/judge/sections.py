@@ -76,10 +76,10 @@ def judge_run(
     """The cells judged, and texts of what was fitted; with a `change` of the profile nothing is fitted."""
     cells = cells_of_run(run, data)
     if run.profile is None:
-        return JUDGES[run.judge](cells, None, run, data), []
+        return JUDGES[run.reader](cells, None, run, data), []
     profile = profile_of(run.profile, data)
     if change is not None:
-        return JUDGES[run.judge](cells, change(profile), run, data), []
+        return JUDGES[run.reader](cells, change(profile), run, data), []
     texts = []
     for fit in run.fits:
         marked = [cell for cell in cells if holds(fit.where, cell)]
@@ -88,7 +88,7 @@ def judge_run(
         texts.append(_fit_text(fit, fitted, len(marked)))
         if not run.fitted_metrics:
             cells = [msgspec.structs.replace(cell, role=FITTED) if cell in marked else cell for cell in cells]
-    judged = JUDGES[run.judge](cells, profile, run, data)
+    judged = JUDGES[run.reader](cells, profile, run, data)
     return [_without(each, run.fitted_metrics) for each in judged], texts
 
 
@@ -114,7 +114,7 @@ def fit_run(run: RunSpec, fit: FitSpec, cells: Sequence[ServedLoad], profile: Pr
 
     def ratios(candidate: Profile) -> list[float]:
         sides = [
-            each.metrics[metric] for each in JUDGES[run.judge](cells, candidate, run, data) for metric in fit.metrics
+            each.metrics[metric] for each in JUDGES[run.reader](cells, candidate, run, data) for metric in fit.metrics
         ]
         return [(side["simulated"] or 0.0) / (side["real"] or 1.0) for side in sides]
 
@@ -176,10 +176,10 @@ def _bar_lines(bar: BarSpec, judged: Sequence[JudgedLoad]) -> list[BarLine]:
             continue
         what = bar.what.format(n=len(errors), **{name: getattr(members[0].cell, name) for name in bar.by})
         sizes = list(map(abs, errors))
-        if bar.mean is not None:
-            lines.append(BarLine(f"{what}: mean size of the error", fmean(sizes), bar.mean, is_size=True))
-        if bar.largest is not None:
-            lines.append(BarLine(f"{what}: largest size", max(sizes), bar.largest, is_size=True))
-        if bar.error is not None:
-            lines.append(BarLine(what, max(errors, key=abs), bar.error, is_size=False))
+        for bar_pct, error_pct, of in (
+            (bar.mean, fmean(sizes), ": mean size of the error"), (bar.largest, max(sizes), ": largest size"),
+            (bar.error, max(errors, key=abs), ""),
+        ):  # fmt: skip
+            if bar_pct is not None:
+                lines.append(BarLine(f"{what}{of}", error_pct, bar_pct, is_size=bool(of)))
     return lines

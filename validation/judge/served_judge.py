@@ -21,12 +21,11 @@ import re
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from json import dumps, loads
 from pathlib import Path
-from statistics import fmean, median
 from tempfile import TemporaryDirectory
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import msgspec
 
@@ -44,16 +43,14 @@ from validation.judge.served_cells import (
     profile_of,
     read_cells,
 )
-from validation.tables import csv_rows, grouped, markdown, mean_size, off_pct, page, write_csv
+from validation.tables import csv_rows, grouped, markdown, mean_size, off_pct, page
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 STARVED_SHARE = 5.0
 """A TTFT above so many times that of the smallest concurrency of its series is admission, not service."""
 MARKS = {JUDGED: "", FITTED: " (fitted on)", DOUBTFUL: " (labels in doubt)"}
-COLUMNS = (
-    "class", "cells", "refused", "tpot_mean_abs_pct", "tpot_mean_pct", "peer_tpot_mean_abs_pct", "ttft_mean_abs_pct",
-    "ttft_median_abs_pct",
-)  # fmt: skip
-"""Columns of the table on the terminal."""
 Line = dict[str, Any]
 
 
@@ -147,45 +144,24 @@ def kindest(readings: Iterable[Sequence[Mapping[str, str]]]) -> dict[str, Mappin
     return chosen
 
 
-def classes_of(rows: Sequence[Mapping[str, Any]], refusals: Iterable[Sequence[str]]) -> list[Line]:
+def classes_of(cells: pd.DataFrame, refusals: Iterable[Sequence[str]]) -> pd.DataFrame:
     """A line per class, and one each for its fitted and doubtful cells: errors in percent, those of TTFT without cells
     that wait for admission; `refusals` begin with the class."""
-    classes = grouped(rows, lambda row: str(row["class"]) + MARKS[row["role"]])
-    refused = Counter(family for family, *_ in refusals)
-    return [_class(name, classes.get(name, []), refused[name]) for name in sorted({*classes, *refused})]
+    import pandas as pd
 
-
-def _class(name: str, rows: Sequence[Mapping[str, Any]], num_refused: int) -> Line:
-    def over(statistic: Callable[[list[float]], float], errors: Iterable[float]) -> float | None:
-        known = list(errors)
-        return statistic(known) if known else None
-
-    tpot = [row["tpot_error_pct"] for row in rows]
-    ttft = [abs(row["ttft_error_pct"]) for row in rows if not row["is_starved"]]
-    shared = [row for row in rows if row.get("peer_tpot_error_pct") is not None]
-    return {
-        "class": name,
-        "cells": len(rows),
-        "refused": num_refused,
-        "tpot_mean_abs_pct": over(fmean, map(abs, tpot)),
-        "tpot_median_abs_pct": over(median, map(abs, tpot)),
-        "tpot_mean_pct": over(fmean, tpot),
-        "ttft_mean_abs_pct": over(fmean, ttft),
-        "ttft_median_abs_pct": over(median, ttft),
-        "ttft_cells": len(ttft),
-        "peer_cells": len(shared),
-        "peer_tpot_mean_abs_pct": over(fmean, (abs(row["peer_tpot_error_pct"]) for row in shared)),
-        "tpot_mean_abs_pct_on_peer_cells": over(fmean, (abs(row["tpot_error_pct"]) for row in shared)),
-    }
-
-
-def rounded(rows: Iterable[Line], decimals: int, **others: int) -> list[Line]:
-    """Floats of the rows to so many decimals, those of some names to `others`."""
-
-    def value(name: str, each: Any) -> Any:
-        return round(each, others.get(name, decimals)) if isinstance(each, float) else each
-
-    return [{name: value(name, each) for name, each in row.items()} for row in rows]
+    tpot, peer = cells["tpot_error_pct"], cells["peer_tpot_error_pct"].abs().astype(float)
+    ttft = cells["ttft_error_pct"].abs().mask(cells["is_starved"].astype(bool))
+    errors = pd.DataFrame({"TPOT": tpot.abs(), "signed": tpot, "TTFT": ttft, "peer there": peer})
+    errors["on shared cells"] = errors["TPOT"].where(peer.notna())
+    groups = errors.groupby(cells["class"] + cells["role"].map(MARKS))
+    refused = pd.Series(Counter(family for family, *_ in refusals), name="refused", dtype=float)
+    medians, count = (
+        groups[["TPOT", "TTFT"]].median().add_prefix("median of "),
+        groups["TTFT"].count().rename("TTFT cells"),
+    )
+    lines = pd.concat([groups.size().rename("cells"), refused, groups.mean(), medians, count], axis=1).sort_index()
+    counts = dict.fromkeys(("cells", "refused", "TTFT cells"), 0)
+    return lines.fillna(counts).astype(dict.fromkeys(counts, int)).rename_axis("class").reset_index()
 
 
 def main(
@@ -213,10 +189,13 @@ def main(
             why = f"all {len(refusals)} rows refused, {count} of them so: {most}"
         print(f"silicon: {cells}: {why}", file=sys.stderr)
         return 1
-    classes = rounded(classes_of(judged, refusals), 2)
-    result = {"classes": classes, "refusals": sorted(refusals), "cells": rounded(judged, 1, tpot_ms=3)}
-    json.write_text(dumps(result, indent=1) + "\n")
-    print(markdown(DataFrame(classes, columns=COLUMNS)))
+    digits = {"tpot_ms": 3}
+    rounded = [
+        {name: round(each, digits.get(name, 1)) if isinstance(each, float) else each for name, each in of.items()}
+        for of in judged
+    ]
+    json.write_text(dumps({"refusals": sorted(refusals), "cells": rounded}, indent=1) + "\n")
+    print(markdown(classes_of(DataFrame(judged, columns=SERVED_COLUMNS), refusals).round(2)))
     return 0
 
 
@@ -228,38 +207,11 @@ SERVED_COLUMNS = (
     "id", "class", "role", "tensor_parallel", "data_parallel", "concurrency", "is_starved",
     "tpot_error_pct", "ttft_error_pct", "peer_tpot_error_pct", "peer_ttft_error_pct",
 )  # fmt: skip
-SHOWN = {
-    "class": ("class", "{}"),
-    "cells": ("cells", "{}"),
-    "refused": ("refused", "{}"),
-    "expressed_pct": ("expressed", "{:.1f} %"),
-    "tpot_mean_abs_pct": ("TPOT", "{:.1f}"),
-    "tpot_mean_pct": ("signed", "{:+.1f}"),
-    "tpot_mean_abs_pct_on_peer_cells": ("on shared cells", "{:.1f}"),
-    "peer_tpot_mean_abs_pct": ("peer there", "{:.1f}"),
-    "ttft_mean_abs_pct": ("TTFT", "{:.1f}"),
-    "ttft_cells": ("TTFT cells", "{}"),
-}
-"""Column of the page's first table by key of a class: its name and format."""
-EVERY = {
-    "class": ("class", "{}"),
-    "cells": ("cells", "{}"),
-    "tpot_mean_abs_pct": ("TPOT", "{:.1f}"),
-    "tpot_median_abs_pct": ("median of TPOT", "{:.1f}"),
-    "ttft_mean_abs_pct": ("TTFT", "{:.1f}"),
-    "ttft_median_abs_pct": ("median of TTFT", "{:.1f}"),
-}
-
-
-def table(classes: Sequence[Mapping[str, Any]], columns: Mapping[str, tuple[str, str]]) -> Any:
-    """Frame of texts, a line per class."""
-    from pandas import DataFrame
-
-    lines = [
-        {title: None if line[key] is None else form.format(line[key]) for key, (title, form) in columns.items()}
-        for line in classes
-    ]
-    return DataFrame(lines, columns=[title for title, _ in columns.values()])
+WHOLE = ("class", "cells", "refused", "TTFT cells")
+FORMATS = {"expressed": "{:.1f} %", "signed": "{:+.1f}", **dict.fromkeys(WHOLE, "{}")}
+"""Of columns of the page; the others have one decimal."""
+SHOWN = [*WHOLE[:3], "expressed", "TPOT", "signed", "on shared cells", "peer there", "TTFT", "TTFT cells"]
+EVERY = [*WHOLE[:2], "TPOT", "median of TPOT", "TTFT", "median of TTFT"]
 
 
 def short(why: str) -> str:
@@ -268,19 +220,25 @@ def short(why: str) -> str:
 
 
 def write_page(results: list[Path], out: Path = PAGE, table_path: Path = SERVED) -> None:
+    from pandas import DataFrame
+
     parts = [loads(path.read_text()) for path in results]
-    cells = sorted((cell for part in parts for cell in part["cells"]), key=lambda cell: (cell["class"], cell["id"]))
     refusals = [refusal for part in parts for refusal in part["refusals"]]
-    rows = ({**cell, "is_starved": int(cell["is_starved"])} for cell in cells)
-    write_csv(table_path, SERVED_COLUMNS, ([row.get(name, "") for name in SERVED_COLUMNS] for row in rows))
-    alike = classes_of([{**cell, "role": JUDGED, "is_starved": False} for cell in cells], refusals)
-    expressed = {line["class"]: 100.0 * line["cells"] / (line["cells"] + line["refused"]) for line in alike}
-    classes = [line | {"expressed_pct": expressed.get(line["class"])} for line in classes_of(cells, refusals)]
+    cells = DataFrame([cell for part in parts for cell in part["cells"]], columns=SERVED_COLUMNS)
+    cells = cells.astype({"is_starved": int}).sort_values(["class", "id"])
+    cells.to_csv(table_path, index=False, lineterminator="\n")
+    alike, classes = classes_of(cells.assign(role=JUDGED, is_starved=0), refusals), classes_of(cells, refusals)
+    expressed = 100.0 * alike["cells"] / (alike["cells"] + alike["refused"])
+    classes["expressed"] = classes["class"].map(dict(zip(alike["class"], expressed, strict=True)))
+
+    def shown(lines: DataFrame, columns: Sequence[str]) -> DataFrame:
+        return DataFrame({name: lines[name].map(FORMATS.get(name, "{:.1f}").format, "ignore") for name in columns})
+
     reasons = sorted({(family, model, gpu, short(why)) for family, model, gpu, why in refusals})
     page(
         out,
         "silicon",
-        classes=table(classes, SHOWN),
-        every=table([line for line in alike if line["cells"]], EVERY),
+        classes=shown(classes, SHOWN),
+        every=shown(alike[alike["cells"] > 0], EVERY),
         refused=[f"{family}, {model} on {gpu}: {why}" for family, model, gpu, why in reasons],
     )

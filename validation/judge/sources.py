@@ -9,7 +9,6 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from functools import lru_cache
-from math import isclose
 from pathlib import Path
 from statistics import NormalDist, fmean
 from typing import Any
@@ -33,6 +32,10 @@ Rows = list[dict[str, Any]]
 
 PROMPT_TOKENS = {"gsm8k": 717, "humaneval": 206, "rag_shared_prefix": 682}
 """Prompt tokens of the A100 study by its server logs: prompt and generation throughput at concurrency 1."""
+STUDY_NUMBERS = [
+    "conc", "nreq", "k", "tau", "tot_out", "goodput", "ttft_mean", "itl_mean", "itl_p50", "e2e_mean", "e2e_p50",
+    "e2e_p95",
+]  # fmt: skip
 Z_95 = NormalDist().inv_cdf(0.95)
 STEP_ROWS, STEP_QUERIES, STEP_CONTEXT = (1, 8, 16, 32, 64), (1, 5), 512
 """Steps that SpecDecode-Bench's line is judged at: rows, tokens a row, context of each row."""
@@ -129,55 +132,34 @@ def study(path: Path, run: RunSpec) -> Rows:
 
     Raises ValueError where repeats differ in what must be the same.
     """
+    import pandas as pd
+
     fixed = {"phase": "phase2_results|phase3_results", "model": "*Llama-3.1-8B-Instruct", "w": "fp16", "kv": "fp16"}
-    rows = chosen(csv_rows(path), {**fixed, "spec": "none|eagle3"})
-    points = grouped(rows, lambda row: (row["wl"], row["spec"], int(row["conc"])))
-    order = sorted(points, key=lambda point: (point[0], point[1] != "none", point[2]))
-    spreads = {point[0]: _output_std(points[point]) for point in order if point[1:] == ("none", 1)}
-    return [_study_cell(*point, points[point], spreads.get(point[0], 0.0)) for point in order]
-
-
-def _output_std(repeats: Sequence[Row]) -> float:
-    """Standard deviation of the output tokens, inferred from E2EL at concurrency 1: a token takes one ITL there.
-
-    The 95th percentile is Z_95 standard deviations above the median. Outputs that all have the most tokens are fixed.
-    """
-    if all(float(row["tot_out"]) == float(row["nreq"]) * _most_tokens(row) for row in repeats):
-        return 0.0
-    return fmean((float(row["e2e_p95"]) - float(row["e2e_p50"])) / float(row["itl_mean"]) / Z_95 for row in repeats)
-
-
-def _most_tokens(row: Row) -> int:
-    return int(json.loads(row["wlp"])["max_new_tokens"])
-
-
-def _study_cell(
-    workload: str, spec: str, concurrency: int, repeats: Sequence[Row], output_std: float
-) -> dict[str, Any]:
-    mean = {
-        name: fmean(float(row[name]) for row in repeats if row[name])
-        for name in ("nreq", "k", "tot_out", "goodput", "ttft_mean", "itl_mean", "itl_p50", "e2e_mean")
-    }
-    for name in ("nreq", "k"):
-        if not all(isclose(float(row[name]), mean[name]) for row in repeats):
-            raise ValueError(f"repeats of {workload} {spec} c={concurrency} differ in {name}")
-    return {
-        "label": workload,
-        "arm": spec,
-        "concurrency": concurrency,
-        "input_len": PROMPT_TOKENS[workload],
-        "output_len": round(mean["tot_out"] / mean["nreq"]),
-        "output_len_std": output_std or "",
-        "output_len_max": _most_tokens(repeats[0]),
-        "num_prompts": int(mean["nreq"]),
-        "num_speculative_tokens": int(mean["k"]),
-        "acceptance_length": fmean(float(row["tau"]) for row in repeats) if mean["k"] else "",
-        "output_throughput": mean["goodput"],
-        "ttft_ms": mean["ttft_mean"],
-        "itl_ms": mean["itl_mean"],
-        "itl_p50_ms": mean["itl_p50"],
-        "e2el_ms": mean["e2e_mean"],
-    }
+    rows = pd.DataFrame(chosen(csv_rows(path), {**fixed, "spec": "none|eagle3"}))
+    rows[STUDY_NUMBERS] = rows[STUDY_NUMBERS].apply(pd.to_numeric)
+    rows["most"] = rows["wlp"].map(lambda text: int(json.loads(text)["max_new_tokens"]))
+    rows["spec"] = pd.Categorical(rows["spec"], ["none", "eagle3"])
+    points = rows.groupby(["wl", "spec", "conc"], observed=True)
+    kinds = points[["nreq", "k"]].nunique().stack()
+    for (workload, spec, concurrency, name), _ in kinds[kinds > 1].items():
+        raise ValueError(f"repeats of {workload} {spec} c={concurrency} differ in {name}")
+    # Spread of the output tokens by E2EL at concurrency 1, where a token takes one ITL: the 95th percentile is Z_95
+    # standard deviations above the median. Outputs that all have the most tokens are fixed.
+    alone = rows[(rows["spec"] == "none") & (rows["conc"] == 1)]
+    spreads = ((alone["e2e_p95"] - alone["e2e_p50"]) / alone["itl_mean"] / Z_95).groupby(alone["wl"]).mean()
+    is_fixed = (alone["tot_out"] == alone["nreq"] * alone["most"]).groupby(alone["wl"]).all()
+    return [
+        {
+            "label": workload, "arm": spec, "concurrency": concurrency, "input_len": PROMPT_TOKENS[workload],
+            "output_len": round(mean["tot_out"] / mean["nreq"]), "output_len_max": int(mean["most"]),
+            "output_len_std": "" if is_fixed.get(workload, True) else spreads[workload],
+            "num_prompts": int(mean["nreq"]), "num_speculative_tokens": int(mean["k"]),
+            "acceptance_length": mean["tau"] if mean["k"] else "", "output_throughput": mean["goodput"],
+            "ttft_ms": mean["ttft_mean"], "itl_ms": mean["itl_mean"], "itl_p50_ms": mean["itl_p50"],
+            "e2el_ms": mean["e2e_mean"],
+        }
+        for (workload, spec, concurrency), mean in points[[*STUDY_NUMBERS[1:], "most"]].mean().iterrows()
+    ]  # fmt: skip
 
 
 ROWS: dict[str, Callable[[Path, RunSpec], Rows]] = {
@@ -227,9 +209,8 @@ def tapes(folder: Path, run: RunSpec) -> list[ServedLoad]:
     for method in ("eagle3", "ngram"):
         for dataset in ("gsm8k", "instructcoder", "sharegpt"):
             recorded = read_tapes(f"{folder / f'acc_{dataset}.jsonl'}#acc_{method}")
-            quote = spec_of(fit_markov(recorded))
             lengths = [TapeAcceptance(recorded).expected_length(k) for k in range(1, 8)]
-            cells += [_length_cell(method, dataset, k, length, quote) for k, length in enumerate(lengths, start=1)]
+            cells += _length_cells(method, dataset, lengths, spec_of(fit_markov(recorded)))
     return cells
 
 
@@ -278,8 +259,7 @@ def rounds(folder: Path, run: RunSpec) -> list[ServedLoad]:
             accepted = [int(row["accepted_draft"]) for row in csv_rows(path)]
             quote = f"length:{length_at(accepted, BLOCK):.4f}@{BLOCK}"
             workload = f"gsm8k, humaneval, mt-bench at temperature {temperature}"
-            lengths = [length_at(accepted, k) for k in range(1, BLOCK)]
-            cells += [_length_cell(drafter, workload, k, length, quote) for k, length in enumerate(lengths, start=1)]
+            cells += _length_cells(drafter, workload, [length_at(accepted, k) for k in range(1, BLOCK)], quote)
     return cells
 
 
@@ -292,15 +272,13 @@ def length_at(accepted: Sequence[int], k: int) -> float:
     return 1.0 + fmean(min(count, k) for count in accepted)
 
 
-def _length_cell(method: str, label: str, k: int, length: float, quote: str) -> ServedLoad:
-    return ServedLoad(
-        method=method,
-        label=label,
-        num_speculative_tokens=k,
-        concurrency=1,
-        acceptance=quote,
-        measured={"acceptance_length": length},
-    )
+def _length_cells(method: str, label: str, lengths: Sequence[float], quote: str) -> list[ServedLoad]:
+    """Acceptance lengths at 1, 2 and so on."""
+    common = ServedLoad(method=method, label=label, concurrency=1, acceptance=quote)
+    return [
+        msgspec.structs.replace(common, num_speculative_tokens=k, measured={"acceptance_length": length})
+        for k, length in enumerate(lengths, start=1)
+    ]
 
 
 def pearl(path: Path, run: RunSpec) -> list[ServedLoad]:

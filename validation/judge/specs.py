@@ -72,7 +72,7 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Cells of one source that are judged with one profile and engine."""
 
     reader: str = "table"
-    judge: str = "loops"
+    """Name of its form, by which it is read and judged."""
     name: str | None = None
     """Name of a run that only bars show."""
     file: str = ""

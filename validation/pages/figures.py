@@ -51,25 +51,25 @@ def served_cells() -> Iterator[tuple[str, str]]:
     do not wait for admission."""
     import pandas as pd
 
-    from validation.pages.leaderboard import left_out
+    from validation.pages.leaderboard import METRICS, beside, left_out
 
     cells = pd.read_csv(SERVED)
     both = left_out(cells[(cells.role == "judged") & cells.peer_tpot_error_pct.notna()])
-    tpot, peer_tpot = (both[name].abs().mean() for name in ("tpot_error_pct", "peer_tpot_error_pct"))
-    admitted = both[both.is_starved == 0]
-    ttft, peer_ttft = (admitted[name].abs().mean() for name in ("ttft_error_pct", "peer_ttft_error_pct"))
+    (tpot, peer_tpot), (ttft, peer_ttft) = (beside(both, metric) for metric in METRICS)
     origin = "docs/validation/served-cells.csv, python -m validation silicon_page"
-    yield f"| others | {len(both):,} loads | {tpot:.1f} % |", origin
-    yield f"| others | {len(admitted):,} loads | {ttft:.1f} % |", origin
-    yield f"AISimulate 0.13 is {peer_tpot:.1f} % and {peer_ttft:.1f} % off there", origin
+    yield f"| others | {len(both):,} loads | {tpot} % |", origin
+    yield f"| others | {(both.is_starved == 0).sum():,} loads | {ttft} % |", origin
+    yield f"AISimulate 0.13 is {peer_tpot} % and {peer_ttft} % off there", origin
 
 
 def judged_speedups() -> tuple[str, str]:
     """Mean size of the error of speed-ups that others measured and that nothing was fitted on."""
     import pandas as pd
 
+    from validation.judge.accuracy_page import error_pct
+
     cells = pd.read_csv(JUDGED)
     drafted = cells[(cells.part == "specbundle") & (cells.role == "judged")]
-    error = 100.0 * (drafted.speedup_simulated / drafted.speedup - 1.0).abs().mean()
+    error = error_pct(drafted, "speedup").abs().mean()
     origin = "docs/validation/accuracy-cells.csv, make accuracy-public"
     return f"dense models and experts | others | {len(drafted)} loads | {error:.1f} % |", origin

@@ -19,9 +19,10 @@ import pandas as pd
 
 from calibrate.served.load import FITTED, JUDGED
 from validation.constants import givers
+from validation.judge.accuracy_page import error_pct, spread
 from validation.judge.evidence import LOADS
 from validation.judge.specs import specs
-from validation.tables import MISSING, off_pct, page
+from validation.tables import MISSING, page
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE, FOLDER, PEERS = DOCS / "leaderboard.md", DOCS / "validation", Path(__file__).parent / "peers.csv"
@@ -114,13 +115,6 @@ def answer(judged: pd.DataFrame, runs: pd.DataFrame) -> str:
     )
 
 
-def error_pct(cells: pd.DataFrame, metric: str, peer: str = "") -> pd.Series:
-    """Errors of accuracy-cells.csv in percent, lanesim's, or of `peer_` the other's; missing where a side is not
-    known."""
-    real, simulated = (f"{peer}{metric}_real", f"{peer}{metric}") if peer else (metric, f"{metric}_simulated")
-    return off_pct(cells[simulated], cells[real])
-
-
 def run_lines(every: pd.DataFrame, peers: pd.DataFrame) -> Iterator[dict[str, Any]]:
     """A line for each run that others simulated: lanesim's error and theirs by metric."""
     titles = pd.DataFrame([(spec.part, spec.title) for spec in specs()], columns=["part", "title"])
@@ -180,7 +174,7 @@ def speculation_lines(every: pd.DataFrame) -> Iterator[dict[str, Any]]:
         yield {
             "GPU, engine, method": ", ".join(name),
             "judged pairs": len(judged),
-            "error": f"{size(judged)} ({judged.abs().max():.1f})" if len(judged) else MISSING,
+            "error": spread(judged) or MISSING,
             "fitted on": len(fitted),
             "error there": size(fitted),
         }

@@ -27,9 +27,9 @@ from sim.costs.profile_files import load, ship_profile, shipped
 from sim.metrics.summary import number
 from sim.run.resolve import resolve
 from sim.run.scenario import Scenario
-from sim.studies.evidence import CELLS, NOISE, Evidence, EvidenceCell, asked_of
+from sim.studies.evidence import NOISE, EvidenceCell, asked_of
 from sim.studies.served_errors import ERRORS, SetUp, served_errors
-from validation.judge.evidence import REPLAYS, log_time, text_of, text_of_errors
+from validation.judge.evidence import REPLAYS, log_time, text_of_errors, write_cells
 from validation.tables import csv_rows, grouped, page
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -154,10 +154,8 @@ def main(out: Path = PAGE) -> None:
     warnings.simplefilter("ignore")  # 8,192 prompt tokens are beyond the measured ones, as they were before the replays
     for points in FOLDER.glob("*-sxm/*.points.jsonl"):
         ship_profile(refit(points_file.read(points), load(f"{points.parent.name}/{PAIR}-measured")))
-    before = msgspec.json.decode(CELLS.read_bytes(), type=Evidence)
     ran = list(replays())
-    kept = [cell for cell in before.cells if not cell.policy]
-    CELLS.write_text(text_of(Evidence(schema=before.schema, cells=(*kept, *ran))))
+    write_cells(ran, lambda cell: bool(cell.policy))
     errors, logs = served_errors(), grouped(ran, lambda cell: (REPLAYS, cell.gpu, cell.model, cell.policy))
     ours = [SetUp(*of[:3], round(fmean(map(log_time, cells)), 4), len(cells)) for of, cells in logs.items()]
     others = [each for each in errors.set_ups if each.engine != REPLAYS]

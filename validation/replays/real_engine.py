@@ -1,11 +1,10 @@
 """Logs of a real vLLM on a CPU, for `python -m validation conformance`: run with vLLM's Python (`make vllm`).
 
-    python -m validation.replays.real_engine models FOLDER
-    python -m validation.replays.real_engine log FOLDER OUT.json [--spec none|ngram|self|good|fair|poor] [--blocks N]
+    python -m validation.replays.real_engine MODELS OUT.json [--spec none|ngram|self|good|fair|poor] [--blocks N]
 
-`models` makes a small Llama of random weights and drafts of three qualities; nothing is downloaded. A draft that is the
-target itself (`self`) is accepted always (greedy). `log` serves requests that arrive before given calls of
-`engine.step()` and notes what its scheduler decides.
+The folder MODELS gets a small Llama of random weights and drafts of three qualities; nothing is downloaded. A draft
+that is the target itself (`self`) is accepted always (greedy). Requests arrive before given calls of `engine.step()`,
+and OUT.json has what the scheduler decided.
 Nothing else should run beside it: vLLM's threads spin, and a busy machine takes forty times as long.
 """
 
@@ -20,11 +19,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from calibrate.served.step_records import StepRecord
+from sim.interface.request import Request
+
 VOCABULARY = 2048
 LATER_SHARE = 0.01
 """Factor on the output weights of the target's layers behind the first."""
 DRAFTS = {"good": 0.0, "fair": 0.3, "poor": 1.0}
 """Noise on the head of each draft, over its weights' standard deviation."""
+DRAFT_MODEL: dict[str, Any] = {"method": "draft_model"}
+NGRAM: dict[str, Any] = {"method": "ngram", "prompt_lookup_max": 3, "prompt_lookup_min": 1}
 LAST_ARRIVAL = 60
 ALONE = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
 """Environment of a vLLM that asks nobody and binds no core."""
@@ -36,7 +40,7 @@ QUIET = ALONE | {
 
 
 def make_models(folder: Path, words: Sequence[str] = ()) -> None:
-    """A target and drafts, with a tokenizer that knows `words`.
+    """A target and drafts, with a tokenizer that knows `words`, where the folder has none.
 
     Layers of the target behind the first add little to what that one says, so that the first alone, with the target's
     embedding and head, is a draft of a twelfth of its work that is often right: `good`. In `fair` and `poor` the head
@@ -44,6 +48,8 @@ def make_models(folder: Path, words: Sequence[str] = ()) -> None:
     """
     import torch
 
+    if (folder / "target").exists():
+        return
     target = _model(12, 0)
     with torch.no_grad():
         for layer in target.model.layers[1:]:
@@ -95,6 +101,7 @@ def _tokenizer(folder: Path, words: Sequence[str]) -> None:
 
 def write_log(arguments: argparse.Namespace) -> str:
     """The log of one run; returns what was noted, in a line."""
+    make_models(arguments.folder)
     engine = _engine(arguments)
     from vllm import SamplingParams
     from vllm.version import __version__
@@ -146,7 +153,7 @@ def write_log(arguments: argparse.Namespace) -> str:
             if len(steps) > before:
                 steps[-1] |= {"at": step, "new": new, "seconds": time.perf_counter() - began}
         step += 1
-    kept = {name: value for name, value in vars(arguments).items() if name not in ("folder", "out", "what")}
+    kept = {name: value for name, value in vars(arguments).items() if name not in ("folder", "out")}
     kept["version"] = ".".join(__version__.split(".")[:2])
     arguments.out.write_text(json.dumps({"arguments": kept, "requests": requests, "steps": steps}))
     return f"{arguments.out}: {len(steps)} steps, {sum(len(each['preempted']) for each in steps)} preemptions"
@@ -163,16 +170,9 @@ def _engine(arguments: argparse.Namespace) -> Any:
         os.environ.setdefault(name, value)
     from vllm import EngineArgs, LLMEngine
 
-    spec: dict[str, Any] = {"method": "draft_model", "num_speculative_tokens": arguments.k}
-    if arguments.spec == "ngram":
-        spec = {
-            "method": "ngram",
-            "prompt_lookup_max": 3,
-            "prompt_lookup_min": 1,
-            "num_speculative_tokens": arguments.k,
-        }
-    elif arguments.spec != "none":
-        spec["model"] = str(arguments.folder / ("target" if arguments.spec == "self" else arguments.spec))
+    model = "target" if arguments.spec == "self" else arguments.spec
+    drafter = NGRAM if arguments.spec == "ngram" else DRAFT_MODEL | {"model": str(arguments.folder / model)}
+    spec = drafter | {"num_speculative_tokens": arguments.k}
     given = EngineArgs(
         model=str(arguments.folder / "target"),
         dtype="bfloat16",
@@ -194,80 +194,66 @@ def open_engine(folder: Path, *, seats: int, budget: int) -> Any:
     return _engine(argparse.Namespace(folder=folder, spec="none", k=0, blocks=None, seqs=seats, tokens=budget))
 
 
-def serve_traffic(engine: Any, requests: Sequence[tuple[float, int, int]]) -> tuple[list[Any], list[dict[str, float]]]:
-    """Serve `requests`, (seconds until it comes, prompt tokens, output tokens) in order of arrival, to their end:
-    forward-pass metrics of each step, and by request when it came and had its first and last token, seconds."""
+def serve_traffic(engine: Any, requests: Sequence[Request]) -> list[StepRecord]:
+    """Serve `requests`, in order of arrival, to their end: a record of each step, and in each request when it had its
+    first and last token."""
     from vllm import SamplingParams
 
     scheduler = engine.engine_core.engine_core.scheduler
     # Prompts of other traffic are others: the engine has a prefix cache.
-    schedule, draw = scheduler.schedule, random.Random(repr(requests))
-    steps: list[Any] = []
+    schedule, draw = (
+        scheduler.schedule,
+        random.Random(repr([each.arrival_s for each in requests])),
+    )
+    steps: list[StepRecord] = []
 
     def noted(*args: Any, **kwargs: Any) -> Any:
         out = schedule(*args, **kwargs)
-        sums = dict.fromkeys(
-            ("num_prefill_requests", "sum_prefill_tokens", "sum_prefill_kv_tokens", "num_decode_requests",
-             "sum_decode_kv_tokens"), 0,
-        )  # fmt: skip
+        prompts, rows = list[tuple[int, int]](), list[int]()
         for name, count in out.num_scheduled_tokens.items():
             request = scheduler.requests[name]
             before = request.num_computed_tokens - count
             if before < request.num_prompt_tokens:
-                sums["num_prefill_requests"] += 1
-                sums["sum_prefill_tokens"] += count
-                sums["sum_prefill_kv_tokens"] += before
+                prompts.append((count, before))
             else:
-                sums["num_decode_requests"] += 1
-                sums["sum_decode_kv_tokens"] += before + count
+                rows.append(before + count)
         if out.num_scheduled_tokens:
-            steps.append({"wall_time": 0.0, "scheduled_requests": sums})
+            sums = sum(count for count, _ in prompts), sum(before for _, before in prompts)
+            steps.append(StepRecord(0.0, len(prompts), *sums, len(rows), sum(rows)))
         return out
 
     scheduler.schedule = noted
-    served = [{"arrival_s": at_s, "first_s": 0.0, "last_s": 0.0} for at_s, _, _ in requests]
-    waiting, began_s = list(enumerate(requests))[::-1], time.perf_counter()
+    waiting, began_s = list(requests)[::-1], time.perf_counter()
     while waiting or engine.has_unfinished_requests():
         now_s = time.perf_counter() - began_s
-        while waiting and waiting[-1][1][0] <= now_s:
-            index, (_, prompt, output) = waiting.pop()
-            ids = [draw.randrange(10, 2000) for _ in range(prompt)]
-            sampling = SamplingParams(temperature=0, max_tokens=output, ignore_eos=True)
-            engine.add_request(f"{index}", {"prompt_token_ids": ids}, sampling)
+        while waiting and waiting[-1].arrival_s <= now_s:
+            request = waiting.pop()
+            ids = [draw.randrange(10, 2000) for _ in range(request.prompt_tokens)]
+            sampling = SamplingParams(temperature=0, max_tokens=request.output_tokens, ignore_eos=True)
+            engine.add_request(f"{request.index}", {"prompt_token_ids": ids}, sampling)
         if not engine.has_unfinished_requests():
-            time.sleep(waiting[-1][1][0] - now_s if waiting else 0.0)
+            time.sleep(waiting[-1].arrival_s - now_s if waiting else 0.0)
             continue
         step_s, before = time.perf_counter(), len(steps)
         outputs = engine.step()
         now_s = time.perf_counter()
         if len(steps) > before:
-            steps[-1]["wall_time"] = now_s - step_s
+            steps[-1] = steps[-1]._replace(seconds=now_s - step_s)
         for each in outputs:
-            times = served[int(each.request_id.partition("-")[0])]
             if each.outputs[0].token_ids:
-                times["first_s"] = times["first_s"] or now_s - began_s
-                times["last_s"] = now_s - began_s
+                request = requests[int(each.request_id.partition("-")[0])]
+                request.first_token_s = request.first_token_s if request.emitted_tokens else now_s - began_s
+                request.last_token_s, request.emitted_tokens = now_s - began_s, len(each.outputs[0].token_ids)
     scheduler.schedule = schedule
-    return steps, served
-
-
-def command_line() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    what = parser.add_subparsers(dest="what", required=True)
-    what.add_parser("models").add_argument("folder", type=Path)
-    log = what.add_parser("log")
-    log.add_argument("folder", type=Path)
-    log.add_argument("out", type=Path)
-    log.add_argument("--spec", default="none")
-    log.add_argument("--blocks", type=int)
-    for name, default in (("k", 3), ("seqs", 8), ("tokens", 256), ("requests", 24), ("seed", 0)):
-        log.add_argument(f"--{name}", type=int, default=default)
-    arguments = parser.parse_args()
-    if arguments.what == "models":
-        make_models(arguments.folder)
-    else:
-        print(write_log(arguments))
+    return steps
 
 
 if __name__ == "__main__":
-    command_line()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--spec", default="none")
+    parser.add_argument("--blocks", type=int)
+    for name, default in (("k", 3), ("seqs", 8), ("tokens", 256), ("requests", 24), ("seed", 0)):
+        parser.add_argument(f"--{name}", type=int, default=default)
+    print(write_log(parser.parse_args()))

@@ -25,15 +25,14 @@ from calibrate.server.served_page import DISTURBED, pace
 from calibrate.server.served_run import PARTS, ServedRun, as_predicted, read_run
 from calibrate.server.server_process import started
 from sim.cli.main import run as lanesim
-from validation.replays.real_engine import ALONE, make_models
+from validation.replays.real_engine import ALONE, DRAFT_MODEL, NGRAM, make_models
 from validation.tables import page
 
 if TYPE_CHECKING:
     import pandas as pd
 
 URL, PORT = "http://127.0.0.1:8123", "8123"
-DRAFT_MODEL = {"method": "draft_model", "num_speculative_tokens": 3}
-NGRAM = {"method": "ngram", "prompt_lookup_max": 3, "prompt_lookup_min": 1, "num_speculative_tokens": 3}
+THREE = {"num_speculative_tokens": 3}
 LOADS = {"1": 24, "1.75": 36, "2.5": 50}
 """Requests per second -> requests."""
 
@@ -52,11 +51,11 @@ PLAIN, SHARED, SMALL = "off", "shared", "small"
 NO_CACHE = ("--no-enable-prefix-caching",)
 SERVERS = {
     PLAIN: ServerSetup(flags=NO_CACHE),
-    "good-3": ServerSetup(DRAFT_MODEL | {"model": "good"}, NO_CACHE),
+    "good-3": ServerSetup(DRAFT_MODEL | THREE | {"model": "good"}, NO_CACHE),
     "good-1": ServerSetup(DRAFT_MODEL | {"model": "good", "num_speculative_tokens": 1}, NO_CACHE),
-    "fair-3": ServerSetup(DRAFT_MODEL | {"model": "fair"}, NO_CACHE),
-    "poor-3": ServerSetup(DRAFT_MODEL | {"model": "poor"}, NO_CACHE),
-    "ngram-3": ServerSetup(NGRAM, NO_CACHE, ("--set", "speculation.method=ngram")),
+    "fair-3": ServerSetup(DRAFT_MODEL | THREE | {"model": "fair"}, NO_CACHE),
+    "poor-3": ServerSetup(DRAFT_MODEL | THREE | {"model": "poor"}, NO_CACHE),
+    "ngram-3": ServerSetup(NGRAM | THREE, NO_CACHE, ("--set", "speculation.method=ngram")),
     SHARED: ServerSetup(
         flags=("--enable-prefix-caching",),
         scenario=("--set", "workload.sharing.prefix_len=128", "--set", "workload.sharing.num_prefixes=2"),
@@ -107,8 +106,7 @@ def main(
         write_page(report)
         return
     models = results / "models"
-    if not (models / "target").exists():
-        make_models(models, WORDS)
+    make_models(models, WORDS)
     report.mkdir(parents=True, exist_ok=True)
     for number in range(1, rounds + 1):
         for name in only.split(","):
@@ -208,35 +206,20 @@ def paced_pct(run: ServedRun) -> float:
     return float(run.errors[PARTS[-1]]["e2el"]["mean"]["error_pct"])
 
 
-class SpeedUp(NamedTuple):
-    """Mean E2EL of the plain server over that of a drafting one at the same load, means over rounds."""
-
-    measured: float
-    predicted: float
-    noise: float
-    """Standard deviation of what was measured, by that of identical rounds."""
-
-    @property
-    def off_pct(self) -> float:
-        return 100.0 * (self.predicted / self.measured - 1.0)
-
-    @property
-    def is_same_side(self) -> bool:
-        return (self.measured > 1.0) == (self.predicted > 1.0)
-
-    @property
-    def has_right_sign(self) -> bool:
-        return self.is_same_side or abs(self.measured - 1.0) <= self.noise
-
-
-def speedup(plain: Sequence[ServedRun], drafting: Sequence[ServedRun], noise: float) -> SpeedUp:
-    """Means over rounds, each of which is as sure as `noise` says, relative."""
+def speedup(plain: Sequence[ServedRun], drafting: Sequence[ServedRun], noise: float) -> dict[str, float]:
+    """Mean E2EL of the plain server over that of a drafting one at the same load, means over rounds. The relative
+    `noise` of a round becomes the standard deviation of what was measured."""
     key = "mean_e2el_ms"
     measured = fmean(real(each, key) for each in plain) / fmean(real(each, key) for each in drafting)
-    predicted = fmean(each.predicted[key] or 0.0 for each in plain) / fmean(
-        each.predicted[key] or 0.0 for each in drafting
-    )
-    return SpeedUp(measured, predicted, measured * noise * (1.0 / len(plain) + 1.0 / len(drafting)) ** 0.5)
+    predicted, drafted = (fmean(each.predicted[key] or 0.0 for each in runs) for runs in (plain, drafting))
+    noise *= measured * (1.0 / len(plain) + 1.0 / len(drafting)) ** 0.5
+    return {"measured": measured, "predicted": predicted / drafted, "noise": noise}
+
+
+def sides(gains: pd.DataFrame) -> tuple[pd.Series, pd.Series]:
+    """Speed-ups that are predicted on the measured side of 1, and those on the other side within noise."""
+    is_same = (gains["measured"] > 1.0) == (gains["predicted"] > 1.0)
+    return is_same, ~is_same & ((gains["measured"] - 1.0).abs() <= gains["noise"])
 
 
 def frame_of(runs: Mapping[tuple[str, str], Sequence[ServedRun]]) -> pd.DataFrame:
@@ -275,6 +258,8 @@ def round_row(number: int, of: pd.DataFrame) -> str:
 
 def write_page(report: Path) -> None:
     """docs/validation/real-vllm.md, from the files beside it."""
+    import pandas as pd
+
     runs, same = runs_of(report), runs_of(report, "same")[IDENTICAL]
     judged = frame_of(runs)
     bounds, noises, bars = dict[str, float](), dict[str, float](), []
@@ -287,19 +272,20 @@ def write_page(report: Path) -> None:
             f"| {title} | {bar_pct:g} | {noise_pct:.1f} | {bound:.1f} | {(off <= bound).sum()} of {count} | "
             f"{(off <= bar_pct).sum()} | {off.mean():.1f} | {off.max():.1f} | {holds} of {count} |"
         )
-    gains = {
+    gains = pd.DataFrame({
         (name, rate): speedup(runs[PLAIN, rate], rounds, noises["mean_e2el_ms"] / 100.0)
         for (name, rate), rounds in runs.items()
         if name not in (PLAIN, *SPECIAL) and (PLAIN, rate) in runs
-    }
+    }).T  # fmt: skip
+    gains["off_pct"] = 100.0 * (gains["predicted"] / gains["measured"] - 1.0)
     speeds = [
-        f"| {name} | {rate} | {gain.measured:.2f} ± {gain.noise:.2f} | {gain.predicted:.2f} | {gain.off_pct:+.1f} |"
-        for (name, rate), gain in gains.items()
+        f"| {' | '.join(of)} | {gain.measured:.2f} ± {gain.noise:.2f} | {gain.predicted:.2f} | {gain.off_pct:+.1f} |"
+        for of, gain in gains.iterrows()
     ]
     disturbed = judged[judged["pace"].abs() > 100.0 * DISTURBED]
     special = judged[judged["server"].isin(SPECIAL)]
     e2el = judged["mean_e2el_ms off"]
-    speed_off = [abs(gain.off_pct) for gain in gains.values()]
+    speed_off = gains["off_pct"].abs()
     page(
         report.with_suffix(".md"),
         "real_vllm",
@@ -309,12 +295,12 @@ def write_page(report: Path) -> None:
         met=str((e2el.abs() <= bounds["mean_e2el_ms"]).sum()),
         low=f"{e2el.min():+.1f}",
         high=f"{e2el.max():+.1f}",
-        speedup=f"{fmean(speed_off):.1f}",
-        close=str(sum(each <= 5.0 for each in speed_off)),
-        same_side=str(sum(each.is_same_side for each in gains.values())),
-        unsure=str(sum(each.has_right_sign and not each.is_same_side for each in gains.values())),
+        speedup=f"{speed_off.mean():.1f}",
+        close=str((speed_off <= 5.0).sum()),
+        same_side=str(sides(gains)[0].sum()),
+        unsure=str(sides(gains)[1].sum()),
         drafting=str(len(gains)),
-        losing=str(sum(each.measured < 1.0 for each in gains.values())),
+        losing=str((gains["measured"] < 1.0).sum()),
         paced=f"{judged['paced'].abs().mean():.1f}",
         coverage=f"{100.0 * judged.filter(like=' holds').to_numpy().mean():.0f}",
         identical=str(len(same)),

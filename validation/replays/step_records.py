@@ -23,7 +23,7 @@ import msgspec
 
 from calibrate.fit.constants import with_constants
 from calibrate.served.as_sent import simulated
-from calibrate.served.step_records import StepRecord, blocks_of, error_pct, predicted_s, read_steps
+from calibrate.served.step_records import StepRecord, blocks_of, error_pct, predicted_s
 from sim.cli.main import run as lanesim
 from sim.costs.profile import Profile
 from sim.costs.profile_files import load
@@ -44,7 +44,7 @@ LAW_NAME, REAL_NAME = "h100-sxm/llama-3.1-8b", "cpu/tiny"
 LAW_LOAD = 3.0
 """Requests of the law for one of the CPU's."""
 BAR_PCT = 5.0
-Traffic = tuple[list[Any], list[Request]]
+Traffic = tuple[list[StepRecord], list[Request]]
 """Records of steps, and the requests that they served."""
 Serve = Callable[[Sequence[Request]], Traffic]
 
@@ -66,7 +66,8 @@ def main(
     serve = _law(profile) if law else _real(results)
     rate *= LAW_LOAD if law else 1.0
     traffic = [_drawn(seconds, rate, seed + part) for part in (0, 1)]
-    _, first = _served(serve, traffic[0], results / "steps.jsonl")
+    steps, first = serve(traffic[0])
+    (results / "steps.jsonl").write_text("".join(f"{json.dumps(line_of(each))}\n" for each in steps))
     words = ["calibrate", "fit", "steps", results / "steps.jsonl", "--profile", name]
     words += ["--out", results / "fitted.json", "--json", results / "fit.json", "--overwrite"]
     if lanesim(list(map(str, words))):
@@ -79,7 +80,7 @@ def main(
     told = {"seconds": seconds, "rate": rate, "fit": fit, "predicted_tpot_ms": said_ms, "date_predicted": _now()}
     (files / f"{server}.json").write_text(json.dumps(told, indent=1))
     print(f"predicted, before anything of the second part was served: {said_ms} ms", flush=True)
-    steps, second = _served(serve, traffic[1], results / "next.jsonl")
+    steps, second = serve(traffic[1])
     real_ms = {"first": _tpot_ms(first), "second": _tpot_ms(second)}
     errors_pct = {which: off_pct(ms, real_ms["second"]) for which, ms in said_ms.items()}
     of_steps_pct = [error_pct(predicted_s(fitted, block), block) for block in blocks_of(steps)]
@@ -89,12 +90,6 @@ def main(
     if page is not None:
         _page(page)
     return int(abs(errors_pct["fit"]) > BAR_PCT)
-
-
-def _served(serve: Serve, requests: Sequence[Request], path: Path) -> tuple[list[StepRecord], list[Request]]:
-    steps, served = serve(requests)
-    path.write_text("".join(f"{json.dumps(each)}\n" for each in steps))
-    return read_steps(path), served
 
 
 def _page(path: Path) -> None:
@@ -149,22 +144,10 @@ def _tpot_ms(requests: Sequence[Request]) -> float:
 
 
 def _real(results: Path) -> Serve:
-    models = results / "models"
-    if not models.exists():
-        make_models(models)
-    engine = open_engine(models, seats=SEATS, budget=BUDGET)
-    serve_traffic(engine, [(0.0, each, 20) for each in (*PROMPTS, *PROMPTS)])
-
-    def serve(requests: Sequence[Request]) -> Traffic:
-        steps, times = serve_traffic(
-            engine, [(each.arrival_s, each.prompt_tokens, each.output_tokens) for each in requests]
-        )
-        for each, at in zip(requests, times, strict=True):
-            each.first_token_s, each.last_token_s = at["first_s"], at["last_s"]
-            each.emitted_tokens = each.output_tokens
-        return steps, list(requests)
-
-    return serve
+    make_models(results / "models")
+    engine = open_engine(results / "models", seats=SEATS, budget=BUDGET)
+    serve_traffic(engine, [Request(index, str(index), 0.0, each, 20) for index, each in enumerate(2 * PROMPTS)])
+    return lambda requests: (serve_traffic(engine, requests), list(requests))
 
 
 def _law(profile: Profile) -> Serve:
@@ -174,17 +157,20 @@ def _law(profile: Profile) -> Serve:
 
     def serve(requests: Sequence[Request]) -> Traffic:
         record = simulate(resolved, 0, record_works=True, requests=list(requests))
-        steps = []
-        for work in record.works:
-            prompts = len(work.requests) - work.rows
-            sums = (prompts, work.chunk_tokens, 0, work.rows, work.context_tokens + work.rows)
-            names = ("num_prefill_requests", "sum_prefill_tokens", "sum_prefill_kv_tokens", "num_decode_requests")
-            steps.append(
-                {
-                    "wall_time": work.ready_s - work.submitted_s,
-                    "scheduled_requests": dict(zip((*names, "sum_decode_kv_tokens"), sums, strict=True)),
-                }
+        steps = [
+            StepRecord(
+                work.ready_s - work.submitted_s, len(work.requests) - work.rows, work.chunk_tokens, 0, work.rows,
+                work.context_tokens + work.rows,
             )
+            for work in record.works
+        ]  # fmt: skip
         return steps, record.requests.objects()
 
     return serve
+
+
+def line_of(record: StepRecord) -> dict[str, Any]:
+    """The record as vLLM's forward-pass metrics have it."""
+    prompts = ("num_prefill_requests", "sum_prefill_tokens", "sum_prefill_kv_tokens")
+    names = (*prompts, "num_decode_requests", "sum_decode_kv_tokens")
+    return {"wall_time": record.seconds, "scheduled_requests": dict(zip(names, record[1:6], strict=True))}

@@ -21,6 +21,7 @@ from calibrate.served.step_records import (
     read_steps,
 )
 from sim.costs.profile_files import load
+from validation.replays.step_records import line_of
 from validation.replays.step_records import main as judge
 
 SHIPPED = "h100-sxm/llama-3.1-8b"
@@ -54,16 +55,6 @@ def test_step_times_of_other_units_are_refused(factor: float) -> None:
     records = [each._replace(seconds=factor * each.seconds) for each in as_law(drawn(200))]
     with pytest.raises(ValueError, match=r"^steps\.jsonl: .*want wall_time in seconds"):
         fit_steps_of(load(SHIPPED), records, "steps.jsonl")
-
-
-def line_of(record: StepRecord) -> dict[str, object]:
-    names = ("num_prefill_requests", "sum_prefill_tokens", "sum_prefill_kv_tokens")
-    names += ("num_decode_requests", "sum_decode_kv_tokens")
-    return {
-        "wall_time": record.seconds,
-        "scheduled_requests": dict(zip(names, record[1:6], strict=True)),
-        "worker_id": "a",
-    }
 
 
 def test_a_step_is_the_same_whoever_wrote_it_and_a_beat_without_work_or_time_is_none(tmp_path: Path) -> None:
