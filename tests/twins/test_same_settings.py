@@ -119,20 +119,6 @@ def test_continuous_that_drafts_nothing_is_autoregressive(asked: Asked, engine: 
     return Pair(without(runs(own), "policy"), without(runs(plain), "policy"))
 
 
-@twin(questions(policy=st.just("autoregressive")), st.integers(0, 7))
-def test_a_policy_that_never_drafts_hears_nothing_of_drafts(asked: Asked, k: int) -> Pair:
-    return Pair(runs(asked), runs({**asked, "num-speculative-tokens": k, "acceptance": "iid:0.1"}))
-
-
-@twin(questions(policy=CONTINUOUS))
-def test_a_table_of_one_row_is_one_length(asked: Asked) -> Pair:
-    k = asked["num-speculative-tokens"]
-    table = with_set(
-        asked, speculation__controller="by_batch", speculation__num_speculative_tokens_per_batch_size=[[1, 4096, k]]
-    )
-    return Pair(only(runs(asked), *LATENCIES), only(runs(table), *LATENCIES))
-
-
 def expected_tokens(alpha: float, k: int) -> float:
     return sum(alpha**place for place in range(k + 1))
 
@@ -178,13 +164,6 @@ def test_vllms_synthetic_rates_are_logged_rates(asked: Asked, rates: list[float]
     )
 
 
-@twin(questions(profiles=(TINY, PAIR)))
-def test_a_policy_chosen_for_every_load_is_that_policy(asked: Asked) -> Pair:
-    own = {**asked, "policy": "pd"}
-    table = with_set({**asked, "policy": "adaptive"}, policy_options__adaptive_table=[[1, "pd"]])
-    return Pair(only(runs(own), *LATENCIES), only(runs(table), *LATENCIES))
-
-
 # -- workloads
 
 
@@ -197,65 +176,8 @@ def test_generated_requests_that_are_recorded_and_replayed_are_served_alike(aske
         {"arrival_s": arrival - run["start_times"][0], "input_len": prompt, "output_len": output}
         for arrival, prompt, output in zip(run["start_times"], run["input_lens"], run["output_lens"], strict=True)
     ]
-    return Pair(only([run], "ttfts", "e2els", "tpots"), only(replayed(asked, rows), "ttfts", "e2els", "tpots"))
-
-
-def replayed(asked: Asked, rows: list[dict[str, Any]], name: str = "jsonl") -> list[dict[str, Any]]:
+    left_out = ("input-len", "output-len", "num-prompts", "request-rate")
     with folder() as place:
-        path = write_lines(place / "trace.jsonl", rows)
-        left_out = ("input-len", "output-len", "num-prompts", "request-rate")
-        own = {key: value for key, value in asked.items() if key not in left_out}
-        return runs({**own, "dataset-name": name, "dataset-path": path}, "--verbose")
-
-
-TIMES = st.lists(st.tuples(st.integers(0, 3000), st.integers(1, 64), st.integers(1, 20)), min_size=2, max_size=8)
-
-
-@twin(questions(profiles=(TINY, PAIR)), TIMES)
-def test_a_trace_in_milliseconds_is_the_trace_in_seconds(asked: Asked, rows: list[tuple[int, int, int]]) -> Pair:
-    ordered = sorted(rows)
-    in_ms = [{"timestamp": ms, "input_length": i, "output_length": o, "hash_ids": []} for ms, i, o in ordered]
-    in_s = [{"arrival_s": ms / 1e3, "input_len": i, "output_len": o} for ms, i, o in ordered]
-    return Pair(replayed(asked, in_ms, "mooncake"), replayed(asked, in_s))
-
-
-@twin(questions(profiles=(TINY, PAIR)), TIMES)
-def test_a_trace_at_its_own_rate_is_the_recorded_one(asked: Asked, rows: list[tuple[int, int, int]]) -> Pair:
-    ordered = sorted({ms: (ms, i, o) for ms, i, o in [(0, 9, 9), (2000, 9, 9), *rows]}.values())
-    in_s = [{"arrival_s": ms / 1e3, "input_len": i, "output_len": o} for ms, i, o in ordered]
-    rate = (len(ordered) - 1) / (ordered[-1][0] / 1e3)
-    rescaled = with_set(asked, workload__request_rate=rate, workload__trace_arrivals="rescaled")
-    keys = ("mean_ttft_ms", "mean_e2el_ms")
-    return Pair(_rounded(only(replayed(asked, in_s), *keys)), _rounded(only(replayed(rescaled, in_s), *keys)))
-
-
-def _rounded(values: list[dict[str, Any]]) -> list[dict[str, str]]:
-    return [{key: f"{value:.6g}" for key, value in each.items()} for each in values]
-
-
-@twin(questions(profiles=(TINY, PAIR)), st.integers(2, 3), rel=1e-9)
-def test_replicas_in_turn_serve_as_many_lone_ones(asked: Asked, count: int) -> Pair:
-    """A fleet is its members."""
-    (run,) = runs(asked, "--verbose")
-    rows = [
-        {"arrival_s": arrival, "input_len": 20 + 7 * place, "output_len": 3 + place}
-        for place, arrival in enumerate(run["start_times"])
-    ]
-    own = {**asked, "acceptance": "iid:0"}
-    (together,) = replayed(with_set(own, devices__count=count), rows)
-    ends = [0.0] * len(rows)
-    for member in range(count):
-        (alone,) = replayed(own, rows[member::count])
-        ends[member::count] = alone["e2els"]
-    return Pair(together["e2els"], ends)
-
-
-@twin(questions(profiles=(TINY, PAIR)), st.integers(1, 3))
-def test_classes_that_are_all_alike_are_the_slos_of_all(asked: Asked, num: int) -> Pair:
-    bounds = {"ttft_ms": 60.0, "tpot_ms": 4.0}
-    classes = [{"name": f"c{place}", "share": 1.0 / num, **bounds} for place in range(num)]
-    (split,) = runs({**asked, "set": {"slo_classes": classes}})
-    (whole,) = runs({**asked, "goodput": ["ttft:60", "tpot:4"]})
-    of = split["slo_classes"]
-    good = sum((of[f"c{place}.slo_attainment"] or 0.0) * of[f"c{place}.completed"] for place in range(num))
-    return Pair(round(good, 6), round(whole["slo_attainment"]["all"] * whole["completed"], 6))
+        trace = {"dataset-name": "jsonl", "dataset-path": write_lines(place / "trace.jsonl", rows)}
+        again = runs({key: value for key, value in asked.items() if key not in left_out} | trace, "--verbose")
+    return Pair(only([run], "ttfts", "e2els", "tpots"), only(again, "ttfts", "e2els", "tpots"))

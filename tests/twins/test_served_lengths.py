@@ -20,13 +20,11 @@ from tests.twins.twin import (
     Pair,
     answer,
     folder,
-    noted,
     only,
     or_refused,
     runs,
     twin,
     with_set,
-    words,
     write_lines,
 )
 
@@ -216,17 +214,3 @@ def test_the_saturated_rate_is_that_of_a_closed_loop_whose_queue_is_never_empty(
     loop = {"request-rate": "inf", "max-concurrency": 12, "num-prompts": 400, "acceptance": "iid:0.6"}
     (run,) = runs({**own, **loop})
     return Pair(highest["saturated_per_s"] * asked["output-len"], run["steady_output_throughput"])
-
-
-@twin(questions(request_rate=None), st.integers(1, 6))
-def test_a_bound_on_requests_in_flight_alone_is_a_closed_loop(asked: Asked, in_flight: int) -> Pair:
-    """A10: as in vllm bench, whose rate is infinite unless one is given."""
-    loop = {**{name: value for name, value in asked.items() if name != "request-rate"}, "max-concurrency": in_flight}
-    return Pair(runs(loop), runs({**loop, "request-rate": "inf"}))
-
-
-@twin(questions(profiles=(TINY, PAIR)))
-def test_blocks_beyond_memory_are_told_from_those_that_fit(asked: Asked) -> Pair:
-    """A10: refused, or said."""
-    said_of_it = noted("compare", *words(with_set(asked, engine__num_gpu_blocks=10**8)), "--workers", "1")
-    return Pair([line for line in said_of_it if "memory" in line] != [], True)
