@@ -18,11 +18,10 @@ from hypothesis import strategies as st
 
 import lanesim
 from sim.compare.side_by_side import compare
-from sim.costs.engine_costs import ENGINES as ENGINE_FILES
 from sim.costs.profile_files import SHIPPED
 from sim.report.results import read_summary
 from sim.run.resolve import resolve_all
-from tests.twins.drawn import CONTINUOUS, ENGINE, ENGINES, PAIR, PAIRS, TABLE, TINY, questions, several
+from tests.twins.drawn import ENGINE, PAIRS, questions, several
 from tests.twins.twin import (
     Asked,
     Pair,
@@ -115,27 +114,6 @@ def _pruned(shown: Any, held: Any) -> Any:
     if isinstance(held, dict) and isinstance(shown, dict):
         return {key: _pruned(value, held[key]) for key, value in shown.items() if key in held}
     return shown
-
-
-@twin(names)
-def test_a_saved_profile_is_the_one_in_memory(name: str) -> Pair:
-    profile = lanesim.load_profile(name)
-    with folder() as place:
-        again = lanesim.load_profile(lanesim.save_profile(profile, place / "mine.json"))
-    return Pair(msgspec.to_builtins(profile), msgspec.to_builtins(again))
-
-
-@twin(questions(profiles=(TINY, PAIR)), st.sampled_from(ENGINES))
-def test_an_engine_by_name_is_the_one_at_its_path(asked: Asked, name: str) -> Pair:
-    return Pair(runs({**asked, "engine": name}), runs({**asked, "engine": ENGINE_FILES / f"{name}.json"}))
-
-
-@twin(questions(policy=CONTINUOUS), st.integers(1, 5))
-def test_vllms_speculative_config_is_our_flags(asked: Asked, k: int) -> Pair:
-    method = "eagle3" if asked["profile"] == TABLE else "draft_model"
-    config = json.dumps({"method": method, "model": "some/draft", "num_speculative_tokens": k})
-    bare = {name: value for name, value in asked.items() if name != "num-speculative-tokens"}
-    return Pair(runs({**asked, "num-speculative-tokens": k}), runs({**bare, "speculative-config": config}))
 
 
 @twin(questions(policy=several, profiles=PAIRS), share=0.05)
