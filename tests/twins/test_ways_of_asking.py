@@ -194,15 +194,6 @@ def test_points_of_a_sweep_are_comparisons(asked: Asked) -> Pair:
     return Pair(*zip(*pairs, strict=True))
 
 
-@twin(questions(policy=several, profiles=PAIRS), share=0.02)
-def test_one_worker_does_what_two_do(asked: Asked) -> Pair:
-    frames = []
-    for workers in (1, 2):
-        with folder() as place:
-            frames.append(swept(asked, place, "workload.request_rate", RATES, workers).fillna("none").to_dict("list"))
-    return Pair(*frames)
-
-
 @pytest.mark.nightly  # Ten seconds, most of them pictures.
 @twin(questions(policy=several, profiles=PAIRS), share=0.02)
 def test_a_report_shows_the_stores_figures(asked: Asked) -> Pair:
