@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import lanesim
 from sim.costs.profile import Profile
-from tests.twins.drawn import FEW, PAIR, PAIRS, SPLIT, TINY, constants, questions, scaled, several
+from tests.twins.drawn import PAIR, PAIRS, SPLIT, TINY, constants, questions, scaled, several
 from tests.twins.twin import Asked, Pair, answer, flat, folder, runs, said, twin, with_set, words
 
 
@@ -69,15 +69,6 @@ def test_requests_in_flight_are_rate_times_latency(asked: Asked, in_flight: int)
     ends = [start + e2el for start, e2el in zip(run["start_times"], run["e2els"], strict=True)]
     idle = sum(run["duration"] - end for end in sorted(ends)[-in_flight:])
     return Pair(sum(run["e2els"]) + idle, min(in_flight, run["completed"]) * run["duration"])
-
-
-@twin(questions(profiles=(TINY, PAIR), policy=FEW, **CAPACITY), rel=0.02, share=0.05)
-def test_a_looser_slo_holds_no_less_load(asked: Asked) -> Pair:
-    tight, loose = (
-        answer("plan", {**asked, "goodput": bounds})["highest"][0]["load"] or 0.0
-        for bounds in (["ttft:300", "tpot:100"], ["ttft:600", "tpot:200"])
-    )
-    return Pair(max(tight, loose), loose)
 
 
 @twin(questions(profiles=(PAIR,), policy=st.sampled_from(("pd", "pdv", "unified"))))

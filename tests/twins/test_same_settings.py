@@ -11,14 +11,12 @@ from typing import Any
 from hypothesis import strategies as st
 
 import lanesim
-from sim.devices.contention import BRACKET, phi_at
 from sim.run.resolve import resolve
-from tests.twins.drawn import CONTINUOUS, ENGINE, ENGINES, LANES, PAIR, PAIRS, TABLE, TINY, questions
+from tests.twins.drawn import CONTINUOUS, ENGINE, ENGINES, PAIR, PAIRS, TABLE, TINY, questions
 from tests.twins.twin import Asked, Pair, answer, flat, folder, only, runs, twin, with_set, without, write_lines
 
 LATENCIES = ("mean_ttft_ms", "mean_tpot_ms", "mean_e2el_ms", "p99_e2el_ms", "output_throughput", "duration")
 CONTINUOUSLY = ("autoregressive", "continuous", "unified", "baseline")
-lane = st.sampled_from(LANES)
 
 
 def scenario(asked: Asked) -> lanesim.Scenario:
@@ -62,45 +60,6 @@ def test_values_that_change_nothing_change_nothing(asked: Asked) -> Pair:
     )
 
 
-@twin(questions(profiles=(TINY, PAIR)), st.sampled_from(ENGINES))
-def test_an_engines_caps_are_what_null_means(asked: Asked, engine: str) -> Pair:
-    own = {**asked, "engine": engine}
-    caps = runs(own)[0]["caps"]
-    names = {"max-num-seqs": caps["max_num_seqs"], "max-num-batched-tokens": caps["max_num_batched_tokens"]}
-    return Pair(runs(own), runs({**own, **names}))
-
-
-@twin(questions(profiles=(TINY, PAIR)), st.sampled_from(("sglang-0.5", "vllm-0.24", "trtllm-1.1")))
-def test_an_engines_scheduling_is_what_null_means(asked: Asked, engine: str) -> Pair:
-    own = {**asked, "engine": engine}
-    limits = resolved(own).limits
-    given = with_set(
-        own,
-        engine__async_scheduling=limits.async_scheduling,
-        engine__rules__enable_mixed_chunk=limits.mixes_prompts,
-        engine__rules__enable_chunked_prefill=not limits.whole_prompts,
-        engine__rules__long_prefill_token_threshold=limits.max_num_batched_tokens * engine.startswith("vllm"),
-    )
-    return Pair(runs(own), runs(given))
-
-
-@twin(questions(profiles=(PAIR,), policy=lane))
-def test_the_ends_of_the_bracket_are_runs_with_that_phi(asked: Asked) -> Pair:
-    phi = lanesim.load_profile(asked["profile"]).phi
-    (policy,) = answer("compare", asked)["policies"]
-    own = {level.value: runs(with_set(asked, devices__phi=phi_at(phi, level)))[0] for level in BRACKET}
-    by_phi = policy["by_overlap"]
-    return Pair(by_phi, {level: {key: own[level][key] for key in by_phi[level]} for level in by_phi})
-
-
-@twin(questions(profiles=(PAIR,), policy=lane))
-def test_the_middle_phi_is_what_null_means_and_none_at_all_the_serial_form(asked: Asked) -> Pair:
-    phi = lanesim.load_profile(asked["profile"]).phi.value
-    ones = (asked, with_set(asked, devices__phi=0.0))
-    others = (with_set(asked, devices__phi=phi), with_set(asked, devices__overlap="serial"))
-    return Pair([runs(each) for each in ones], [runs(each) for each in others])
-
-
 @twin(questions(), st.booleans())
 def test_a_bound_that_nobody_reaches_is_none(asked: Asked, is_at_once: bool) -> Pair:
     """Of an open loop, and of all at once: as many may be in flight as there are."""
@@ -119,27 +78,7 @@ def test_continuous_that_drafts_nothing_is_autoregressive(asked: Asked, engine: 
     return Pair(without(runs(own), "policy"), without(runs(plain), "policy"))
 
 
-def expected_tokens(alpha: float, k: int) -> float:
-    return sum(alpha**place for place in range(k + 1))
-
-
 ALPHA, K = st.just(0.0) | st.floats(0.05, 0.95), st.integers(1, 6)
-
-
-@twin(questions(profiles=PAIRS), ALPHA, K, rel=1e-6)
-def test_a_rate_is_that_rate_at_every_place_its_products_and_the_length_that_it_comes_to(
-    asked: Asked, alpha: float, k: int
-) -> Pair:
-    own = {**asked, "num-speculative-tokens": k, "num-prompts": 6}
-    at_all = "per-position:" + ",".join([repr(alpha)] * k)
-    as_logged = "vllm:" + ",".join(repr(alpha ** (place + 1)) for place in range(k)) + "~0"
-    forms = (at_all, as_logged, f"length:{expected_tokens(alpha, k)!r}@{k}~0")
-    one, (exact, *others) = (
-        runs({**own, "acceptance": f"iid:{alpha!r}"}),
-        [runs({**own, "acceptance": f}) for f in forms],
-    )
-    assert one == exact
-    return Pair([one] * 2, others)
 
 
 @twin(questions(profiles=PAIRS, policy=CONTINUOUS), st.floats(0.1, 0.9), st.integers(2, 6))
