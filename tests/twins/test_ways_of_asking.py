@@ -21,7 +21,7 @@ from sim.compare.side_by_side import compare
 from sim.costs.profile_files import SHIPPED
 from sim.report.results import read_summary
 from sim.run.resolve import resolve_all
-from tests.twins.drawn import ENGINE, PAIRS, questions, several
+from tests.twins.drawn import PAIRS, questions, several
 from tests.twins.twin import (
     Asked,
     Pair,
@@ -30,12 +30,9 @@ from tests.twins.twin import (
     flat,
     folder,
     nested,
-    only,
-    or_refused,
     runs,
     said,
     twin,
-    with_set,
     words,
 )
 
@@ -65,14 +62,6 @@ def test_flags_are_python(asked: Asked) -> Pair:
     for later in ("evidence", "levels"):  # Of the command alone, which looks them up.
         there.pop(later), known.pop(later)
     return Pair(there, known)
-
-
-@twin(questions(), names)
-def test_a_profile_by_name_is_the_one_at_its_path(asked: Asked, name: str) -> Pair:
-    """A2: by the path a profile is checked, too."""
-    own = {**asked, "profile": name, "policy": "autoregressive"}
-    own.pop("num-speculative-tokens"), own.pop("acceptance")
-    return Pair(runs(own), runs({**own, "profile": SHIPPED / f"{name}.json"}))
 
 
 LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
@@ -234,13 +223,3 @@ def test_recorded_works_change_no_figure(asked: Asked) -> Pair:
     policies = resolve_all(lanesim.Scenario.of(**flat(asked)), lanesim.load_profile(asked["profile"]))
     plain, recorded = (compare(policies, record_works=yes, workers=1).runs for yes in (False, True))
     return Pair(plain, recorded)
-
-
-@twin(questions(engine=ENGINE))
-def test_what_one_spelling_refuses_the_other_refuses(asked: Asked) -> Pair:
-    wrong = with_set(asked, engine__max_model_len=1)
-    in_python = flat(asked) | {"engine.max_model_len": 1}
-    return Pair(
-        or_refused(lambda: only(runs(wrong), "mean_e2el_ms")),
-        or_refused(lambda: only(lanesim.compare(**in_python).runs, "mean_e2el_ms")),
-    )
