@@ -66,24 +66,6 @@ def test_a_prompt_that_nothing_holds_names_its_trace(
     assert said.format(path) in refusal(capsys, *args)
 
 
-LAUNCHES: dict[str, tuple[list[str], str]] = {
-    "a device": (["compare", "/dev/zero"], "'/dev/zero' is a device or a pipe"),
-    "a seed of 64 bits": ([*COMPARE, "--seed", str(2**63), "--out", "{}/r"], f"seed={2**63} must be"),
-    "an SLO of no metric": ([*COMPARE, "--goodput", "ttft:5", "itl:3"], "unknown goodput metric 'itl'"),
-    "a look every 1e-320 s": ([*COMPARE, "--set", "policy_options.poll_s=1e-320"], "policy_options.poll_s=1e-320 must"),
-    "a config without end": ([*COMPARE, "--speculative-config", '{"a":' * 20_000], "nested deeper than 64"),
-    "an output's path that is no UTF-8": ([*COMPARE, "--out", "{}/a\udcff"], r"a\udcff': the name is not UTF-8 text"),
-    "a null in a scenario's path": (["compare", "a\0b.yaml"], r"'a\x00b.yaml': no path or value holds a null"),
-}
-
-
-@pytest.mark.parametrize("case", LAUNCHES)
-def test_a_hostile_launch_is_one_line(case: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    args, says = LAUNCHES[case]
-    assert says in refusal(capsys, *(part.replace("{}", str(tmp_path)) for part in args))
-    assert list(tmp_path.iterdir()) == []
-
-
 @pytest.mark.parametrize(
     ("path", "value"), [*((path, "a[/x]b") for path in ("name", "source", "overlap.source")), ("errors.[/x]", KIND)]
 )

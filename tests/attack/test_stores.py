@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import resource
 import shutil
 import signal
 import sqlite3
@@ -22,6 +23,7 @@ from sim.cli.main import run
 from sim.files import sqlite_rows
 from sim.studies.sweeps.store import MARK, STORE_SCHEMA, TABLES, Store
 from tests.attack.test_found import refusal
+from tests.properties import assert_refused
 
 GRID = """
 scenario: {profile: cpu/tiny, policy: [continuous, pd], workload: {num_prompts: 4, output_len: 4}}
@@ -169,6 +171,18 @@ def killed_writer(store: Path) -> None:
         "os._exit(9)"
     )
     assert subprocess.run([sys.executable, "-c", program, str(store / MARK)]).returncode == 9
+
+
+def test_a_store_that_can_grow_no_more_is_one_line_and_keeps_its_rows(store: Path) -> None:
+    """As on a full disk."""
+    rows, (before, most) = Store(store).rows(), resource.getrlimit(resource.RLIMIT_FSIZE)
+    more = [rows[0] | {"key": f"{number:032}"} for number in range(99)]
+    resource.setrlimit(resource.RLIMIT_FSIZE, ((store / MARK).stat().st_size, most))
+    try:
+        assert_refused(lambda: Store(store).add(more), f"--out {str(store)!r} cannot be written: ")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (before, most))
+    assert Store(store).rows() == rows
 
 
 def test_a_query_without_end_ends_by_the_size_of_its_file(store: Path) -> None:

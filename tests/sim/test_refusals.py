@@ -276,7 +276,10 @@ CELL = {"hw": "h200", "conc": 4, "tp": 8, "pp": 1, "isl": 1024, "osl": 512, "tpu
 CELL |= {"output_tput_per_gpu": 10.0, "mean_ttft": 0.2, "mean_tpot": 0.05}
 FILES: list[tuple[Callable[[Path], object], Any, str]] = [
     (read_bench, [CELL | {"tp": None}], "entry 0: no number under 'tp'"),
-    (read_bench, [CELL | {"disagg": True}], "disagg=True is not understood; want a row of one engine on one node"),
+    *(
+        (read_bench, [CELL | {key: True}], f"{key}=True is not understood; want a row of one engine on one node")
+        for key in ("disagg", "is_multinode")
+    ),
     (lambda path: read_prompts(path, 16), {"x": 1}, "no prefix_blocks, hash_ids, input_tok_ids, prompt_token_ids"),
     (
         lambda path: read_prompts(path, 16),

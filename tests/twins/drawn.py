@@ -63,16 +63,14 @@ def questions(
 
 
 @st.composite
-def constants(draw: st.DrawFn, row_s: st.SearchStrategy[float] | None = None) -> Profile:
+def constants(draw: st.DrawFn) -> Profile:
     """A small pair on a CPU whose passes take constant times, on an engine that plans each step after the one before
     it."""
     like, lines = lanesim.load_profile(TINY), lanesim.load_profile(LINEAR)
     seconds = st.floats(1e-3, 5e-2)
     kernels = lines.linear
     assert kernels.draft is not None
-    host = msgspec.structs.replace(
-        lines.host, engine="measured here", step_s=draw(seconds), row_s=0.0 if row_s is None else draw(row_s)
-    )
+    host = msgspec.structs.replace(lines.host, engine="measured here", step_s=draw(seconds), row_s=0.0)
     return msgspec.structs.replace(
         like,
         kernels=msgspec.structs.replace(

@@ -6,16 +6,14 @@ import json
 from typing import Any
 
 import msgspec
-import yaml
 from hypothesis import strategies as st
 
 import lanesim
 from sim.costs.profile import KindError, Profile
-from sim.report.store_points import read_points
 from sim.studies.plan.candidate_ranking import Candidate
 from sim.studies.plan.search import plan
 from tests.twins.drawn import CONTINUOUS, FEW, PAIR, PAIRS, TABLE, TINY, constants, questions, several
-from tests.twins.twin import Asked, Pair, answer, flat, folder, nested, runs, said, twin, words
+from tests.twins.twin import Asked, Pair, answer, flat, folder, runs, said, twin, words
 
 KNOWN = KindError(
     mean_error_pct=0.0, max_error_pct=0.0, points=1, held_out="constant, so that draws differ in requests"
@@ -210,22 +208,3 @@ def test_draws_of_one_policy_are_shown(asked: Asked) -> Pair:
     except ValueError:
         return Pair(True, True)
     return Pair("draws" in text, True)
-
-
-# -- differences draw by draw
-
-
-@twin(questions(policy=several, profiles=PAIRS), rel=1e-9, share=0.05)
-def test_pairs_of_a_store_are_pairs_of_a_comparison(asked: Asked) -> Pair:
-    with folder() as place:
-        grid = {"scenario": nested(asked), "replications": 3}
-        (place / "grid.yaml").write_text(yaml.safe_dump(grid))
-        said("sweep", str(place / "grid.yaml"), "--out", str(place / "store"), "--workers", "1")
-        points = read_points(place / "store")
-    first, frame = points.values("policy")[0], points.paired("mean_e2el_ms")
-    rows = {row["policy"]: row["change_pct"] for _, row in frame.iterrows()}
-    found = runs({**asked, "replications": 3})
-    by_policy = {name: [run["mean_e2el_ms"] for run in found if run["policy"] == name] for name in asked["policy"]}
-    base = by_policy[first]
-    changes = {name: 100.0 * (sum(values) / sum(base) - 1.0) for name, values in by_policy.items() if name in rows}
-    return Pair(rows, changes)

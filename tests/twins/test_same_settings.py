@@ -11,14 +11,12 @@ from typing import Any
 from hypothesis import strategies as st
 
 import lanesim
-from sim.devices.contention import BRACKET, phi_at
 from sim.run.resolve import resolve
-from tests.twins.drawn import CONTINUOUS, ENGINE, ENGINES, LANES, PAIR, PAIRS, TABLE, TINY, questions
+from tests.twins.drawn import CONTINUOUS, ENGINE, ENGINES, PAIR, PAIRS, TABLE, TINY, questions
 from tests.twins.twin import Asked, Pair, answer, flat, folder, only, runs, twin, with_set, without, write_lines
 
 LATENCIES = ("mean_ttft_ms", "mean_tpot_ms", "mean_e2el_ms", "p99_e2el_ms", "output_throughput", "duration")
 CONTINUOUSLY = ("autoregressive", "continuous", "unified", "baseline")
-lane = st.sampled_from(LANES)
 
 
 def scenario(asked: Asked) -> lanesim.Scenario:
@@ -62,45 +60,6 @@ def test_values_that_change_nothing_change_nothing(asked: Asked) -> Pair:
     )
 
 
-@twin(questions(profiles=(TINY, PAIR)), st.sampled_from(ENGINES))
-def test_an_engines_caps_are_what_null_means(asked: Asked, engine: str) -> Pair:
-    own = {**asked, "engine": engine}
-    caps = runs(own)[0]["caps"]
-    names = {"max-num-seqs": caps["max_num_seqs"], "max-num-batched-tokens": caps["max_num_batched_tokens"]}
-    return Pair(runs(own), runs({**own, **names}))
-
-
-@twin(questions(profiles=(TINY, PAIR)), st.sampled_from(("sglang-0.5", "vllm-0.24", "trtllm-1.1")))
-def test_an_engines_scheduling_is_what_null_means(asked: Asked, engine: str) -> Pair:
-    own = {**asked, "engine": engine}
-    limits = resolved(own).limits
-    given = with_set(
-        own,
-        engine__async_scheduling=limits.async_scheduling,
-        engine__rules__enable_mixed_chunk=limits.mixes_prompts,
-        engine__rules__enable_chunked_prefill=not limits.whole_prompts,
-        engine__rules__long_prefill_token_threshold=limits.max_num_batched_tokens * engine.startswith("vllm"),
-    )
-    return Pair(runs(own), runs(given))
-
-
-@twin(questions(profiles=(PAIR,), policy=lane))
-def test_the_ends_of_the_bracket_are_runs_with_that_phi(asked: Asked) -> Pair:
-    phi = lanesim.load_profile(asked["profile"]).phi
-    (policy,) = answer("compare", asked)["policies"]
-    own = {level.value: runs(with_set(asked, devices__phi=phi_at(phi, level)))[0] for level in BRACKET}
-    by_phi = policy["by_overlap"]
-    return Pair(by_phi, {level: {key: own[level][key] for key in by_phi[level]} for level in by_phi})
-
-
-@twin(questions(profiles=(PAIR,), policy=lane))
-def test_the_middle_phi_is_what_null_means_and_none_at_all_the_serial_form(asked: Asked) -> Pair:
-    phi = lanesim.load_profile(asked["profile"]).phi.value
-    ones = (asked, with_set(asked, devices__phi=0.0))
-    others = (with_set(asked, devices__phi=phi), with_set(asked, devices__overlap="serial"))
-    return Pair([runs(each) for each in ones], [runs(each) for each in others])
-
-
 @twin(questions(), st.booleans())
 def test_a_bound_that_nobody_reaches_is_none(asked: Asked, is_at_once: bool) -> Pair:
     """Of an open loop, and of all at once: as many may be in flight as there are."""
@@ -119,41 +78,7 @@ def test_continuous_that_drafts_nothing_is_autoregressive(asked: Asked, engine: 
     return Pair(without(runs(own), "policy"), without(runs(plain), "policy"))
 
 
-@twin(questions(policy=st.just("autoregressive")), st.integers(0, 7))
-def test_a_policy_that_never_drafts_hears_nothing_of_drafts(asked: Asked, k: int) -> Pair:
-    return Pair(runs(asked), runs({**asked, "num-speculative-tokens": k, "acceptance": "iid:0.1"}))
-
-
-@twin(questions(policy=CONTINUOUS))
-def test_a_table_of_one_row_is_one_length(asked: Asked) -> Pair:
-    k = asked["num-speculative-tokens"]
-    table = with_set(
-        asked, speculation__controller="by_batch", speculation__num_speculative_tokens_per_batch_size=[[1, 4096, k]]
-    )
-    return Pair(only(runs(asked), *LATENCIES), only(runs(table), *LATENCIES))
-
-
-def expected_tokens(alpha: float, k: int) -> float:
-    return sum(alpha**place for place in range(k + 1))
-
-
 ALPHA, K = st.just(0.0) | st.floats(0.05, 0.95), st.integers(1, 6)
-
-
-@twin(questions(profiles=PAIRS), ALPHA, K, rel=1e-6)
-def test_a_rate_is_that_rate_at_every_place_its_products_and_the_length_that_it_comes_to(
-    asked: Asked, alpha: float, k: int
-) -> Pair:
-    own = {**asked, "num-speculative-tokens": k, "num-prompts": 6}
-    at_all = "per-position:" + ",".join([repr(alpha)] * k)
-    as_logged = "vllm:" + ",".join(repr(alpha ** (place + 1)) for place in range(k)) + "~0"
-    forms = (at_all, as_logged, f"length:{expected_tokens(alpha, k)!r}@{k}~0")
-    one, (exact, *others) = (
-        runs({**own, "acceptance": f"iid:{alpha!r}"}),
-        [runs({**own, "acceptance": f}) for f in forms],
-    )
-    assert one == exact
-    return Pair([one] * 2, others)
 
 
 @twin(questions(profiles=PAIRS, policy=CONTINUOUS), st.floats(0.1, 0.9), st.integers(2, 6))
@@ -178,13 +103,6 @@ def test_vllms_synthetic_rates_are_logged_rates(asked: Asked, rates: list[float]
     )
 
 
-@twin(questions(profiles=(TINY, PAIR)))
-def test_a_policy_chosen_for_every_load_is_that_policy(asked: Asked) -> Pair:
-    own = {**asked, "policy": "pd"}
-    table = with_set({**asked, "policy": "adaptive"}, policy_options__adaptive_table=[[1, "pd"]])
-    return Pair(only(runs(own), *LATENCIES), only(runs(table), *LATENCIES))
-
-
 # -- workloads
 
 
@@ -197,65 +115,8 @@ def test_generated_requests_that_are_recorded_and_replayed_are_served_alike(aske
         {"arrival_s": arrival - run["start_times"][0], "input_len": prompt, "output_len": output}
         for arrival, prompt, output in zip(run["start_times"], run["input_lens"], run["output_lens"], strict=True)
     ]
-    return Pair(only([run], "ttfts", "e2els", "tpots"), only(replayed(asked, rows), "ttfts", "e2els", "tpots"))
-
-
-def replayed(asked: Asked, rows: list[dict[str, Any]], name: str = "jsonl") -> list[dict[str, Any]]:
+    left_out = ("input-len", "output-len", "num-prompts", "request-rate")
     with folder() as place:
-        path = write_lines(place / "trace.jsonl", rows)
-        left_out = ("input-len", "output-len", "num-prompts", "request-rate")
-        own = {key: value for key, value in asked.items() if key not in left_out}
-        return runs({**own, "dataset-name": name, "dataset-path": path}, "--verbose")
-
-
-TIMES = st.lists(st.tuples(st.integers(0, 3000), st.integers(1, 64), st.integers(1, 20)), min_size=2, max_size=8)
-
-
-@twin(questions(profiles=(TINY, PAIR)), TIMES)
-def test_a_trace_in_milliseconds_is_the_trace_in_seconds(asked: Asked, rows: list[tuple[int, int, int]]) -> Pair:
-    ordered = sorted(rows)
-    in_ms = [{"timestamp": ms, "input_length": i, "output_length": o, "hash_ids": []} for ms, i, o in ordered]
-    in_s = [{"arrival_s": ms / 1e3, "input_len": i, "output_len": o} for ms, i, o in ordered]
-    return Pair(replayed(asked, in_ms, "mooncake"), replayed(asked, in_s))
-
-
-@twin(questions(profiles=(TINY, PAIR)), TIMES)
-def test_a_trace_at_its_own_rate_is_the_recorded_one(asked: Asked, rows: list[tuple[int, int, int]]) -> Pair:
-    ordered = sorted({ms: (ms, i, o) for ms, i, o in [(0, 9, 9), (2000, 9, 9), *rows]}.values())
-    in_s = [{"arrival_s": ms / 1e3, "input_len": i, "output_len": o} for ms, i, o in ordered]
-    rate = (len(ordered) - 1) / (ordered[-1][0] / 1e3)
-    rescaled = with_set(asked, workload__request_rate=rate, workload__trace_arrivals="rescaled")
-    keys = ("mean_ttft_ms", "mean_e2el_ms")
-    return Pair(_rounded(only(replayed(asked, in_s), *keys)), _rounded(only(replayed(rescaled, in_s), *keys)))
-
-
-def _rounded(values: list[dict[str, Any]]) -> list[dict[str, str]]:
-    return [{key: f"{value:.6g}" for key, value in each.items()} for each in values]
-
-
-@twin(questions(profiles=(TINY, PAIR)), st.integers(2, 3), rel=1e-9)
-def test_replicas_in_turn_serve_as_many_lone_ones(asked: Asked, count: int) -> Pair:
-    """A fleet is its members."""
-    (run,) = runs(asked, "--verbose")
-    rows = [
-        {"arrival_s": arrival, "input_len": 20 + 7 * place, "output_len": 3 + place}
-        for place, arrival in enumerate(run["start_times"])
-    ]
-    own = {**asked, "acceptance": "iid:0"}
-    (together,) = replayed(with_set(own, devices__count=count), rows)
-    ends = [0.0] * len(rows)
-    for member in range(count):
-        (alone,) = replayed(own, rows[member::count])
-        ends[member::count] = alone["e2els"]
-    return Pair(together["e2els"], ends)
-
-
-@twin(questions(profiles=(TINY, PAIR)), st.integers(1, 3))
-def test_classes_that_are_all_alike_are_the_slos_of_all(asked: Asked, num: int) -> Pair:
-    bounds = {"ttft_ms": 60.0, "tpot_ms": 4.0}
-    classes = [{"name": f"c{place}", "share": 1.0 / num, **bounds} for place in range(num)]
-    (split,) = runs({**asked, "set": {"slo_classes": classes}})
-    (whole,) = runs({**asked, "goodput": ["ttft:60", "tpot:4"]})
-    of = split["slo_classes"]
-    good = sum((of[f"c{place}.slo_attainment"] or 0.0) * of[f"c{place}.completed"] for place in range(num))
-    return Pair(round(good, 6), round(whole["slo_attainment"]["all"] * whole["completed"], 6))
+        trace = {"dataset-name": "jsonl", "dataset-path": write_lines(place / "trace.jsonl", rows)}
+        again = runs({key: value for key, value in asked.items() if key not in left_out} | trace, "--verbose")
+    return Pair(only([run], "ttfts", "e2els", "tpots"), only(again, "ttfts", "e2els", "tpots"))

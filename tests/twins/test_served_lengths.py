@@ -20,17 +20,14 @@ from tests.twins.twin import (
     Pair,
     answer,
     folder,
-    noted,
     only,
     or_refused,
     runs,
     twin,
     with_set,
-    words,
     write_lines,
 )
 
-CONTEXT = {name: lanesim.load_profile(name).target.max_context for name in (TINY, PAIR)}
 BEYOND = st.integers(1, 400)
 """Tokens that are asked beyond what is served."""
 ASKED_ALONE = ("scenario", "scenario_hash", "notes")
@@ -68,14 +65,6 @@ def test_answers_that_max_model_len_ends_are_compared_as_answers_of_that_length(
 ) -> Pair:
     """A1."""
     return Pair(*(figures(answer("compare", each)) for each in cut({**asked, "request-rate": rate}, beyond)))
-
-
-@twin(questions(profiles=(TINY, PAIR)), BEYOND)
-def test_answers_that_the_models_context_ends_are_compared_as_answers_of_that_length(asked: Asked, beyond: int) -> Pair:
-    """A1."""
-    given = {**asked, "engine": ENGINE, "input-len": CONTEXT[asked["profile"]] - asked["output-len"]}
-    longer = {**given, "output-len": asked["output-len"] + beyond}
-    return Pair(*(figures(answer("compare", each)) for each in (longer, given)))
 
 
 CAPACITY = {
@@ -143,36 +132,6 @@ ON_A_TRACE = {
 }  # fmt: skip
 
 
-@twin(questions(profiles=(TINY,), **ON_A_TRACE), LENGTHS)
-def test_a_trace_of_answers_that_are_cut_is_served_as_the_trace_of_short_ones(
-    asked: Asked, lengths: list[tuple[int, int]]
-) -> Pair:
-    """A1."""
-    short = [(prompt, min(output, LONGEST - prompt)) for prompt, output in lengths]
-    with folder() as place:
-        found = []
-        for name, pairs in (("asked", lengths), ("short", short)):
-            path = write_lines(place / f"{name}.jsonl", recorded(pairs))
-            found.append(answer("compare", {**asked, "dataset-path": path}, "--verbose"))
-    return Pair(*(figures(each) for each in found))
-
-
-@twin(questions(profiles=(TINY,), **ON_A_TRACE), LENGTHS, st.integers(LONGEST, 3000))
-def test_a_prompt_without_room_for_an_answer_changes_nothing_for_the_others(
-    asked: Asked, lengths: list[tuple[int, int]], prompt: int
-) -> Pair:
-    """A1: vLLM answers it with 400."""
-    rows = recorded(lengths)
-    refused = {"arrival_s": rows[1]["arrival_s"], "input_len": prompt, "output_len": 5}
-    with folder() as place:
-        found = []
-        for name, each in (("without", rows), ("with", [*rows[:2], refused, *rows[2:]])):
-            path = write_lines(place / f"{name}.jsonl", each)
-            (only_run,) = runs({**asked, "dataset-path": path, "acceptance": "iid:0"}, "--verbose")
-            found.append([value for value in only_run["e2els"] if value is not None])
-    return Pair(*found)
-
-
 @twin(questions(profiles=(TINY,), **ON_A_TRACE), LENGTHS, st.sampled_from((None, *engine_names())))
 def test_a_trace_is_served_as_what_of_it_fits_into_the_context(
     asked: Asked, lengths: list[tuple[int, int]], engine: str | None
@@ -216,17 +175,3 @@ def test_the_saturated_rate_is_that_of_a_closed_loop_whose_queue_is_never_empty(
     loop = {"request-rate": "inf", "max-concurrency": 12, "num-prompts": 400, "acceptance": "iid:0.6"}
     (run,) = runs({**own, **loop})
     return Pair(highest["saturated_per_s"] * asked["output-len"], run["steady_output_throughput"])
-
-
-@twin(questions(request_rate=None), st.integers(1, 6))
-def test_a_bound_on_requests_in_flight_alone_is_a_closed_loop(asked: Asked, in_flight: int) -> Pair:
-    """A10: as in vllm bench, whose rate is infinite unless one is given."""
-    loop = {**{name: value for name, value in asked.items() if name != "request-rate"}, "max-concurrency": in_flight}
-    return Pair(runs(loop), runs({**loop, "request-rate": "inf"}))
-
-
-@twin(questions(profiles=(TINY, PAIR)))
-def test_blocks_beyond_memory_are_told_from_those_that_fit(asked: Asked) -> Pair:
-    """A10: refused, or said."""
-    said_of_it = noted("compare", *words(with_set(asked, engine__num_gpu_blocks=10**8)), "--workers", "1")
-    return Pair([line for line in said_of_it if "memory" in line] != [], True)

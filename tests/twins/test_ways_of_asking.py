@@ -18,11 +18,10 @@ from hypothesis import strategies as st
 
 import lanesim
 from sim.compare.side_by_side import compare
-from sim.costs.engine_costs import ENGINES as ENGINE_FILES
 from sim.costs.profile_files import SHIPPED
 from sim.report.results import read_summary
 from sim.run.resolve import resolve_all
-from tests.twins.drawn import CONTINUOUS, ENGINE, ENGINES, PAIR, PAIRS, TABLE, TINY, questions, several
+from tests.twins.drawn import PAIRS, questions, several
 from tests.twins.twin import (
     Asked,
     Pair,
@@ -31,12 +30,9 @@ from tests.twins.twin import (
     flat,
     folder,
     nested,
-    only,
-    or_refused,
     runs,
     said,
     twin,
-    with_set,
     words,
 )
 
@@ -66,14 +62,6 @@ def test_flags_are_python(asked: Asked) -> Pair:
     for later in ("evidence", "levels"):  # Of the command alone, which looks them up.
         there.pop(later), known.pop(later)
     return Pair(there, known)
-
-
-@twin(questions(), names)
-def test_a_profile_by_name_is_the_one_at_its_path(asked: Asked, name: str) -> Pair:
-    """A2: by the path a profile is checked, too."""
-    own = {**asked, "profile": name, "policy": "autoregressive"}
-    own.pop("num-speculative-tokens"), own.pop("acceptance")
-    return Pair(runs(own), runs({**own, "profile": SHIPPED / f"{name}.json"}))
 
 
 LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
@@ -115,27 +103,6 @@ def _pruned(shown: Any, held: Any) -> Any:
     if isinstance(held, dict) and isinstance(shown, dict):
         return {key: _pruned(value, held[key]) for key, value in shown.items() if key in held}
     return shown
-
-
-@twin(names)
-def test_a_saved_profile_is_the_one_in_memory(name: str) -> Pair:
-    profile = lanesim.load_profile(name)
-    with folder() as place:
-        again = lanesim.load_profile(lanesim.save_profile(profile, place / "mine.json"))
-    return Pair(msgspec.to_builtins(profile), msgspec.to_builtins(again))
-
-
-@twin(questions(profiles=(TINY, PAIR)), st.sampled_from(ENGINES))
-def test_an_engine_by_name_is_the_one_at_its_path(asked: Asked, name: str) -> Pair:
-    return Pair(runs({**asked, "engine": name}), runs({**asked, "engine": ENGINE_FILES / f"{name}.json"}))
-
-
-@twin(questions(policy=CONTINUOUS), st.integers(1, 5))
-def test_vllms_speculative_config_is_our_flags(asked: Asked, k: int) -> Pair:
-    method = "eagle3" if asked["profile"] == TABLE else "draft_model"
-    config = json.dumps({"method": method, "model": "some/draft", "num_speculative_tokens": k})
-    bare = {name: value for name, value in asked.items() if name != "num-speculative-tokens"}
-    return Pair(runs({**asked, "num-speculative-tokens": k}), runs({**bare, "speculative-config": config}))
 
 
 @twin(questions(policy=several, profiles=PAIRS), share=0.05)
@@ -216,15 +183,6 @@ def test_points_of_a_sweep_are_comparisons(asked: Asked) -> Pair:
     return Pair(*zip(*pairs, strict=True))
 
 
-@twin(questions(policy=several, profiles=PAIRS), share=0.02)
-def test_one_worker_does_what_two_do(asked: Asked) -> Pair:
-    frames = []
-    for workers in (1, 2):
-        with folder() as place:
-            frames.append(swept(asked, place, "workload.request_rate", RATES, workers).fillna("none").to_dict("list"))
-    return Pair(*frames)
-
-
 @pytest.mark.nightly  # Ten seconds, most of them pictures.
 @twin(questions(policy=several, profiles=PAIRS), share=0.02)
 def test_a_report_shows_the_stores_figures(asked: Asked) -> Pair:
@@ -265,13 +223,3 @@ def test_recorded_works_change_no_figure(asked: Asked) -> Pair:
     policies = resolve_all(lanesim.Scenario.of(**flat(asked)), lanesim.load_profile(asked["profile"]))
     plain, recorded = (compare(policies, record_works=yes, workers=1).runs for yes in (False, True))
     return Pair(plain, recorded)
-
-
-@twin(questions(engine=ENGINE))
-def test_what_one_spelling_refuses_the_other_refuses(asked: Asked) -> Pair:
-    wrong = with_set(asked, engine__max_model_len=1)
-    in_python = flat(asked) | {"engine.max_model_len": 1}
-    return Pair(
-        or_refused(lambda: only(runs(wrong), "mean_e2el_ms")),
-        or_refused(lambda: only(lanesim.compare(**in_python).runs, "mean_e2el_ms")),
-    )

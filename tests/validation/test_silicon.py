@@ -56,21 +56,6 @@ def cell(**changes: str) -> ServedLoad:
     return cell_of({**ROW, **changes})
 
 
-@pytest.mark.parametrize(
-    ("widths", "wanted"),
-    [
-        ({}, (2, None, 1, 64)),
-        ({"moe_tp_size": "1", "moe_ep_size": "2"}, (2, 2, 1, 64)),
-        ({"tp_size": "64", "moe_tp_size": "8", "moe_ep_size": "8"}, (8, 8, 1, 64)),
-        ({**RANKS, "gemm_quant_mode": "nvfp4"}, (1, 2, 2, 64)),
-        ({"attention_dp_size": "", "tp_size": "1", "moe_tp_size": "2", "gemm_quant_mode": "nvfp4"}, (1, None, 2, 64)),
-    ],
-)
-def test_widths_that_are_products_are_taken_apart(widths: dict[str, str], wanted: tuple[object, ...]) -> None:
-    read = cell(**widths)
-    assert (read.tp, read.ep, read.dp, read.concurrency) == wanted
-
-
 AUTUMN = {"backend": "trtllm", "backend_version": "", "gemm_quant_mode": "nvfp4", "attention_dp_size": "1"}
 MINIMAX = {"model_path": "MiniMaxAI/MiniMax-M2.5", "attention_dp_size": "2", "moe_tp_size": "1", "moe_ep_size": "4"}
 
@@ -78,6 +63,11 @@ MINIMAX = {"model_path": "MiniMaxAI/MiniMax-M2.5", "attention_dp_size": "2", "mo
 @pytest.mark.parametrize(
     ("row", "wanted"),
     [
+        ({}, (2, None, 1, 64)),
+        ({"moe_tp_size": "1", "moe_ep_size": "2"}, (2, 2, 1, 64)),
+        ({"tp_size": "64", "moe_tp_size": "8", "moe_ep_size": "8"}, (8, 8, 1, 64)),
+        ({**RANKS, "gemm_quant_mode": "nvfp4"}, (1, 2, 2, 64)),
+        ({"attention_dp_size": "", "tp_size": "1", "moe_tp_size": "2", "gemm_quant_mode": "nvfp4"}, (1, None, 2, 64)),
         ({**AUTUMN, **R1, "tp_size": "4", "batch_size": "32"}, (4, None, 1, 32)),
         ({**AUTUMN, **R1, "tp_size": "4"}, (4, 4, 1, 64)),
         ({**AUTUMN, **R1, "tp_size": "4", "isl": "8192"}, (1, 4, 4, 16)),
@@ -86,8 +76,11 @@ MINIMAX = {"model_path": "MiniMaxAI/MiniMax-M2.5", "attention_dp_size": "2", "mo
         ({**MINIMAX, "backend_version": "0.18.0", "system": "h200_sxm"}, (1, 2, 2, 64)),
     ],
 )
-def test_widths_are_those_of_the_published_configuration(row: dict[str, str], wanted: tuple[object, ...]) -> None:
-    """Where the label has others: rows of autumn 2025 know no spread of experts, and some commands read no ranks."""
+def test_widths_are_taken_apart_or_those_of_the_published_configuration(
+    row: dict[str, str], wanted: tuple[object, ...]
+) -> None:
+    """The configuration's where the label has others: rows of autumn 2025 know no spread of experts, and some commands
+    read no ranks."""
     read = cell(**row)
     assert (read.tp, read.ep, read.dp, read.concurrency) == wanted
 

@@ -145,3 +145,10 @@ def test_two_measurements_do_not_write_into_one_file(path: Path) -> None:
             pass
     with points_file.alone(path):
         pass
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs Linux")
+def test_a_line_that_a_file_has_no_room_for_names_the_file() -> None:
+    assert_refused(
+        lambda: points_file.append(Path("/dev/full"), "clocks", {}), "'/dev/full' cannot be written: No space left"
+    )

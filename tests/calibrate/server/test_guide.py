@@ -77,12 +77,13 @@ def test_the_guides_command_runs_and_says_what_it_left_out(
 
 
 def test_the_guides_probe_runs(folder: Path) -> None:
-    """On fewer and shorter requests. Which form of a step fits best is left open: a busy machine decides it."""
-    few = ["--set", "server.rounds=1", "--output-len", "4", "--json", "r.json"]
-    with serving() as server:
+    """On fewer and shorter requests. A token takes far longer than a busy machine delays it. Which constants the fit
+    finds is left open: load on the machine decides it."""
+    few = ["--set", "server.rounds=1", "--output-len", "8", "--json", "r.json"]
+    with serving(piece_s=0.04) as server:
         assert run([*shlex.split(PROBE.replace("http://localhost:8000", server.url)), *few]) == 0
     result = json.loads((folder / "r.json").read_text())
     found = {each["constant"]: each["value_s"] for each in result["constants"]}
-    assert {"frontend_s"} < set(found) <= {"frontend_s", "gap_s", "step_s", "row_s"}
+    assert set() < set(found) <= {"frontend_s", "gap_s", "step_s", "row_s"}
     host = load(str(folder / "mine.json")).host
     assert {name: getattr(host, name) for name in found} == pytest.approx(found)

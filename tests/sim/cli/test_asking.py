@@ -15,23 +15,6 @@ TUNED = "--concurrencies 1 --draws 1 --input-len 64 --output-len 8 --json -"
 SMALL = "--num-prompts 4 --input-len 64 --output-len 8 --request-rate 1"
 
 
-@pytest.mark.parametrize(
-    ("line", "says"),
-    [
-        ("compare Qwen/Qwen3-8B --gpu h200 --serve 'vllm serve Qwen/Qwen3-32B'", "Qwen/Qwen3-8B and --serve's Qwen/"),
-        ("compare --profile cpu/tiny --gpu h200", "--profile names its own GPU"),
-        ("tune Qwen/Qwen3-8B --gpu h200 --profile cpu/tiny", "cpu/tiny and h200-sxm/qwen3-8b: one profile at a time"),
-        ("compare --serve 'ls -l' --gpu h200", "want such as 'vllm serve"),
-        ("tune Qwen/Qwen3-8B --gpu h200 --acceptance 2.6", "add --draft eagle3"),
-    ],
-)
-def test_what_does_not_go_together_is_named(line: str, says: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(shlex.split(line)) == 2
-    message = capsys.readouterr().err
-    assert message.count("\n") == 1
-    assert says in message
-
-
 def test_a_model_said_twice_is_one(capsys: pytest.CaptureFixture[str]) -> None:
     for line in (
         f"compare cpu/tiny --profile cpu/tiny {SMALL}",

@@ -140,11 +140,23 @@ REFUSED = {
     f"{VARY} max_num_seqs=4,8 --vary engine.max_num_seqs=16,32": TWICE,
     f"{VARY} goodput.ttft_ms=100,200 --goodput ttft:300": TWICE,
     f"{VARY} num_speculative_tokens=1,2 {CONFIG}": TWICE,
+    "compare Qwen/Qwen3-8B --gpu h200 --serve 'vllm serve Qwen/Qwen3-32B'": "Qwen/Qwen3-8B and --serve's Qwen/",
+    "compare --profile cpu/tiny --gpu h200": "--profile names its own GPU",
+    "tune Qwen/Qwen3-8B --gpu h200 --profile cpu/tiny": "cpu/tiny and h200-sxm/qwen3-8b: one profile at a time",
+    "compare --serve 'ls -l' --gpu h200": "want such as 'vllm serve",
+    "tune Qwen/Qwen3-8B --gpu h200 --acceptance 2.6": "add --draft eagle3",
+    "compare /dev/zero": "'/dev/zero' is a device or a pipe",
+    "compare a\0b.yaml": r"'a\x00b.yaml': no path or value holds a null",
+    f"{TINY} --seed {2**63}": f"seed={2**63} must be",
+    f"{TINY} --goodput ttft:5 itl:3": "unknown goodput metric 'itl'",
+    f"{TINY} --set policy_options.poll_s=1e-320": "policy_options.poll_s=1e-320 must",
+    f"{TINY} --json a\udcff": r"a\udcff': the name is not UTF-8 text",
+    f"""{TINY} --speculative-config '{'{"a":' * 99}'""": "nested deeper than 64",
 }
 """Command lines, and what the one line of the error names."""
 
 
-@pytest.mark.parametrize("line", REFUSED)
+@pytest.mark.parametrize("line", REFUSED, ids=ascii)
 def test_bad_input_is_one_clear_line_and_exit_code_2(
     line: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -20,7 +20,7 @@ from sim.interface.work import Kind
 from sim.policies.options import EngineLimits
 from sim.run.forecast import StepForecast
 from tests.properties import examples
-from tests.sim.support import AlwaysAccept, NeverAccept, NotedController, PeriodicDraws, SimRun, request
+from tests.sim.support import AlwaysAccept, NeverAccept, NotedController, SimRun, request
 
 Shape = tuple[float, int, int, tuple[tuple[int, int], ...]]
 
@@ -165,14 +165,6 @@ def test_scarce_blocks_never_leak_starve_or_break_the_budget(
         assert 0 < rows + len(chunks) <= max_num_seqs
         assert all(new > 0 and history >= 0 for new, history in chunks)
     assert sum(run.serving.gaps.counts) >= sum(r.output_tokens > 1 for r in asked)
-
-
-@pytest.mark.parametrize("draft_tokens", [0, 3])
-def test_scarce_blocks_do_preempt(draft_tokens: int) -> None:
-    """The property above is not vacuous."""
-    asked = [request(index, prompt=30, output=40) for index in range(6)]
-    SimRun("continuous", asked, draws=PeriodicDraws(), draft_tokens=draft_tokens, kv_blocks=12)
-    assert sum(r.num_preemptions for r in asked) > 2
 
 
 def test_arrivals_are_seen_once_in_so_many_steps_of_rows_alone() -> None:

@@ -14,7 +14,6 @@ from sim.costs.profile_files import load
 from sim.devices.contention import Contention
 from sim.devices.partition import MEASURED
 from sim.interface.work import Kind
-from sim.metrics.summary import summarise
 from sim.policies.registry import PolicyOptions
 from sim.report.comparisons import notes
 from sim.run.checks import IgnoredKeyWarning
@@ -149,17 +148,6 @@ def test_shares_stand_in_every_run_and_beside_the_table_and_need_no_bracket() ->
     text = printed(found, 200, is_verbose=True)
     assert "pd: prefill 0.5, decode 0.5" in text
     assert "overlap of streams" not in text
-
-
-def test_a_share_of_each_lane_moves_the_latency_it_should() -> None:
-    ttft, tpot = [], []
-    for prefill in (0.2, 0.5, 0.8):
-        given = scenario("pd", {"prefill": prefill, "decode": round(1 - prefill, 3)})
-        run = summarise(simulate(resolve(given, load(PAIR), "pd"), 0))
-        ttft.append(run["mean_ttft_ms"])
-        tpot.append(run["mean_tpot_ms"])
-    assert ttft[0] > ttft[1] > ttft[2]
-    assert tpot[0] < tpot[1] < tpot[2]
 
 
 def test_simulations_and_tables_take_the_curve_that_the_profile_has() -> None:

@@ -65,6 +65,8 @@ def test_the_context_ends_answers_and_rejects_prompts_that_leave_no_room_for_one
     first_rejected = trace(tmp_path / "r.csv", (1000, 5), (1, 1))
     assert Served(first_rejected, CONTEXT).requests(0, end_s=0.5)[1:] == (0, 1)
     assert len(Served(workload).requests(0).requests) == 6
+    whole = Served(workload, CONTEXT, ends_answers=False).requests(0).requests
+    assert [each.prompt_tokens + each.output_tokens for each in whole] == [1000, 2]
 
 
 def test_means_are_of_what_is_served_and_rejected_requests_yield_nothing(tmp_path: Path) -> None:
