@@ -18,7 +18,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib import import_module
 from pathlib import Path
 from types import FrameType
 
@@ -118,8 +117,6 @@ def bounded() -> Iterator[None]:
 
     before = signal.signal(signal.SIGALRM, ring)
     signal.alarm(MAX_S)
-    for name in ("pandas", "scipy.optimize"):  # What the first fit of a process imports is no growth.
-        import_module(name)
     highest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     try:
         yield
@@ -133,6 +130,14 @@ def probe(url: str, folder: Path, *flags: str, timeout_s: float = AMPLE_S) -> in
     with bounded():
         words = ["validate", url, "--fit-only", *FLAGS, f"server.timeout_s={timeout_s:g}"]
         return run([*words, "--out", str(folder / "m.json"), *flags])
+
+
+@pytest.fixture(scope="module", autouse=True)
+def warm(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """What the first fit of a process imports and keeps is no growth of a later one."""
+    words = [*FLAGS, f"server.timeout_s={AMPLE_S:g}", "--out", str(tmp_path_factory.mktemp("warm") / "m.json")]
+    with hostile() as server:
+        run(["validate", server.url, "--fit-only", *words])
 
 
 @pytest.fixture(autouse=True)
