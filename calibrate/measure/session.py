@@ -183,11 +183,7 @@ class Session:
             )
             point = MeasuredPoint(
                 **timed._asdict(),
-                device_s=timing.device_s,
-                host_s=timing.host_s,
-                half_width_pct=round(timing.half_width_pct, 2),
-                repetitions=timing.repetitions,
-                is_noisy=timing.is_noisy,
+                **timing._asdict(),
                 is_held_out=grid.is_held_out(timed, held.passes),
             )
             self.append("point", point)
