@@ -1,11 +1,13 @@
-"""Passes to be timed: a grid of shapes, which follows from the limits alone.
+"""Passes to be timed: a grid of shapes, and those of them that a budget pays for.
 
-Pure. Not here: timing, and how often each is visited (calibrate.measure.timing, calibrate.measure.session).
+Pure: the plan follows from the limits and from a few pilot times, and is then fixed (it heads the points file), so that
+a measurement that was killed ends with the points it began with. Not here: timing (calibrate.measure.timing,
+calibrate.measure.session).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from hashlib import sha256
 from typing import NamedTuple
 
@@ -105,10 +107,50 @@ def spread(low: int, high: int, number: int) -> list[int]:
     return sorted({round(low * ratio**i) for i in range(number - 1)} | {high})
 
 
+def plan(limits: Limits, budget_s: float, estimate_s: Callable[[TimedPass], float], repeats: int) -> list[TimedPass]:
+    """The grid, if `repeats` repetitions of it fit `budget_s`; else its passes that each fit their share."""
+    passes = grid(limits)
+    if repeats * sum(map(estimate_s, passes)) <= budget_s:
+        return passes
+    share_s = budget_s / len(passes)
+    return [timed for timed in passes if repeats * estimate_s(timed) <= 2.0 * share_s]
+
+
 def is_held_out(timed: TimedPass, passes: Sequence[TimedPass]) -> bool:
     """True if `timed` is kept from the fit: every fifth of its kind and model, in shuffled order."""
     alike = [other for other in passes if (other.kind, other.model) == (timed.kind, timed.model)]
     return sorted(alike, key=_shuffled).index(timed) % HELD_OUT_IN == HELD_OUT_IN - 1
+
+
+def pilots(limits: Limits) -> list[TimedPass]:
+    """Shapes that tell what a pass costs: each kind's smallest and largest."""
+    passes = grid(limits)
+    ends = []
+    for kind in dict.fromkeys((timed.kind, timed.model) for timed in passes):
+        alike = sorted((p for p in passes if (p.kind, p.model) == kind), key=_size)
+        ends += [alike[0], alike[-1]] if len(alike) > 1 else alike
+    return ends
+
+
+def estimator(timed_s: dict[TimedPass, float]) -> Callable[[TimedPass], float]:
+    """Seconds of any pass from the pilots': linear in size between smallest and largest of its kind and model."""
+    by_kind: dict[tuple[str, str], list[tuple[float, float]]] = {}
+    for timed, seconds in timed_s.items():
+        by_kind.setdefault((timed.kind, timed.model), []).append((_size(timed), seconds))
+
+    def estimate_s(timed: TimedPass) -> float:
+        known = sorted(by_kind[timed.kind, timed.model])
+        (low, low_s), (high, high_s) = known[0], known[-1]
+        share = (_size(timed) - low) / (high - low) if high > low else 1.0
+        return low_s + max(0.0, share) * max(0.0, high_s - low_s)
+
+    return estimate_s
+
+
+def _size(timed: TimedPass) -> float:
+    """Work of a pass in tokens: what it computes, and an eighth of what it reads."""
+    reads = timed.rows * timed.context_tokens * (timed.tokens if timed.kind == "draft" else 1)
+    return timed.rows * timed.tokens + reads / 8.0
 
 
 def _shuffled(timed: TimedPass) -> str:

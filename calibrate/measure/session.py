@@ -1,4 +1,4 @@
-"""One measurement of a pair on this machine: points, host times, co-runs, serving; each kept as soon as known.
+"""One measurement of a pair on this machine: plan, points, host times, co-runs, serving; each kept as soon as known.
 
 Everything measured goes to the points file first; the profile is made from that file alone, so a measurement that was
 killed and one that was not give the same kind of result. Not here: the fits (calibrate.measure.fits), the command
@@ -7,12 +7,14 @@ killed and one that was not give the same kind of result. Not here: the fits (ca
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import date
 from functools import cached_property
+from itertools import pairwise
 from math import ceil
 from pathlib import Path
 from time import perf_counter
+from typing import TypeVar
 
 import msgspec
 
@@ -26,7 +28,7 @@ from calibrate.measure.pair import PairSpec, build, limits
 from calibrate.measure.rates import MAX_CORUN_S, measure
 from calibrate.measure.roofs import roofs
 from calibrate.measure.serving_overhead import REPEATS, measure_serving
-from calibrate.measure.timing import BLOCK, MAX_REPETITIONS, MIN_REPETITIONS, Bench, Sample, count_kernels, repeat
+from calibrate.measure.timing import BLOCK, MAX_REPETITIONS, MIN_REPETITIONS, Bench, count_kernels, repeat
 from realrun.host import cuda
 from realrun.host.garbage_collector import frozen_heap
 from realrun.host.machine import fingerprint
@@ -35,13 +37,14 @@ from sim.costs.passes import HEAD_KERNELS
 from sim.costs.profile import MeasuredPoint, Profile
 from sim.files.json_values import Json
 
-MAX_SHARE = 2.0
-"""Times its share of the budget that a visit to a pass may take."""
+PILOT_RUNS = 2
+"""Runs of which the faster one counts: one that something disturbed would spoil the plan."""
 BESIDE_EAGER_S = 4.0
 REPEAT_EVERY_S = 24.0
 """Seconds of the budget for which requests are served once more, up to REPEATS times."""
 SHARES = {"points": 0.6, "host": 0.05, "overlap": 0.2}
 """Shares of the budget. The rest is building, warming up and fitting."""
+Pass = TypeVar("Pass", TimedPass, MeasuredPoint)
 OnStep = Callable[[str, int, int], None]
 """Callback with the stage, steps done and steps in all."""
 
@@ -108,12 +111,9 @@ class Session:
         """Measure what the file does not hold yet of passes alone and the host."""
         with frozen_heap():
             if not self.held.passes:
-                # First: a pair that cannot be built leaves no file.
-                _ = self.bench
-                self.append("plan", {"visits": VISITS[self.spec.device], "passes": grid.grid(limits(self.spec))})
-            # Behind them: with the host's line the passes are over.
+                self._plan(budget_s)
+            self._points(budget_s)
             if not self.held.host:
-                self._points(budget_s)
                 self._host(budget_s)
 
     def measure_beside(self, budget_s: float) -> None:
@@ -142,41 +142,48 @@ class Session:
             repeats = min(REPEATS, ceil(budget_s / REPEAT_EVERY_S))
             self.append("serving", measure_serving(self.profile(), self.bench.kernels, repeats))
 
+    def _plan(self, budget_s: float) -> None:
+        allowed = limits(self.spec)
+        pilots = grid.pilots(allowed)
+        timed_s = {}
+        for done, timed in enumerate(pilots):
+            self.on_step("pilot", done, len(pilots))
+            run = self.bench.timer(timed._replace(launch="eager"))
+            run()
+            moments_s = [perf_counter()]
+            for _ in range(PILOT_RUNS):
+                run()
+                moments_s.append(perf_counter())
+            timed_s[timed] = min(after_s - before_s for before_s, after_s in pairwise(moments_s))
+        estimate_s = grid.estimator(timed_s)
+        # Fewer visits where all of them would leave passes of the grid unmeasured.
+        for visits in range(VISITS[self.spec.device], 0, -1):
+            repeats = visits * (BLOCK + _least(visits))
+            planned = grid.plan(allowed, SHARES["points"] * budget_s, estimate_s, repeats)
+            if len(planned) == len(grid.grid(allowed)):
+                break
+        if not self._decodes(planned):
+            raise ValueError(f"measure.budget_s={budget_s:g} is too small to time a single decode pass; raise it")
+        self.append("plan", {"visits": visits, "passes": planned})
+
     def _points(self, budget_s: float) -> None:
-        """Visit every pass, then all again, until the budget is over; passes that are too long for it are left out."""
-        held, too_long = self.held, list[TimedPass]()
-        left, num_visits = held.left, held.num_visits * len(held.passes)
-        least = max(BLOCK, ceil(MIN_REPETITIONS / held.num_visits))
-        ends_s = perf_counter() + SHARES["points"] * budget_s * len(left) / num_visits
+        held = self.held
+        left = held.left
+        num_visits = held.num_visits * len(held.passes)
+        ends_s = perf_counter() + SHARES["points"] * budget_s * len(left) / max(1, num_visits)
         for done, timed in enumerate(left):
             self.on_step("points", num_visits - len(left) + done, num_visits)
-            left_s = ends_s - perf_counter()
-            if left_s <= 0.0:
-                return
-            if any(_is_longer(timed, other) for other in too_long):
-                continue
-            run = self.bench.timer(timed)
-            # Passes that the present round has not visited share all that is left.
-            num_in_round = (len(left) - done - 1) % len(held.passes) + 1
-            allowed_s = MAX_SHARE * left_s / num_in_round / (BLOCK + least)
-            # Twice: something may have disturbed the first run.
-            if min(_lasts_s(run), _lasts_s(run)) > allowed_s:
-                too_long.append(timed)
-                continue
+            share_s = max(0.0, ends_s - perf_counter()) / (len(left) - done)
             timing = repeat(
-                run,
-                share_s=left_s / (len(left) - done),
+                self.bench.timer(timed),
+                share_s=share_s,
                 clock=perf_counter,
-                least=least,
+                least=_least(held.num_visits),
                 most=MAX_REPETITIONS // held.num_visits,
             )
             point = MeasuredPoint(
                 **timed._asdict(),
-                device_s=timing.device_s,
-                host_s=timing.host_s,
-                half_width_pct=round(timing.half_width_pct, 2),
-                repetitions=timing.repetitions,
-                is_noisy=timing.is_noisy,
+                **timing._asdict(),
                 is_held_out=grid.is_held_out(timed, held.passes),
             )
             self.append("point", point)
@@ -184,11 +191,7 @@ class Session:
     def _host(self, budget_s: float) -> None:
         self.on_step("host", 0, 2)
         has_graphs = limits(self.spec).has_graphs
-        launch = "graphed" if has_graphs else "eager"
-        decodes = [point for point in self.held.points if point.kind == "decode" and point.launch == launch]
-        if not decodes:
-            raise ValueError(f"measure.budget_s={budget_s:g} is too small to time a single decode pass; raise it")
-        smallest = min(decodes, key=lambda point: (point.rows, point.context_tokens))
+        smallest = min(self._decodes(self.held.points), key=lambda point: (point.rows, point.context_tokens))
         timed = TimedPass("decode", "target", 1, 1, smallest.context_tokens, "eager")
         seconds = SHARES["host"] * budget_s / (2 * host_times.ISSUERS)
         num_kernels = count_kernels(self.bench, timed)
@@ -209,14 +212,12 @@ class Session:
             times["inflation_graphed"] = host_times.inflation(self.bench, graphed, self.spec.rows, seconds)
         self.append("host", times)
 
+    def _decodes(self, passes: Sequence[Pass]) -> list[Pass]:
+        """Decodes as a replay launches them."""
+        launch = "graphed" if limits(self.spec).has_graphs else "eager"
+        return [each for each in passes if each.kind == "decode" and each.launch == launch]
 
-def _is_longer(timed: TimedPass, other: TimedPass) -> bool:
-    """No size of `timed` is below that of `other`, which is of its kind."""
-    sizes = zip(timed[2:5], other[2:5], strict=True)
-    return timed[:2] == other[:2] and all(size >= least for size, least in sizes)
 
-
-def _lasts_s(run: Callable[[], Sample]) -> float:
-    began_s = perf_counter()
-    run()
-    return perf_counter() - began_s
+def _least(visits: int) -> int:
+    """Repetitions of each of so many visits, after the first block."""
+    return max(BLOCK, ceil(MIN_REPETITIONS / visits))

@@ -61,7 +61,7 @@ class Sample(NamedTuple):
 
 
 class Timing(NamedTuple):
-    """Medians over the repetitions after warm-up."""
+    """Medians over the repetitions after warm-up; fields as in MeasuredPoint."""
 
     device_s: float
     host_s: float
@@ -92,7 +92,7 @@ class Bench:
         tokens = kernels.sequences.tokens
         generator = torch.Generator(tokens.device).manual_seed(kernels.options.seed)
         tokens.random_(0, kernels.target.vocab, generator=generator)
-        kernels.synchronize()
+        kernels.runs_on.synchronize()
 
     def issuer(self, launch: str = "eager", side: int = 0) -> Issuer:
         """An issuer replays every shape that it has captured, so eager and graphed passes have one each."""
@@ -306,7 +306,7 @@ def repeat(
     return Timing(
         device_s=middle_s,
         host_s=median(sample.host_s for sample in kept),
-        half_width_pct=100.0 * half_share,
+        half_width_pct=round(100.0 * half_share, 2),
         repetitions=len(kept),
         is_noisy=100.0 * half_share > NOISY_PCT,
     )

@@ -79,7 +79,7 @@ class PairKernels:
         self.passes = Passes(target_decoder, draft_decoder, self.sequences)
         self._free = list(range(options.slots))[::-1]
         self._issuers: dict[tuple[str, int], Issuer] = {}
-        self.synchronize()
+        self.runs_on.synchronize()
 
     def issuer(self, name: str, *, priority: int = 0) -> Issuer:
         """The stream called `name` with its buffers, made when it is first requested. Higher priority goes first.
@@ -165,10 +165,6 @@ class PairKernels:
             is_graphed = shape.kind in (Kind.DRAFT, Kind.VERIFY) and not shape.chunks
             is_captured = self.options.cuda_graphs and is_graphed
             issuer.warm(shape, self.sequences.scratch, capture=is_captured, again=again and not is_captured)
-
-    def synchronize(self) -> None:
-        """Wait until the device is idle."""
-        self.runs_on.synchronize()
 
     def _submit(
         self, issuer: Issuer, plan: host_slots.PassPlan, slots: Sequence[Slot], chunks: Sequence[PromptChunk]

@@ -87,7 +87,7 @@ class PairExecutor:
     def reset(self) -> None:
         """Take every slot back; nothing may be in flight."""
         with self._lock:
-            self.kernels.synchronize()
+            self.kernels.runs_on.synchronize()
             for index in list(self._slots):
                 self._release(index)
             self._num_in_flight.clear()

@@ -23,7 +23,7 @@ from sim.devices.contention import Contention
 from sim.hosts.simulated import RunLength, SimHost
 from sim.interface.work import Work
 from sim.metrics.compared import PERCENTILES, errors
-from sim.metrics.records import RunRecord, WorkRecord
+from sim.metrics.records import RunRecord
 from sim.metrics.summary import Run, summarise
 from sim.run.compiled import PYTHON
 from sim.run.experiment import Experiment
@@ -43,10 +43,6 @@ class Observed:
     wake: WakeLatency
     probed_s: Sequence[Sequence[float]] = ()
     """Seconds that fixed passes took before and after it (realrun.replay.machine_speed)."""
-
-    @property
-    def records(self) -> list[WorkRecord]:
-        return [work.record for work in self.works]
 
     def draws(self) -> RunLength:
         """Whose drafts are accepted: the tape that dictated it, or what the models were seen to accept.
@@ -120,7 +116,7 @@ def judge(observed: Observed) -> dict[str, Any]:
         "decomposition": decomposition,
         "lookups": {"found": measured.num_hits, "missed": measured.num_misses},
         "machine": _machine(profile.host.probed_s, observed.probed_s),
-        "divergence": first_divergence(observed.records, mechanism.works),
+        "divergence": first_divergence([work.record for work in observed.works], mechanism.works),
     }
 
 

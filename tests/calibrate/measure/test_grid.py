@@ -1,13 +1,18 @@
-"""The plan: which passes are timed, and that it follows from limits alone."""
+"""The plan: which passes are timed, and that it follows from limits and budget alone."""
 
 from __future__ import annotations
+
+import pytest
 
 from calibrate.fit.grid import (
     HELD_OUT_IN,
     Limits,
+    estimator,
     grid,
     is_held_out,
     mixed,
+    pilots,
+    plan,
 )
 from calibrate.fit.point_works import TimedPass, error_kind, work_of
 from sim.interface.work import Chunk, Kind, Model
@@ -51,6 +56,21 @@ def test_with_graphs_every_place_is_captured_but_prefills_and_decoding_is_launch
     # The same passes, and decodes once more.
     assert {timed._replace(launch="eager") for timed in both} == set(eager)
     assert len(both) - len(eager) == len([timed for timed in eager if timed.kind == "decode"])
+
+
+def test_a_tiny_budget_leaves_out_what_is_too_long() -> None:
+    assert plan(LIMITS, 10.0 * len(grid(LIMITS)), lambda _: 1.0, 10) == grid(LIMITS)
+    tiny = plan(LIMITS, 1.0, lambda timed: 1e-3 * timed.rows * timed.tokens, 10)
+    assert 0 < len(tiny) < len(grid(LIMITS))
+
+
+def test_estimates_run_from_the_smallest_pilot_to_the_largest() -> None:
+    timed_s = {timed: float(i + 1) for i, timed in enumerate(pilots(LIMITS))}
+    estimate_s = estimator(timed_s)
+    for timed, seconds in timed_s.items():
+        if timed.kind == "decode":
+            assert estimate_s(timed) == pytest.approx(seconds)
+    assert all(estimate_s(timed) > 0.0 for timed in grid(LIMITS))
 
 
 def test_a_fifth_of_each_kind_is_held_out_and_a_tenth_repeated() -> None:

@@ -7,9 +7,7 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,13 +17,11 @@ torch = pytest.importorskip("torch")
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from calibrate.fit import points_file
-from calibrate.fit.grid import grid
-from calibrate.fit.point_works import VISITS, Corun, TimedPass, timed_pass_of
+from calibrate.fit.point_works import VISITS, Corun, timed_pass_of
 from calibrate.measure.fits.serving_costs import ServingCosts, Waits
 from calibrate.measure.overlap_cells import coruns_within
 from calibrate.measure.pair import PairSpec, build, limits, pair_spec
 from calibrate.measure.session import Session
-from calibrate.measure.timing import Sample
 from sim.costs.forms.build import build_costs
 from sim.costs.profile_files import load
 from sim.interface.work import Kind, Work
@@ -91,7 +87,8 @@ def test_a_killed_measurement_ends_with_the_points_it_began_with(folder: Path) -
     measured = [timed_pass_of(point) for point in found.points]
     assert len(measured) == len(set(measured))
     assert set(measured) == set(found.passes)
-    assert {len(visits) for visits in found.visits.values()} <= {*range(1, VISITS["cpu"] + 1)}
+    assert {len(visits) for visits in found.visits.values()} == {found.num_visits} <= {*range(1, VISITS["cpu"] + 1)}
+    assert found.left == []
 
 
 @pytest.mark.slow
@@ -185,37 +182,12 @@ def test_flags_that_cannot_be_are_one_line(tmp_path: Path, more: tuple[object, .
     assert not [path for path in tmp_path.glob("*.json*") if path.suffix != ".lock"]
 
 
-def test_a_budget_without_a_decode_is_refused_and_a_larger_one_goes_on(tmp_path: Path) -> None:
+def test_a_budget_without_a_decode_leaves_no_plan_that_a_second_call_would_keep(tmp_path: Path) -> None:
     write_config(tmp_path / "t" / "config.json", **SMALL)
     spec = pair_spec("cpu", str(tmp_path / "t" / "config.json"), None, 4, 256)
     with pytest.raises(ValueError, match="too small to time a single decode pass"):
         Session(spec, tmp_path / "p.points.jsonl").measure(0.0)
-    held = points_file.read(tmp_path / "p.points.jsonl")
-    assert held.passes == grid(limits(spec))
-    assert held.left[: len(held.passes)] == held.passes
-
-
-def test_passes_that_are_too_long_for_the_budget_are_left_out_with_all_that_are_longer(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A decode of several rows lasts for ever by a scripted clock: decodes of one row are timed."""
-    write_config(tmp_path / "t" / "config.json", **SMALL)
-    session = Session(pair_spec("cpu", str(tmp_path / "t" / "config.json"), None, 4, 256), tmp_path / "p.points.jsonl")
-    now_s, tried = [0.0], list[TimedPass]()
-
-    def timer(timed: TimedPass) -> Callable[[], Sample]:
-        tried.append(timed)
-        lasts_s = 1e-3 if timed.rows == 1 else 0.5
-        return lambda: now_s.__setitem__(0, now_s[0] + lasts_s) or Sample(lasts_s, lasts_s)
-
-    monkeypatch.setattr("calibrate.measure.session.perf_counter", lambda: now_s[0])
-    monkeypatch.setattr(session, "bench", SimpleNamespace(timer=timer))
-    monkeypatch.setattr(session, "_host", lambda budget_s: None)
-    session.measure(60.0)
-    measured = {timed_pass_of(point) for point in session.held.points}
-    assert measured == {timed for timed in session.held.passes if timed.rows == 1}
-    long = [timed for timed in tried if timed.rows > 1]
-    assert len(long) == len(set(long)) < len(session.held.passes) - len(measured)
+    assert not (tmp_path / "p.points.jsonl").exists()
 
 
 def test_cuda_is_refused_where_there_is_none(tmp_path: Path) -> None:
