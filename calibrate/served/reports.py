@@ -62,7 +62,7 @@ def levels(
     where = f"log {str(path)!r}"
     windows = read_windows((text for _, text in lines_of(path, "log")), num_speculative_tokens, where)
     if not windows:
-        raise ValueError(f"{where}: no line of vLLM ('Avg generation throughput') or SGLang ('Decode batch') in it")
+        raise ValueError(f"{where}: no load of vLLM or SGLang; /metrics: `lanesim calibrate fit metrics BEFORE AFTER`")
     if not isinstance(prompt_tokens, int | float) or not isinstance(output_tokens, int | float):
         raise ValueError(
             f"{where} does not tell how long requests are: add their mean tokens, such as "
