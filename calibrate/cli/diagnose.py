@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from msgspec import Meta, Struct, structs
 
+from calibrate.cli.engine_flags import DRAFT_KEY
 from sim.cli.console import claim, progress, show
 from sim.cli.flags import ARGUMENT, DraftTokens, JsonFile, Overwrite, command, key
 from sim.cli.options import Engine, Gpu, Method, Overrides, Serve, ServedFlags, gather, is_model
@@ -28,7 +29,7 @@ SERVER = "`meta-llama/Llama-3.1-8B-Instruct --gpu h100-sxm`"
 SHARED = ("gpu", "serve", "method", "num_speculative_tokens", "acceptance", "engine", "set")
 ENDINGS = (".json", ".jsonl", ".csv", ".log", ".txt", ".prom", ".gz")
 """Of results: such a word is no model."""
-DRAFT_KEY, MOST_CAUSES = "speculation.num_speculative_tokens", 4
+MOST_CAUSES = 4
 METRICS = {"ttft_ms": "TTFT (ms)", "tpot_ms": "TPOT (ms)", "output_throughput": "tokens/s"}
 METRICS |= {"ttft_p50_ms": "median TTFT (ms)", "tpot_p50_ms": "median TPOT (ms)"}
 NOTHING_WRONG = "Nothing looks wrong."
@@ -64,12 +65,11 @@ def diagnose_command(flags: DiagnoseFlags) -> None:
     from calibrate.served.diagnosis import Diagnosis, diagnose
     from sim.report.say import said_of
 
-    *first, last = flags.words
-    models = [last] if is_model(last) and last.suffix not in ENDINGS else []
-    results = list(flags.words) if not models else first
+    models = [path for path in flags.words[-1:] if is_model(path) and path.suffix not in ENDINGS]
+    results = list(flags.words[: len(flags.words) - len(models)])
     missing = [f"{str(path)!r} is no file" for path in results if is_model(path)]
     if missing or not 1 <= len(results) <= 2:
-        got = missing[0] if missing else f"{len(results)} files"
+        got = next(iter(missing), f"{len(results)} files")
         raise ValueError(f"{got}: want the result without and the one with speculation, then such as {SERVER}")
     claim(files={"--json": flags.json}, inputs=results)
     pair, has = _pair(flags, results, models[0] if models else None)

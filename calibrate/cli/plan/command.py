@@ -25,8 +25,8 @@ def plan_command(flags: PlanFlags) -> None:
     Without --rate, or with --profile, --set, --serve or a scenario file, one deployment is simulated: the highest
     request rate at which a share of the requests meets all SLOs, and the fewest replicas for --rate.
     """
-    told = [text for text in flags.set if text.startswith("policy=") or not flags.disaggregate]
-    is_given = bool(flags.profile or flags.serve or told)
+    is_set = any(not flags.disaggregate or text.startswith("policy=") for text in flags.set)
+    is_given = bool(flags.profile or flags.serve or is_set)
     if flags.rate is None or is_given or flags.scenario is None or flags.scenario.suffix in (".yaml", ".yml"):
         if flags.disaggregate:
             raise ValueError("--disaggregate searches: want MODEL --gpu GPU --rate R, and no profile, policy or file")

@@ -82,24 +82,21 @@ def with_pools(
     refined = [row for row in result.deployments if not row.is_first_pass]
     of = {name: [row for row in refined if row.policy == name] for name in (APART, POLICY, LANES)}
     best, most = refined[0], max(max_gpus, refined[0].gpus)
-    pays, drafting = (
-        pays_from(of[APART], of[POLICY], most),
-        {row.policy for row in refined if row.num_speculative_tokens},
-    )
-    without = " without drafts" * (POLICY in drafting and APART not in drafting)
+    pays = pays_from(of[APART], of[POLICY], most)
+    drafting = {row.policy for row in refined if row.num_speculative_tokens}
+    without = " without drafts" if POLICY in drafting and APART not in drafting else ""
     when = f"pay from {pays:.2g} requests/s on" if pays else f"do not pay on up to {most} GPUs"
     verdict = f"{result.verdict}\nSeparate prefill and decode servers{without} {when}."
     start, notes = result.start * (best.policy != LANES), [ERRORS, *[_lanes_error()] * bool(of[LANES]), *result.notes]
     if best.policy == APART:
         scenario = parse_scenario(result.scenario)
-        served = scenario.profile, scenario.policy_options.pools
-        candidate = next(each for each in candidates if (each.name, each.pools) == served)
-        pools, few = candidate.pools, candidate.prefill_degree
-        named = f"{pools.prefill} prefill (TP{few}) and {pools.decode} decode servers (TP{best.tp})"
+        pools = scenario.policy_options.pools
+        chosen = next(each for each in candidates if (each.name, each.pools) == (scenario.profile, pools))
+        named = f"{pools.prefill} prefill (TP{chosen.prefill_degree}) and {pools.decode} decode servers (TP{best.tp})"
         verdict = verdict.replace(best.deployment, named, 1)
         sent = f"{best.kv_bytes / 1e9:.2g} GB of KV, {duration(1e3 * best.link_s)} by {pools.link}"
         notes.insert(0, f"separate servers: a prompt sends {sent}")
-        start = _starts(scenario, candidate, target_model)
+        start = _starts(scenario, chosen, target_model)
     return msgspec.structs.replace(result, verdict=verdict, pays_from_per_s=pays, start=start, notes=notes)
 
 
