@@ -11,10 +11,12 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 import zipfile
 from pathlib import Path
 
 import pytest
+import yaml
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("lanesim", "sim", "calibrate", "realrun")
@@ -153,3 +155,14 @@ def test_the_suite_with_torch_names_every_room_whose_tests_need_it_and_none_that
     names = set(listed[1].split())
     assert needing <= names
     assert {name for name in names if not (rooms / name).is_dir()} == set()
+
+
+def test_version_and_address_are_the_same_wherever_a_release_states_them() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    changes = re.findall(r"^## (\d\S*), (\S+)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert changes[0][0] == str(citation["version"]) == project["version"]
+    assert changes[0][1] == str(citation.get("date-released", "unreleased"))
+    urls = project.get("urls", {})
+    assert urls.get("Source") == citation.get("repository-code")
+    assert urls.get("Security", "") in (ROOT / "SECURITY.md").read_text()
