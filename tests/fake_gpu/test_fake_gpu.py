@@ -88,7 +88,6 @@ import ctypes, json, sys, msgspec, torch
 from realrun.kernels.pair_options import PairOptions
 from realrun.kernels.pair_kernels import PairKernels
 from realrun.kernels.device_passes import PassShape
-from realrun.model.attention import Attention
 from realrun.model.weights import random_model
 from sim.costs.shapes import model
 from sim.interface.work import Kind, Model
