@@ -47,7 +47,6 @@ LEFT_OUT = {
     r"lanesim diagnose": DATA,
     r"lanesim (replay .*--policy gentle|validate results/replay # how)": "a package that the reader installs",
     r"python -m validation (silicon|drafted|evidence|partition|pearl)": DATA,
-    r"python -m validation step_records": "ten minutes of a real vLLM",
     r"python -m validation (constants (judge|refit) DATA|\w+ DATA)": DATA,
     r"python -m validation conformance": "logs or a wheel of an engine, which the reader brings",
     r"python -m validation (scenario_docs|silicon_page|leaderboard|speed)": PAGE,

@@ -37,10 +37,6 @@ PROGRAMS = {
     ),
     "leaderboard": ("validation.pages.leaderboard", "docs/leaderboard.md: lanesim beside every other simulator"),
     "notebooks": ("validation.pages.notebooks", "executes the notebooks on small settings"),
-    "step_records": (
-        "validation.replays.step_records",
-        "a cost model from the steps of a server, judged on the next minutes",
-    ),
     "real_gpus": ("validation.pages.real_gpus", "docs/real-gpus.md: replays on GPUs and verify passes, beside today"),
     "real_vllm": (
         "validation.replays.real_vllm",
