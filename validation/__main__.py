@@ -45,7 +45,6 @@ PROGRAMS = {
     "scenario_docs": ("validation.pages.scenario", "docs/scenario.md, from the schema"),
     "silicon": ("validation.judge.served_judge", "served cells by class, beside a peer"),
     "silicon_page": ("validation.judge.served_judge:write_page", "docs/silicon.md, from results of silicon"),
-    "speed": ("validation.speed", "CPU seconds and memory, beside NVIDIA Dynamo"),
 }
 """Name -> (module and function, `main` where none is named; what it does)."""
 OUTPUTS = ("out", "table", "json", "page")
