@@ -17,21 +17,17 @@ def fingerprint(device: str) -> dict[str, str]:
     import torch
     import transformers
 
-    return hardware(device) | {
+    # A container or a batch system may give this process fewer cores than the machine has.
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return {
+        "device": device_name(device),
+        "cpu": processor(),
+        "cpu_cores": str(cores),
+        "python": platform.python_version(),
         "threads": str(torch.get_num_threads()),
         "torch": str(torch.__version__),
         "transformers": str(transformers.__version__),
         "cuda": str(torch.version.cuda or "none"),
-    }
-
-
-def hardware(device: str) -> dict[str, str]:
-    """The part of it that a CPU tells without torch."""
-    return {
-        "device": device_name(device),
-        "cpu": processor(),
-        "cpu_cores": str(usable_cores()),
-        "python": platform.python_version(),
     }
 
 
@@ -51,8 +47,3 @@ def processor() -> str:
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
     return platform.processor() or platform.machine()
-
-
-def usable_cores() -> int:
-    """Cores that this process may use: a container or a batch system may give it fewer than the machine has."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

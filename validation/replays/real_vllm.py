@@ -20,8 +20,8 @@ from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from calibrate.served.as_sent import GOODPUT
+from calibrate.served.line import pace_of, steps_of
 from calibrate.server.endpoint import WORDS
-from calibrate.server.served_page import DISTURBED, pace
 from calibrate.server.served_run import PARTS, ServedRun, as_predicted, read_run
 from calibrate.server.server_process import started
 from sim.cli.main import run as lanesim
@@ -91,6 +91,8 @@ BARS = {
     "output_throughput": ("throughput", 3.0),
 }
 """Metric -> its name and the percent that a prediction may be off, set before anything was sent."""
+DISTURBED = 0.1
+"""Change of a server's pace from prediction to load beyond which the page names a run."""
 SHOWN = ("mean_tpot_ms", "mean_ttft_ms", "mean_e2el_ms", "p95_e2el_ms", "p99_e2el_ms")
 
 
@@ -199,6 +201,12 @@ def half_width_pct(run: ServedRun, key: str) -> float:
     """Half of the width of a stated interval, percent of the prediction."""
     low, high = run.intervals[key]
     return 50.0 * (high - low) / (run.predicted[key] or 1.0)
+
+
+def pace(run: ServedRun) -> float:
+    """Steps of the load over what was predicted with: how much slower the machine was than right before it."""
+    assert run.fitted is not None
+    return pace_of(run.fitted, steps_of(run.sent)) - 1.0
 
 
 def paced_pct(run: ServedRun) -> float:

@@ -8,18 +8,18 @@ measuring, any fit (calibrate.measure).
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from calibrate.measure.campaign.plan import BESIDE, MEASURE, OPEN_SHARE, PREDICTION, SMOKE_FILE, STEPS, Campaign
 from calibrate.measure.campaign.verdict import findings
-from calibrate.server.served_page import Rows, table
 from realrun.validate.gates import of_profile, of_replay
 from sim.costs.profile import Profile
 from sim.costs.profile_files import changed, load, ship_profile
 from sim.files.write import new_folder
 
+Rows = Iterable[Sequence[str]]
 MEASURED = "-measured"
 BARS = {"output_throughput": 5.0, "e2el p50": 5.0, "ttft p99": 10.0, "mechanism": 5.0}
 """Percent: predicted against measured, closed loop; of the mechanism the mean E2EL."""
@@ -117,6 +117,12 @@ def _lines(profile: Profile, smoke: dict[str, Any], results: dict[str, Any], lac
 def _listed(source: str) -> list[str]:
     """What a figure comes from, an item each."""
     return [f"- {part}." for part in source.split("; ")]
+
+
+def table(headers: Sequence[str], rows: Rows) -> Iterator[str]:
+    """Lines of a table in Markdown."""
+    for line in (headers, ["---"] * len(headers), *rows):
+        yield f"| {' | '.join(line)} |"
 
 
 def _judged(results: dict[str, Any]) -> Rows:
