@@ -93,8 +93,8 @@ def measure_serving(profile: Profile, kernels: PairKernels, repeats: int = REPEA
     times_s = [[each.record.end_s for each in runs] for runs in by_setting.values()]
     slowest = max(max(of_setting) / median(of_setting) for of_setting in times_s)
     return ServingCosts(
-        works=waits(of_busy, lambda work: is_cpu or not work.record.chunk_tokens),
-        prompts=None if is_cpu else waits(of_busy, lambda work: work.record.chunk_tokens > 0),
+        works=waits(of_busy, lambda work: is_cpu or not work.record.chunk_tokens, profile.host.row_s),
+        prompts=None if is_cpu else waits(of_busy, lambda work: work.record.chunk_tokens > 0, profile.host.row_s),
         look_s=look_s(*(by_setting[each] for each in lanes)) if lanes else 0.0,
         probed_s=tuple(map(fmean, zip(*probed_s, strict=True))),
         served=served(profile, [[each.works for each in by_setting[setting]] for setting in every]) if is_cpu else {},
@@ -102,16 +102,18 @@ def measure_serving(profile: Profile, kernels: PairKernels, repeats: int = REPEA
     )
 
 
-def waits(by_setting: Sequence[Sequence[Sequence[MeasuredWork]]], counts: Callable[[MeasuredWork], bool]) -> Waits:
+def waits(
+    by_setting: Sequence[Sequence[Sequence[MeasuredWork]]], counts: Callable[[MeasuredWork], bool], row_s: float
+) -> Waits:
     """Means over the works that count of a run, nan left out; of the runs of one setting the median; of the settings
-    the mean."""
+    the mean. A profile adds `row_s` for each sequence of a work, so that it is left out."""
     counted = [[[work for work in works if counts(work)] for works in runs] for runs in by_setting]
 
     def typical_s(of: Callable[[MeasuredWork], float]) -> float:
         return fmean(median(mean([*map(of, works)]) for works in runs) for runs in counted)
 
     return Waits(
-        typical_s(lambda work: work.cost.prepare_s),
+        max(0.0, typical_s(lambda work: work.cost.prepare_s - row_s * len(work.record.requests))),
         typical_s(lambda work: work.reacted_s - work.record.end_s),
     )
 
