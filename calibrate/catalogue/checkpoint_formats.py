@@ -42,8 +42,6 @@ mixture's `mlp`."""
 
 
 class Stored(NamedTuple):
-    """Formats that a checkpoint states."""
-
     weights: str
     kv: str | None
     """None: that of the activations."""
@@ -119,7 +117,6 @@ def _modelopt(path: Path, quantisation: Quantisation) -> str:
 
 
 def _compressed(path: Path, quantisation: Quantisation) -> str:
-    """The format that all groups share."""
     groups = quantisation.get("config_groups")
     if not isinstance(groups, dict) or not groups:
         raise _refused(path, f"config_groups={groups!r}", "one group or several of one format")

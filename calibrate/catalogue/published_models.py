@@ -115,5 +115,4 @@ def _bare(name: str) -> str:
 
 
 def _numbers(name: str) -> list[str]:
-    """Numbers in a name: versions and sizes."""
     return re.findall(r"\d+(?:\.\d+)?", model_key(name))

@@ -33,8 +33,6 @@ PROMPT_TOKENS = 512
 
 
 class Limits(NamedTuple):
-    """Largest passes that the pair's slots allow."""
-
     rows: int
     slot_tokens: int
     """Tokens per slot: history, new tokens and one more."""

@@ -81,7 +81,6 @@ ON_CUDA = (Free("gemm", "tile_share", 1e-3, 0.85),)
 
 
 def start_constants(is_cpu: bool, multiprocessors: int, attention: str, kv_layout: str) -> CompactKernels:
-    """Plausible constants for the fit to start from."""
     kernel_s = CPU_START_S if is_cpu else CUDA_START_S
     decode = DecodeAttention(
         fixed_s=4 * kernel_s, row_head_s=1e-7, bandwidth_share=0.5, sharpness=1.5, key_head_s=1e-10

@@ -53,8 +53,6 @@ class Steady(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Ran(msgspec.Struct, frozen=True, kw_only=True):
-    """A co-run that was measured."""
-
     corun: Corun
     sides: tuple[Steady, ...]
 
@@ -69,8 +67,6 @@ class Ran(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Header(msgspec.Struct):
-    """The first line."""
-
     fingerprint: dict[str, str]
     options: dict[str, Any]
 
@@ -82,8 +78,6 @@ class _Plan(msgspec.Struct):
 
 @dataclass(slots=True, kw_only=True)
 class MeasuredSession:
-    """Content of a points file."""
-
     fingerprint: dict[str, str]
     options: dict[str, Json]
     passes: list[TimedPass] = field(default_factory=list)

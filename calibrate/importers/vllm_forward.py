@@ -53,15 +53,11 @@ class Latency(msgspec.Struct, frozen=True):
 
 
 class Rank(msgspec.Struct, frozen=True):
-    """What one GPU reports."""
-
     latency_us: Latency
     timing_scope: Literal["target_only", "target_and_drafter"]
 
 
 class Case(msgspec.Struct, frozen=True):
-    """A case that was timed."""
-
     case: str
     requests: Annotated[tuple[Request, ...], msgspec.Meta(min_length=1)]
     median_us: Annotated[float, msgspec.Meta(gt=0.0, le=1e9)]

@@ -26,8 +26,6 @@ MAX_NOISY = 8
 
 
 class MeasureFlags(Struct, frozen=True, kw_only=True):
-    """Flags of `lanesim calibrate measure`."""
-
     device: Annotated[Literal["cpu", "cuda"], "What to measure."]
     target: Annotated[str, "Target: a known name, a config.json, or a directory of weights."]
     draft: Annotated[str | None, "Draft model, likewise."] = None
@@ -104,7 +102,6 @@ def measure_command(flags: MeasureFlags) -> None:
 
 
 def _print_noisy(profile: Profile) -> None:
-    """Print the number of noisy points, and the worst of them by name."""
     from calibrate.fit.point_works import timed_pass_of
 
     noisy = sorted((point for point in profile.points if point.is_noisy), key=lambda point: -point.half_width_pct)

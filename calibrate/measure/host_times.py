@@ -67,7 +67,6 @@ def inflation(bench: Bench, timed: TimedPass, num_rows: int, seconds: float) -> 
 
 
 def _issue_s(bench: Bench, timed: TimedPass, issuers: Sequence[Issuer], seconds: float) -> float:
-    """Median issuing time with one thread per issuer."""
     times: list[list[float]] = [[] for _ in issuers]
 
     def issue_often(side: int, barrier: Barrier) -> None:

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
 
 class Defaults(TypedDict):
-    """Values of what is not requested."""
-
     dtype: str
     budget: float
     rows: int
@@ -93,7 +91,6 @@ def pair_spec(
 
 
 def limits(spec: PairSpec) -> Limits:
-    """Largest passes that the grid may ask for."""
     return Limits(
         rows=spec.rows,
         slot_tokens=spec.slot_tokens,
@@ -133,7 +130,6 @@ def options_of(spec: PairSpec) -> PairOptions:
 
 
 def needs(spec: PairSpec) -> Ledger:
-    """Bytes that measuring takes of the device's memory."""
     allowed = limits(spec)
     sizes = Sizes(
         slots=spec.rows,

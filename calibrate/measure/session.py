@@ -75,8 +75,6 @@ def measure_pair(
 
 
 class Session:
-    """One measurement in one process."""
-
     def __init__(self, spec: PairSpec, path: Path, on_step: OnStep = lambda stage, done, total: None) -> None:
         """`path` is the points file. Raises ValueError if it is of another machine or of other options."""
         self.spec, self.path, self.on_step = spec, path, on_step
@@ -96,7 +94,6 @@ class Session:
 
     @property
     def held(self) -> MeasuredSession:
-        """Content of the points file."""
         if not self.path.exists():
             return MeasuredSession(fingerprint=self.fingerprint, options=self.spec.as_options())
         return points_file.read(self.path)
@@ -117,7 +114,6 @@ class Session:
                 self._host(budget_s)
 
     def measure_beside(self, budget_s: float) -> None:
-        """Rate the planned co-runs that the file lacks."""
         held, planned = self.held.rates, coruns_within(limits(self.spec))
         left = [corun for corun in planned if corun not in {ran.corun for ran in held}]
         ends_s = perf_counter() + SHARES["overlap"] * budget_s * len(left) / max(1, len(planned))

@@ -37,8 +37,6 @@ def find(where: str | torch.device) -> RealDevice:
 
 
 class Properties(NamedTuple):
-    """Properties of the first GPU."""
-
     name: str
     multiprocessors: int
     memory_bytes: int
@@ -54,8 +52,6 @@ def properties() -> Properties:
 
 
 class Cuda(RealDevice):
-    """A GPU."""
-
     is_async = True
 
     def __init__(self, where: torch.device) -> None:

@@ -60,9 +60,7 @@ class Executor(Protocol):
         """Raises ValueError for a stream that this executor cannot serve; called as it is made."""
         ...
 
-    def lane(self, stream: Stream, clock: HostClock) -> ExecutorLane:
-        """The lane of a new stream."""
-        ...
+    def lane(self, stream: Stream, clock: HostClock) -> ExecutorLane: ...
 
     def submitted(self, job: SubmittedWork) -> None:
         """A policy has submitted a work; called in its turn."""

@@ -199,7 +199,6 @@ class GpuHost(TaskHost):
             self.complete(ticket.issued)
 
     def _arrived(self, ticket: GpuTicket) -> None:
-        """The result of `ticket` is on the host."""
         self._in_flight.pop(ticket, None)
         self.works.append(ticket)
         ticket.ready_s = self.now_s

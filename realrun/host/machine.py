@@ -41,7 +41,6 @@ def device_name(device: str) -> str:
 
 
 def processor() -> str:
-    """Model name of the CPU, as far as the system tells."""
     if CPU_INFO.exists():
         for line in CPU_INFO.read_text().splitlines():
             if line.startswith("model name"):

@@ -35,7 +35,6 @@ def vllm() -> InstalledEngine:
 
 
 def _order(version: str) -> tuple[int, int]:
-    """Sort key of a version, or of an engine file's name."""
     major, minor, *_ = version.removeprefix("vllm-").split(".")
     return int(major), int(minor)
 
@@ -119,7 +118,6 @@ class _Engine:
         return Step(rows, row_tokens, prompts, tuple(chunks), uses_drafts=not planned.skips_drafts)
 
     def commit(self, flight: Flight, planned: Planned, accepted: Sequence[int]) -> None:
-        """The step's results, ours and theirs."""
         serving, rows = self.serving, flight.step.rows
         by_index = {request.index: count for request, count in zip(rows, accepted, strict=True)}
         serving.open_rounds(commit_step(serving, flight.step, accepted), flight.lengths)

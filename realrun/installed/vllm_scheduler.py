@@ -186,7 +186,6 @@ class VllmScheduler:
         return index in self._requests
 
     def emitted(self, index: int) -> int:
-        """Output tokens of an unfinished request."""
         return int(self._requests[index].num_output_tokens)
 
     def update(
@@ -368,7 +367,6 @@ class _NoGrammar:
 
 
 def _digest(value: object) -> bytes:
-    """A hash of `value` for block names."""
     from hashlib import blake2b
     from pickle import dumps
 

@@ -99,8 +99,6 @@ class PassShape(NamedTuple):
 
 
 class Passes:
-    """Target and draft passes over shared sequences."""
-
     def __init__(self, target: Decoder, draft: Decoder | None, sequences: Sequences) -> None:
         self.target, self.draft, self.sequences = target, draft, sequences
         self._steps = torch.arange(target.kv.max_tokens, device=target.device)

@@ -21,8 +21,6 @@ from sim.interface.work import Kind, Model
 
 @dataclass(slots=True, eq=False)
 class Slot:
-    """One request in one slot."""
-
     index: int
     prompt_tokens: int
     known_tokens: int
@@ -63,8 +61,6 @@ class PromptChunk(NamedTuple):
 
 
 class RowResult(NamedTuple):
-    """Result of one row of a pass."""
-
     accepted: int
     """Drafted tokens accepted; 0 for a chunk."""
     tokens: list[int]
@@ -72,8 +68,6 @@ class RowResult(NamedTuple):
 
 
 class PassPlan(NamedTuple):
-    """One pass, ready to be issued."""
-
     shape: PassShape
     inputs: list[tuple[int, int, int]]
     """One per row of the shape, as realrun.kernels.device_passes.InputColumn."""

@@ -120,7 +120,6 @@ class PairKernels:
         return self.runs_on.stream(), prompts
 
     def release(self, slot: Slot) -> None:
-        """Take the slot back; nothing of it may be in flight."""
         assert slot.index not in self._free, f"slot {slot.index} released twice"
         if slot.admission is not None:
             # Its prompt is out of the staging buffer, also where no pass ever read it.
@@ -180,5 +179,4 @@ class PairKernels:
 
 
 def _common(decoder: Decoder) -> tuple[int, str, str]:
-    """Facts that both models of a pair must share."""
     return decoder.vocab, str(decoder.dtype).removeprefix("torch."), str(decoder.device)

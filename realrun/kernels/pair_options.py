@@ -34,7 +34,6 @@ class PairOptions:
         return self.slots + max(self.batch_buckets, default=0)
 
     def padded_rows(self, num_rows: int) -> int:
-        """Rows of the smallest bucket that holds them."""
         if not self.batch_buckets or not num_rows:
             return num_rows
         return next(bucket for bucket in self.batch_buckets if bucket >= num_rows)

@@ -31,8 +31,6 @@ TOKEN_BYTES = 256
 
 
 class Sizes(NamedTuple):
-    """Sizes that a pair is to have room for."""
-
     slots: int
     max_tokens: int
     """Tokens per slot."""
@@ -45,7 +43,6 @@ class Sizes(NamedTuple):
 
     @property
     def decoding_tokens(self) -> int:
-        """Tokens of the largest pass without prompts."""
         return self.slots * (self.draft_tokens + 1)
 
 
@@ -103,7 +100,6 @@ def pass_bytes(shape: ModelShape, tokens: int, sizes: Sizes) -> int:
 
 
 def check_fits(num_bytes: int, what: str, device: torch.device) -> None:
-    """Raise ValueError if `what` needs more than the device has."""
     has = cuda.find(device).free_bytes()
     if num_bytes > has:
         raise ValueError(

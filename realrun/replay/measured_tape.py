@@ -76,8 +76,6 @@ class Folders:
 
 
 class ClassTape(NamedTuple):
-    """Requests of one content class."""
-
     name: str
     tapes: list[list[int]]
 

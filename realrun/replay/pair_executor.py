@@ -63,7 +63,6 @@ class PairExecutor:
 
     @property
     def issuers(self) -> tuple[Issuer, ...]:
-        """Issuers of every stream that has had a lane so far."""
         return tuple(self._issuers.values())
 
     def submitted(self, job: SubmittedWork) -> None:
@@ -155,7 +154,6 @@ class PairExecutor:
         return slot
 
     def prompt(self, request: Request) -> list[int]:
-        """The request's prompt: its own, or random tokens, a function of seed and arrival index."""
         if self.prompts:
             return list(self.prompts[request.index])
         generator = np.random.default_rng((self.seed, request.index))
@@ -181,8 +179,6 @@ class PairExecutor:
 
 
 class PairLane:
-    """One stream of the pair."""
-
     def __init__(self, executor: PairExecutor, issuer: Issuer, clock: HostClock, device_clock: DeviceClock) -> None:
         self.executor, self.issuer, self.clock, self.device_clock = executor, issuer, clock, device_clock
         self.is_async = issuer.runs_on.is_async

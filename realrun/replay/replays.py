@@ -41,8 +41,6 @@ REHEARSAL_REQUESTS = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replay:
-    """One measured run."""
-
     experiment: Experiment
     record: RunRecord
     works: list[MeasuredWork]

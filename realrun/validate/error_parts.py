@@ -34,8 +34,6 @@ VALIDATION_SCHEMA = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observed:
-    """One run of a replay, as read back."""
-
     experiment: Experiment
     run: Run
     """Its metrics (sim.metrics.summary.summarise)."""

@@ -75,7 +75,6 @@ def finding(claim: Claim, draws: int) -> Finding | None:
 
 
 def _plain(figure: Any) -> Any:
-    """Numpy's floats as Python's."""
     return float(figure) if isinstance(figure, float) else figure
 
 
@@ -98,7 +97,6 @@ def mean(figures: Iterable[float]) -> float:
 
 
 def mean_ends(figures: Sequence[float]) -> Interval:
-    """95 % of the mean."""
     return interval_95(figures) or (figures[0], figures[0])
 
 

@@ -135,7 +135,6 @@ def _tokens(request: Request) -> int:
 
 
 def _active_s(requests: Sequence[Request], end_s: float) -> float:
-    """Seconds that requests were being served, added up."""
     total_s = 0.0
     for request in requests:
         if request.scheduled_s == request.scheduled_s:

@@ -49,7 +49,6 @@ IMPLIED_DRAFT_MS = DRAFT_EAGER_MS / 3.6
 
 @cache
 def profile_of(name: str) -> Profile:
-    """A shipped profile, or one that claims are made with."""
     return MADE[name]() if name in MADE else load(name)
 
 

@@ -56,8 +56,6 @@ class Decision(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Log(msgspec.Struct, frozen=True):
-    """One run of a scheduler."""
-
     name: str
     engine: str
     """Version of it, such as vllm-0.32."""

@@ -328,7 +328,6 @@ def _judged(name: str, logs: Sequence[Log | SglangLog], engine: str | None) -> i
 
 
 def _version(folder: Path) -> str:
-    """Of the vLLM there, which can be imported from now on."""
     sys.path.insert(0, str(folder.resolve()))
     try:
         return f"vllm-{'.'.join(installed_version().split('.')[:2])}"

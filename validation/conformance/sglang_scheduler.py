@@ -290,7 +290,6 @@ class _Run:
         (processor.process_batch_result_decode if is_round else processor.process_batch_result_prefill)(batch, result)
 
     def _brings(self, req: Any, batch: Any) -> int:
-        """Tokens that `batch` brings it."""
         is_round = self.case.draft_tokens and batch.forward_mode.is_decode()
         return 1 + (self.case.accepted(self.index[req.rid], len(req.output_ids)) if is_round else 0)
 
@@ -329,7 +328,6 @@ def _driven(scheduler: Any) -> Any:
 
 
 def drawn_logs(wheel: Path, seeds: range, engine: str) -> Iterator[tuple[str, list[SglangLog]]]:
-    """Logs by kind."""
     logging.disable(logging.WARNING)
     driver = SglangDriver(wheel)
     for kind, given in KINDS.items():

@@ -97,7 +97,6 @@ def _tokenizer(folder: Path, words: Sequence[str]) -> None:
 
 
 def write_log(arguments: argparse.Namespace) -> str:
-    """The log of one run; returns what was noted, in a line."""
     make_models(arguments.folder)
     engine = _engine(arguments)
     from vllm import SamplingParams

@@ -38,8 +38,6 @@ LOADS = {"1": 24, "1.75": 36, "2.5": 50}
 
 
 class ServerSetup(NamedTuple):
-    """A server and what is sent to it."""
-
     drafting: dict[str, Any] | None = None
     """vLLM's --speculative-config."""
     flags: tuple[str, ...] = ()
@@ -179,7 +177,6 @@ def runs_of(report: Path, kind: str = "round") -> dict[tuple[str, str], list[Ser
 
 
 def real(run: ServedRun, key: str) -> float:
-    """Measured value of a metric, under the name that the prediction has."""
     told = run.errors["predicted"]
     if key in (GOODPUT, "output_throughput"):
         return float(told[key]["real"])
@@ -255,7 +252,6 @@ def run_row(row: Any) -> str:
 
 
 def round_row(number: int, of: pd.DataFrame) -> str:
-    """The runs of a round."""
     e2el, ttft = (of[f"mean_{name}_ms off"].abs() for name in ("e2el", "ttft"))
     close, holds = (e2el <= BARS["mean_e2el_ms"][1]).sum(), of.filter(like=" holds").to_numpy().mean()
     return (

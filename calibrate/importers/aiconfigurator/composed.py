@@ -227,7 +227,6 @@ class Composed:
         return self._lookups.modules(phase, kind.name, indexer.heads, heads, formats.projections, formats.kv)
 
     def _matrices_s(self, kind: LayerKind, tokens: Array) -> Array:
-        """Attention's matrices of one layer."""
         return self._gemms_s(kind.gemms, tokens, self._formats.projections)
 
     def _decode_grid(self, kind: LayerKind) -> Array:
@@ -297,7 +296,6 @@ class Composed:
         return stand_in, units
 
     def table(self) -> ModelTable:
-        """The points as a profile stores them."""
         decode = smooth(self.decode)
         use_rows, use_contexts = axes(decode)
         shared = None

@@ -132,7 +132,6 @@ class TimedCurve(NamedTuple):
 
 
 def sustained(tokens: Array) -> Array:
-    """Time in service over that in the tables of GEMMs in passes of so many tokens."""
     low, high = np.log(SUSTAINED_TOKENS)
     return np.asarray(1.0 + (SUSTAINED_RATIO - 1.0) * np.clip((np.log(tokens) - low) / (high - low), 0.0, 1.0))
 
@@ -252,7 +251,6 @@ class Lookups:
         return TimedCurve(tokens, np.min([curve.at(tokens) for curve in curves], axis=0))
 
     def _is_timed(self, wanted: dict[str, object]) -> bool:
-        """Whether a table of this engine has such experts."""
         with suppress(NotMeasured):
             return bool(len(self.files.rows(self.engine, "moe_perf", **wanted)))
         return False

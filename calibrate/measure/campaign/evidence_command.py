@@ -25,8 +25,6 @@ MEMORY = "import torch; print(torch.cuda.get_device_properties(0).total_memory)"
 
 
 class EvidenceFlags(Struct, frozen=True, kw_only=True):
-    """Flags of `lanesim evidence`."""
-
     device: Annotated[Literal["cpu", "cuda"], "What to measure. cuda needs 16 GB."]
     out: Annotated[Path, "Directory for all that is measured. An interrupted run goes on there."]
     overwrite: Overwrite = False

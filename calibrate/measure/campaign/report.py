@@ -71,7 +71,6 @@ def measured_name(name: str) -> str:
 
 
 def _disturbed(profile: Profile, reasons: Sequence[str]) -> Iterator[str]:
-    """The head of a page that states no verdict."""
     yield from (f"# {profile.gpu.name}: *disturbed*", "")
     yield from ("Something else used this machine. No verdict:", "")
     yield from (f"- {reason}" for reason in reasons)
@@ -115,12 +114,10 @@ def _lines(profile: Profile, smoke: dict[str, Any], results: dict[str, Any], lac
 
 
 def _listed(source: str) -> list[str]:
-    """What a figure comes from, an item each."""
     return [f"- {part}." for part in source.split("; ")]
 
 
 def table(headers: Sequence[str], rows: Rows) -> Iterator[str]:
-    """Lines of a table in Markdown."""
     for line in (headers, ["---"] * len(headers), *rows):
         yield f"| {' | '.join(line)} |"
 

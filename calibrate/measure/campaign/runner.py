@@ -171,7 +171,6 @@ def _replay(device: str, out: Path, campaign: Campaign, load: Loop) -> bool:
 
 
 def _forget(out: Path, job: MeasuredPair) -> None:
-    """Take away a measurement, so that it is made again."""
     if job.points_path(out).exists():
         job.points_path(out).rename(job.points_path(out).with_suffix(".former.jsonl"))
     job.profile_path(out).unlink(missing_ok=True)

@@ -50,8 +50,6 @@ class Red(ValueError):
 
 @dataclass(frozen=True)
 class Ground:
-    """Device and pair that the checks look at."""
-
     device: str
     runs_on: RealDevice
     job: MeasuredPair
@@ -62,7 +60,6 @@ class Ground:
 
     @cached_property
     def bench(self) -> Bench:
-        """The bench of the pair at its full size."""
         return Bench(build(self.spec))
 
 
@@ -189,7 +186,6 @@ def smoke(device: str, out: Path, campaign: Campaign) -> None:
 
 
 def run_check(check: Callable[[Ground], str | None], ground: Ground) -> dict[str, Json]:
-    """Outcome of one check; whatever it raises makes it red."""
     started_s = perf_counter()
     try:
         said, is_ok = check(ground) or f"does not apply to a {ground.device}", True

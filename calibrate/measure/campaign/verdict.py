@@ -36,7 +36,6 @@ class Change(NamedTuple):
 
 
 def runs_of(result: Mapping[str, Any]) -> dict[str, Runs]:
-    """Runs of a judged replay, by policy."""
     means: dict[str, list[dict[str, float]]] = {}
     for run in result["runs"]:
         means.setdefault(run["policy"], []).append(run["metrics"]["e2el"]["mean"])

@@ -23,8 +23,6 @@ class Waits(NamedTuple):
 
 
 class ServingCosts(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds that serving adds."""
-
     works: Waits
     """All works; where passes are captured, those that are: decoding ones."""
     prompts: Waits | None = None
