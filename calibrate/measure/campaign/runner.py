@@ -38,8 +38,7 @@ from calibrate.measure.campaign.plan import (
     done_file,
 )
 from calibrate.measure.campaign.prediction import open_rate_per_s, predict
-from calibrate.measure.campaign.report import disturbed, report
-from calibrate.measure.campaign.verdict import findings
+from calibrate.measure.campaign.report import disturbed, findings, report
 from calibrate.measure.fits.measured_profile import profile_of
 from sim.costs.profile_files import encode
 from sim.files.write import write_text
@@ -132,7 +131,7 @@ def _do(name: str, out: Path, step: Step) -> bool:
     campaign, device = CAMPAIGNS[name], device_of(name)
     limit_s = campaign.limit_s(step)
     if step == SMOKE:
-        return _run("calibrate.measure.campaign", [name, str(out)], limit_s)
+        return _run("calibrate.measure.campaign.smoke", [name, str(out)], limit_s)
     if step == MEASURE:
         return _measure(device, out, campaign)
     return _replay(device, out, campaign, next(load for load in campaign.loads if step == load.name))

@@ -204,3 +204,7 @@ def main(args: Sequence[str]) -> int:
         print(f"campaign: {error}", file=sys.stderr)
         return 1
     return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

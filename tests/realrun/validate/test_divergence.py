@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from realrun.validate.divergence import first_divergence
+from realrun.validate.error_parts import first_divergence
 from sim.costs.profile_files import load
 from sim.metrics.records import WorkRecord
 from sim.run.resolve import resolve

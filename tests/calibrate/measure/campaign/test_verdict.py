@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from calibrate.measure.campaign.verdict import Change, Runs, change, changes, findings
+from calibrate.measure.campaign.report import Change, Runs, change, changes, findings
 
 CONTINUOUS = Runs([100.0, 101.0, 99.0], [100.0, 100.5, 99.5])
 
