@@ -63,7 +63,7 @@ class TimedDevice(RealDevice):
         self.is_replaying = False
         self.passes: list[Lasts] = []
         """That the work being issued launches."""
-        self.run_now_s = 20e-6
+        self.run_now_s, self.wake_s = 20e-6, lambda: WAKE_S
         self.held_launches: int | None = None
         """Since a stream was held; None before."""
         self.max_held_launches = 0
@@ -188,8 +188,7 @@ class TimedEvent:
 
     def synchronize(self) -> None:
         self.device.run_until(self)
-        if self.true_s > self.device.host_s - WAKE_S:
-            self.device.host_s = max(self.device.host_s, self.true_s + WAKE_S)
+        self.device.host_s = max(self.device.host_s, self.true_s + self.device.wake_s())
 
     def seconds_after(self, earlier: Any) -> float:
         assert earlier.true_s <= self.true_s, "the other way round"
