@@ -34,7 +34,6 @@ from sim.interface.host import Stream
 from sim.interface.work import Chunk, Kind, Model, Work
 from tests.properties import assert_refused, some
 from tests.realrun.support import tiny_model, tiny_options
-from tests.realrun.threaded_device import ThreadedDevice
 from tests.realrun.timed_device import (
     COPY_S,
     GRAPH_CALL_S,
@@ -173,7 +172,7 @@ def test_a_probe_on_a_gpu_sees_who_slows_the_device_and_not_who_slows_the_host(d
 
 @pytest.mark.parametrize("phi", [0.05, 0.2])
 def test_what_passes_do_to_each_other_comes_back(phi: float) -> None:
-    measured = Measured(ThreadedDevice(contention=Contention(regime=Regime.LEFTOVER, phi=phi)))
+    measured = Measured(TimedDevice(contention=Contention(regime=Regime.LEFTOVER, phi=phi)))
     rates = []
     for corun in coruns_within(LIMITS):
         for timed in corun.passes:
