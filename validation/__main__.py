@@ -1,7 +1,6 @@
 """`python -m validation NAME ...`: what the simulator is judged on, one program per name; without one, their list.
 
-A program is its module's `main`, or the function that is named; it has a parameter for every argument, and one with a
-default is a flag.
+A program is its module's `main`, or the function that is named. A parameter is an argument, with a default a flag.
 """
 
 from __future__ import annotations

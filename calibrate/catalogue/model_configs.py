@@ -110,8 +110,7 @@ def source_of(name: str, *, plain: bool = True) -> ModelSource:
 
 
 def _by_name(name: str) -> ModelSource:
-    """Layers of that very format, else the same ones in the format that the name ends in, else those that Hugging Face
-    has under the name."""
+    """Layers of that very format, else the same ones in the format of the name's ending, else Hugging Face's."""
     plain, weights = without_format(name)
     source = None if weights == "bf16" else _known(name)
     if source is None and weights is not None and (source := _known(plain)) is not None:

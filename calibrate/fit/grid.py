@@ -1,8 +1,7 @@
 """Passes to be timed: a grid of shapes, and those of them that a budget pays for.
 
-Pure: the plan follows from the limits and from a few pilot times, and is then fixed (it heads the points file), so that
-a measurement that was killed ends with the points it began with. Not here: timing (calibrate.measure.timing,
-calibrate.measure.session).
+Pure: the plan follows from the limits and a few pilot times, and then heads the points file. So a measurement that was
+killed ends with the points it began with. Not here: timing (calibrate.measure.timing, calibrate.measure.session).
 """
 
 from __future__ import annotations
@@ -82,8 +81,7 @@ def _prefills(model: Role, limits: Limits) -> list[TimedPass]:
 
 
 def mixed(limits: Limits) -> list[MixedPass]:
-    """Verifying rows with prompts, which judge a fit and are no part of it: both have slots, and rows have half an
-    answer behind their prompt."""
+    """Verifying rows, with half an answer behind them, beside prompts: they judge a fit and are no part of it."""
     tokens = min(PROMPT_TOKENS, limits.slot_tokens // 4)
     found = []
     for rows, prompts in MIXED:

@@ -1,9 +1,8 @@
 """Profiles of models by their names, split over the GPUs of a replica in every way, imported from the installed tables
 and kept in the user's cache folder, under a name with a hash of all that they were made from.
 
-Beside them the publisher's own decode step: where it takes kernels from other tables than this importer trusts, the
-two differ, and the user should know. Not here: models by name (calibrate.catalogue.model_configs), which deployment is
-best (sim.studies.plan.search).
+Beside them the publisher's own decode step, for users to see where the two differ. Not here: models by name
+(calibrate.catalogue.model_configs), which deployment is best (sim.studies.plan.search).
 """
 
 from __future__ import annotations
@@ -105,8 +104,7 @@ def scaled_from(profile: Profile) -> str:
 
 
 def kernels_of(tables: Path, gpu: str) -> str:
-    """The GPU whose kernels stand for those of `gpu`: itself, or the nearest one with tables. Raises ValueError with
-    the GPUs that can be served."""
+    """The GPU whose kernels stand for those of `gpu`: itself, or the nearest with tables. Raises ValueError."""
     known = gpus_of(tables)
     origin = gpu if gpu in known else nearest(gpu, known)
     if origin is None:
@@ -167,8 +165,7 @@ def imported(
 ) -> tuple[list[Imported], list[NotImported]]:
     """The profiles of `wanted`, from the cache where they are there, and why others cannot be.
 
-    Tables are read in separate processes: the libraries for that start threads, and a process with threads starts
-    its workers slowly.
+    Tables are read in separate processes: their libraries start threads, beside which workers start slowly.
     """
     by_index: dict[int, Imported] = {}
     failed: dict[int, NotImported] = {}

@@ -20,11 +20,9 @@ BESIDE_ROWS = 16
 
 
 def coruns_within(limits: Limits) -> list[Corun]:
-    """Co-runs that the overlap of a pair with these slots is fitted to, captured where there are graphs: the device's
-    overlap is requested, and launching is known from elsewhere. Last prefill, draft and verify at once, which no fit
-    uses. As far as there are slots. Before those a prompt launched kernel by kernel, as a replay's are, beside a
-    captured draft and verify.
-    """
+    """Co-runs that the overlap of a pair with these slots is fitted to, captured where there are graphs. A prompt
+    launched kernel by kernel, as a replay's are, stands beside a captured draft and verify. The last is prefill, draft
+    and verify at once, which no fit uses."""
     launch: Launch = "graphed" if limits.has_graphs else "eager"
     context = (limits.slot_tokens - limits.draft_tokens) // 4
     longest, rows = min(limits.pass_tokens, limits.slot_tokens // 2), spread(1, limits.rows // 2, 3)

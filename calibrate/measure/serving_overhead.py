@@ -38,8 +38,7 @@ REPEATS = 5
 
 
 class Setting(NamedTuple):
-    """How requests are served: by workers that take one each, or by one that takes all together; or in lanes, whose
-    idle workers look every `poll_s`."""
+    """How requests are served: by workers with one each, by one with all, or in lanes that look every `poll_s`."""
 
     policy: str
     at_once: int = 1
@@ -68,9 +67,8 @@ class Setting(NamedTuple):
 
 
 def measure_serving(profile: Profile, kernels: PairKernels, repeats: int = REPEATS) -> ServingCosts:
-    """Costs of serving on `kernels`, the pair that `profile` was measured on. On a GPU decoding passes are captured,
-    and prompts launched kernel by kernel. On a CPU issuing a pass is executing it: also how many times as long a pass
-    lasts as in a loop."""
+    """Costs of serving on `kernels`, the pair of `profile`. On a GPU decoding passes are captured and prompts are not.
+    On a CPU, where issuing a pass is executing it, also how many times as long a pass lasts as in a loop."""
     executor, is_cpu = PairExecutor(kernels, seed=SEED), not kernels.options.cuda_graphs
     drafted, many = DRAFT_TOKENS if kernels.draft_model is not None else 0, min(MANY, kernels.options.slots)
     workers = [Setting("baseline", at_once, drafted) for at_once in dict.fromkeys((1, many))]
@@ -143,8 +141,7 @@ def served(profile: Profile, by_setting: Sequence[Sequence[Sequence[MeasuredWork
 
 
 def look_s(plain: Sequence[Replay], polled: Sequence[Replay]) -> float:
-    """Seconds that a look takes from the work that is being issued, from runs of lanes that wake at once and the same
-    with looks, in pairs."""
+    """Seconds that a look takes from the work being issued, by pairs of runs: lanes that wake at once, or look."""
     looks_s = []
     for waking, looking in zip(plain, polled, strict=True):
         looks_per_s = max(1, looking.record.num_polls) / looking.record.end_s

@@ -1,8 +1,7 @@
 """One measurement of a pair on this machine: plan, points, host times, co-runs, serving; each kept as soon as known.
 
-Everything measured goes to the points file first; the profile is made from that file alone, so a measurement that was
-killed and one that was not give the same kind of result. Not here: the fits (calibrate.measure.fits), the command
-(calibrate.measure.command).
+Everything measured goes to the points file first, and the profile is made from that file alone. So a measurement may
+be killed. Not here: the fits (calibrate.measure.fits), the command (calibrate.measure.command).
 """
 
 from __future__ import annotations
@@ -132,8 +131,7 @@ class Session:
         return profile_of(self.held, self.spec.target.shape, self.spec.draft.shape if self.spec.draft else None)
 
     def serve(self, budget_s: float) -> None:
-        """Measure what serving adds, once. Raises ValueError where slots are too short for the requests that are
-        served."""
+        """Measure what serving adds, once. Raises ValueError where slots are too short for its requests."""
         if not self.held.serving:
             repeats = min(REPEATS, ceil(budget_s / REPEAT_EVERY_S))
             self.append("serving", measure_serving(self.profile(), self.bench.kernels, repeats))

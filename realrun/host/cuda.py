@@ -1,6 +1,4 @@
-"""A GPU by CUDA: the only module that touches torch.cuda. Not here: the interface it fulfils and its rules
-(realrun.host.device).
-"""
+"""A GPU by CUDA: the only module that touches torch.cuda. Not here: its interface and rules (realrun.host.device)."""
 
 from __future__ import annotations
 

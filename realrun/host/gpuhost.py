@@ -109,8 +109,7 @@ class GpuHost(TaskHost):
         return ticket
 
     def wait(self, signal: Signal, *, poll_s: float | None = None) -> Wait[None]:
-        """A wait; with `poll_s` the worker really looks that often, as far as the machine keeps up; late looks are
-        skipped."""
+        """A wait. With `poll_s` the worker really looks that often, and skips looks that are late."""
         wait: HostWait[None] = HostWait()
         signal.pending.append(Looks(self, wait, poll_s) if poll_s else wait)
         return wait

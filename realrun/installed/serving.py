@@ -128,8 +128,7 @@ class _Engine:
 
 
 def _settings(serving: Serving, limits: EngineLimits) -> SchedulerSettings:
-    """Its configuration, as the scenario has it. Its context holds every request: an engine's file, and not its
-    scheduler, says where answers end."""
+    """Its configuration, as the scenario has it. Its context holds every request, as the engine's file ends answers."""
     draft_tokens = serving.controller.draft_tokens_max
     drafter = limits.method
     pool = serving.paged

@@ -119,9 +119,8 @@ class VllmScheduler:
         content: tuple[int, ...] = (),
         stop_tokens: int = 0,
     ) -> None:
-        """Request `index` comes in; the lowest `priority` goes first. Its tokens are those of `content`, chained ids of
-        whole blocks from its beginning, and nobody else's behind these. The output token number `stop_tokens`, if any,
-        ends its answer."""
+        """Request `index` comes in; the lowest `priority` goes first. It begins with the whole blocks of `content`, and
+        has tokens of its own behind them. Its output token number `stop_tokens`, if any, ends its answer."""
         self._stops[index] = prompt_tokens + stop_tokens - 1 if stop_tokens else -1
         tokens = [self._token(index, content, position) for position in range(prompt_tokens)]
         request = self._vllm.request(index, tokens, max_tokens, arrival_time, priority, self._hasher)
@@ -374,8 +373,7 @@ def _digest(value: object) -> bytes:
 
 
 def _bare(kind: Any) -> Any:
-    """An object of `kind`, with its methods and simple defaults, that checks nothing: whoever makes it says the
-    rest."""
+    """An object of `kind`, with its methods and simple defaults, that checks nothing."""
     return object.__new__(kind)
 
 

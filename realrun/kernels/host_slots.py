@@ -3,8 +3,7 @@
 Passes may be issued before the results of earlier ones are back, so until then the account holds bounds: enough to
 choose a shape. Pure but for the account itself; no tensors. Not here: issuing (realrun.kernels.pair_kernels).
 
-Words: `known` tokens are prompt and emitted ones. Between rounds the target's KV holds all of them but the newest, the
-draft model's at most that many.
+`known` tokens are prompt and emitted ones. Between rounds the target's KV lacks the newest, the draft's often more.
 """
 
 from __future__ import annotations
@@ -180,7 +179,6 @@ def _end_of_chunk(slot: Slot, new_tokens: int, model: Model) -> int:
 
 
 def _check_room(slots: Sequence[Slot], more_tokens: int, options: PairOptions) -> None:
-    """Every slot holds its known tokens and `more_tokens` behind them: rows are padded to one width, so each needs room
-    for the longest draft of its pass."""
+    """Every slot has room for `more_tokens` behind its known ones: rows are padded to the longest draft of the pass."""
     most = max((slot.known_tokens_bound for slot in slots), default=0)
     assert not slots or most + more_tokens <= options.max_tokens, (most, more_tokens)

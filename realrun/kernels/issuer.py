@@ -55,8 +55,7 @@ class Pending:
 
 
 class Issuer:
-    """Issues passes on its own `stream` of the device `runs_on`. `rows_max` bounds the rows of a pass, `width_max` the
-    tokens of a verify row."""
+    """Issues passes on its own `stream`. `rows_max` bounds rows of a pass, `width_max` tokens of a verify row."""
 
     def __init__(
         self,

@@ -158,8 +158,7 @@ class PairKernels:
         return self._submit(issuer, host_slots.plan_target(slots, chunks, forced, self.options), slots, chunks)
 
     def warm(self, issuer: Issuer, shapes: Sequence[PassShape], *, again: bool = False) -> None:
-        """Run every shape on the issuer's stream, and capture draft and verify ones where graphs are on; `again`: also
-        what has run before."""
+        """Run every shape on the issuer's stream, captured where graphs are on; `again`: also what has run before."""
         for shape in shapes:
             is_graphed = shape.kind in (Kind.DRAFT, Kind.VERIFY) and not shape.chunks
             is_captured = self.options.cuda_graphs and is_graphed

@@ -1,8 +1,7 @@
 """Will something fit the memory of a device: what a pair takes there, item by item, before anything of it is made.
 
-Weights, KV and what passes make on the way follow from the dimensions, and were counted on passes at full size; what
-libraries and graphs take is their documentation's, or assumed and said so. Not here: making it (realrun.model.kv,
-realrun.model.weights).
+Weights, KV and what passes make on the way follow from the dimensions, and were counted on passes at full size. What
+libraries and graphs take is documented or assumed. Not here: making it (realrun.model.kv, realrun.model.weights).
 """
 
 from __future__ import annotations

@@ -20,8 +20,7 @@ if TYPE_CHECKING:
 
 
 class Family(StrEnum):
-    """Family of a model, which its dimensions leave open: QKV biases (qwen2), norms of queries and keys (qwen3),
-    neither (llama)."""
+    """Family of a model: with QKV biases (qwen2), norms of queries and keys (qwen3), or neither (llama)."""
 
     LLAMA = "llama"
     QWEN2 = "qwen2"
@@ -33,8 +32,7 @@ LOGIT_STD = 2.5
 MAX_REASON = 200
 """Characters of a library's message that are passed on."""
 QUERY_GAIN = 3.0
-"""Queries are this much longer than unit ones, so that attention picks tokens out; averaging ones make greedy text
-repeat itself."""
+"""Times that queries are longer than unit ones: attention that averages makes greedy text repeat itself."""
 
 
 def random_model(
@@ -47,8 +45,7 @@ def random_model(
 ) -> PreTrainedModel:
     """A causal language model of exactly `shape`, weights random and scaled so that activations stay near 1.
 
-    Never zeros: matrix products run faster on them. Raises ValueError if the weights do not fit the device's free
-    memory.
+    Never zeros: matrix products run faster on them. Raises ValueError if the weights do not fit the free memory.
     """
     from transformers import AutoModelForCausalLM
 

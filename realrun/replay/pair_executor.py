@@ -32,8 +32,7 @@ SLOT_PATIENCE_S = 60.0
 
 
 class PairExecutor:
-    """Executes PREFILL, DRAFT, VERIFY, STEP and HOST works on `kernels`. `prompts` [requests] are the prompts' tokens;
-    without them `seed` draws some."""
+    """Executes works on `kernels`. `prompts` [requests] are the prompts' tokens; without them `seed` draws some."""
 
     def __init__(self, kernels: PairKernels, *, seed: int = 0, prompts: Sequence[Sequence[int]] = ()) -> None:
         self.kernels, self.seed, self.prompts = kernels, seed, prompts

@@ -178,8 +178,7 @@ def replay_all(
 
 
 def about(device: str, *, is_dictated: bool = True) -> dict[str, Json]:
-    """The machine and the models, as summary.json has them; where no tape dictates acceptance, a pair with real weights
-    decides it."""
+    """The machine and the models, as summary.json has them. A tape dictates acceptance, or real weights decide it."""
     return {
         "acceptance": "tape" if is_dictated else "model",
         "device": device,

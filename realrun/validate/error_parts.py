@@ -119,8 +119,7 @@ def judge(observed: Observed) -> dict[str, Any]:
 
 
 def _machine(profiled_s: Sequence[float], probed_s: Sequence[Sequence[float]]) -> list[float] | None:
-    """Ratios by which fixed passes took longer before and after the run as when the profile was measured; None where
-    either is unknown."""
+    """Times as long as with the profile that fixed passes took before and after the run; None where unknown."""
     if not probed_s or any(len(times_s) != len(profiled_s) or not times_s for times_s in probed_s):
         return None
     return [fmean(map(truediv, times_s, profiled_s)) for times_s in probed_s]

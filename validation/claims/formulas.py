@@ -184,8 +184,7 @@ WORTHWHILE = 0.02
 
 
 def choice(lows: Sequence[float]) -> str:
-    """PDV where it beats PD by more than WORTHWHILE, beyond its interval, at every phi. PD where it does so at none.
-    Otherwise overlap decides."""
+    """PDV where it beats PD by more than WORTHWHILE, beyond its interval, at every phi. PD where it does at none."""
     better = [low > 1.0 + WORTHWHILE for low in lows]
     return "PDV" if all(better) else "depends on overlap" if any(better) else "PD"
 

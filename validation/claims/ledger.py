@@ -89,8 +89,7 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     runs: list[Spec] = []
     """Called a, b, c and so on by formulas, and `runs` together; `a.mean_tpot_ms` has a figure per draw."""
     of: str = ""
-    """Formula of figures per draw, whose mean is the simulated one. A claim without one of the next two has its
-    conditions missing, as `why` says."""
+    """Formula of figures per draw, whose mean is the simulated one. Without it and `figure`, conditions are missing."""
     figure: str = ""
     """Formula of the simulated figure itself."""
     interval: str = "mean"

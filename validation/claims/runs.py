@@ -1,8 +1,7 @@
 """Runs behind claims: metrics of a scenario by draw, at an assumed overlap.
 
-Input that a profile has not measured is extrapolated without a word: claims are about such
-input at times. Profiles that claims alone are simulated with are made here. Not here: what is made of the metrics
-(validation.claims.formulas).
+Input that a profile has not measured is extrapolated without a word, as claims are about such input at times. Profiles
+of claims alone are made here. Not here: what is made of the metrics (validation.claims.formulas).
 """
 
 from __future__ import annotations

@@ -95,8 +95,7 @@ def tape_of(log: Log) -> Tape:
 
 
 def read_logs(path: Path) -> list[Any]:
-    """Each Log or SglangLog of a file: one of a real engine, or any number of drawn ones, gzipped or not. Raises
-    ValueError."""
+    """Each Log or SglangLog of a file: one of a real engine, or drawn ones, gzipped or not. Raises ValueError."""
     data = path.read_bytes()
     if path.suffix == ".gz":
         data = gzip.decompress(data)

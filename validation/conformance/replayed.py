@@ -211,8 +211,7 @@ class _Replay:
         )
 
     def _commit(self, step: Step, lengths: dict[int, int]) -> None:
-        """`step` brings what the log's tape says; drafts for the next one are as long as it has them, where they
-        vary."""
+        """`step` brings what the log's tape says, and the drafts for the next one where their lengths vary."""
         accepted = [
             min(request.drafted, self.tape.accepted.get((request.index, request.emitted_tokens), 0))
             for request in step.rows

@@ -127,8 +127,7 @@ class _Settings:
 
 
 class SglangDriver:
-    """The scheduler of the wheel that was unpacked in the folder `wheel`; one per process. Raises ValueError for a
-    wheel that it cannot drive."""
+    """The scheduler of an unpacked `wheel`; one per process. Raises ValueError for a wheel that it cannot drive."""
 
     def __init__(self, wheel: Path) -> None:
         for name in OWN:

@@ -3,8 +3,7 @@
 `make real-vllm` runs this with vLLM's Python. Stage `measure` starts every server once a round; while it runs, it is
 looked at and each load is predicted, the prediction written to its file, and the load sent (`lanesim validate`). What
 is there already is not measured again. Stage `page` computes everything that the page says from these files. The server
-has the first core, the client another. Not here: fitting and judging (calibrate.server), models
-(realrun.installed).
+has the first core, the client another. Not here: fitting and judging (calibrate.server).
 """
 
 from __future__ import annotations

@@ -62,8 +62,7 @@ norm. Counted in SGLang 0.5.9's models; other kinds of modules were not counted,
 QUANTISED = ("fp8", "fp8-block", "nvfp4", "mxfp4-fp8")
 """Formats before whose GEMMs activations are quantised."""
 V3_EXPERTS = 256
-"""Of DeepSeek-V3 and R1: SGLang routes the shared expert with these alone, as no other model has so many beside latent
-attention without an indexer."""
+"""Experts of DeepSeek-V3 and R1: with these alone SGLang routes the shared expert."""
 OF_ROUTING, OF_SHARED = 6, 2
 """Router, choice of experts, sorting (two), activation, sum of a token's experts; activation and sum of shared ones."""
 NORMS = 2

@@ -2,9 +2,8 @@
 
 A step is the commands that a user would type, each in a process: what it held on the device is free when it ends. A
 finished step is not begun again, a measurement goes on where it was, a replay begins anew. A step that reaches its
-limit is interrupted and over with what it has. Every call begins with the smoke step, which ends at once on a machine
-that it has passed on; where it fails, nothing is measured. Not here: which steps there are
-(calibrate.measure.campaign.plan).
+limit is interrupted and over with what it has. Every call begins with the smoke step, which ends at once where it has
+passed. Where it fails, nothing is measured. Not here: which steps there are (calibrate.measure.campaign.plan).
 """
 
 from __future__ import annotations
@@ -176,8 +175,7 @@ def _forget(out: Path, job: MeasuredPair) -> None:
 
 
 def _run(module: str, words: Sequence[str], limit_s: float) -> bool:
-    """Run `python -m MODULE WORDS` to its end, with exit code 0 or not. At its limit it is interrupted, and keeps what
-    it has."""
+    """Run `python -m MODULE WORDS` to its end, or to its limit, where it is interrupted. True for exit code 0."""
     print(f"campaign: {shlex.join([module, *words])}", flush=True)
     with subprocess.Popen([sys.executable, "-m", module, *words], preexec_fn=_begin_as_child) as process:
         with suppress(subprocess.TimeoutExpired):

@@ -1,7 +1,6 @@
 """The profile of a points file: starting constants of the device, then the fits. Imports no torch.
 
-Not here: measuring (calibrate.measure), the fits themselves (calibrate.fit.pass_fit,
-calibrate.measure.fits.overlap_fit).
+Not here: measuring (calibrate.measure), the fits (calibrate.fit.pass_fit, calibrate.measure.fits.overlap_fit).
 """
 
 from __future__ import annotations
