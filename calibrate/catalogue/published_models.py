@@ -76,10 +76,7 @@ def published(name: str) -> str | None:
 
 def downloaded(name: str) -> Path | None:
     """The config.json of a repository, and no other file, from Hugging Face or from the cache that it keeps; None where
-    neither has it.
-
-    Without huggingface_hub only the cache is read, which vLLM and transformers fill as well.
-    """
+    neither has it. Without huggingface_hub only the cache is read, which vLLM and transformers fill as well."""
     try:
         from huggingface_hub import constants, hf_hub_download
 

@@ -116,10 +116,8 @@ def kernels_of(tables: Path, gpu: str) -> str:
 
 
 def pair_named(model: str, drafter: str | None) -> tuple[ModelShape, ModelShape | None, ModelSource]:
-    """A target and its draft, a name of HEADS or a model, and where the target comes from. Raises ValueError.
-
-    `model` may end in -kv8 for a KV cache in FP8, and a config.json in -fp8 or another format of the weights.
-    """
+    """A target and its draft, a name of HEADS or a model, and where the target comes from. Raises ValueError. `model`
+    may end in -kv8 for a KV cache in FP8, and a config.json in -fp8 or another format of the weights."""
     kv = "fp8" if model.endswith(KV8) else None
     path, config, weights = model.removesuffix(KV8).rpartition(".json-")
     model = f"{path}.json" if config else model.removesuffix(KV8)
@@ -163,10 +161,8 @@ def imported(
     cache: Path,
     on_done: OnDone = lambda stage, done, total: None,
 ) -> tuple[list[Imported], list[NotImported]]:
-    """The profiles of `wanted`, from the cache where they are there, and why others cannot be.
-
-    Tables are read in separate processes: their libraries start threads, beside which workers start slowly.
-    """
+    """The profiles of `wanted`, from the cache where they are there, and why others cannot be. Tables are read in
+    separate processes: their libraries start threads, beside which workers start slowly."""
     by_index: dict[int, Imported] = {}
     failed: dict[int, NotImported] = {}
     missing = []

@@ -36,10 +36,8 @@ _MIN_WAIT_S = 0.01
 
 
 class GpuHost(TaskHost):
-    """Policies on real threads. With `draws` acceptance comes from it (tape mode), without it from the models.
-
-    Use as a context manager: leaving it ends every thread.
-    """
+    """Policies on real threads. With `draws` acceptance comes from it (tape mode), without it from the models. Use as a
+    context manager: leaving it ends every thread."""
 
     def __init__(
         self,

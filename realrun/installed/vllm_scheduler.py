@@ -81,10 +81,8 @@ class Planned(NamedTuple):
 
 
 class VllmScheduler:
-    """One scheduler with its KV cache manager. Requests are numbered by the caller.
-
-    Raises ImportError where no vLLM can be imported, and what vLLM raises for settings that it refuses.
-    """
+    """One scheduler with its KV cache manager. Requests are numbered by the caller. Raises ImportError where no vLLM
+    can be imported, and what vLLM raises for settings that it refuses."""
 
     def __init__(self, settings: SchedulerSettings, scheduler_class: str | None = None) -> None:
         self.settings = settings

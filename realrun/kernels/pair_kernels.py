@@ -39,10 +39,8 @@ class Submitted:
         self._result: list[RowResult] | None = None
 
     def result(self) -> list[RowResult]:
-        """One RowResult per row, then per chunk, in the caller's order; blocks until the device is done.
-
-        Draft passes give none: their tokens stay on the device until they are verified.
-        """
+        """One RowResult per row, then per chunk, in the caller's order; blocks until the device is done. Draft passes
+        give none: their tokens stay on the device until they are verified."""
         if self._result is None:
             values = self.pending.values()
             is_target = self.plan.shape.model is Model.TARGET
@@ -82,10 +80,8 @@ class PairKernels:
         self.runs_on.synchronize()
 
     def issuer(self, name: str, *, priority: int = 0) -> Issuer:
-        """The stream called `name` with its buffers, made when it is first requested. Higher priority goes first.
-
-        One stream serves every policy that has a lane of its name: CUDA gives out few before two share a queue.
-        """
+        """The stream called `name` with its buffers, made when it is first requested. Higher priority goes first. One
+        stream serves every policy that has a lane of its name: CUDA gives out few before two share a queue."""
         cached = self._issuers.get((name, priority))
         if cached is None:
             cached = self._issuers[name, priority] = self.new_issuer(name, self.runs_on.stream(priority))
@@ -135,10 +131,8 @@ class PairKernels:
     def draft(
         self, slots: Sequence[Slot], draft_tokens: int, issuer: Issuer, *, chunks: Sequence[PromptChunk] = ()
     ) -> Submitted:
-        """Draft `draft_tokens` for every row, catching up first; a draft not yet verified is replaced.
-
-        `chunks` are the draft model's prefill, in its first pass.
-        """
+        """Draft `draft_tokens` for every row, catching up first; a draft not yet verified is replaced. `chunks` are the
+        draft model's prefill, in its first pass."""
         assert 1 <= draft_tokens <= self.options.draft_tokens_max, draft_tokens
         return self._submit(issuer, host_slots.plan_draft(slots, chunks, draft_tokens, self.options), slots, chunks)
 

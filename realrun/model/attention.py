@@ -56,9 +56,7 @@ class AttentionKernel(Protocol):
 
     def run(self, plan: Any, queries: torch.Tensor, layer: int) -> torch.Tensor:
         """Attend with queries [tokens, heads, head_dim], rectangle after rectangle, row by row; gives the same shape.
-
-        The keys and values of these tokens are in KV already.
-        """
+        The keys and values of these tokens are in KV already."""
         ...
 
 
@@ -83,10 +81,8 @@ def page_tokens(device: str) -> int:
 
 
 def num_splits(tiles: int) -> int:
-    """Parts that every row's keys are read in, side by side: as many as fill the GPU with `tiles` blocks of queries.
-
-    A function of the pass's shape alone, so an eager pass and a captured one compute the same.
-    """
+    """Parts that every row's keys are read in, side by side: as many as fill the GPU with `tiles` blocks of queries. A
+    function of the pass's shape alone, so an eager pass and a captured one compute the same."""
     return max(1, min(MAX_SPLITS, GPU_TILES // tiles))
 
 
@@ -164,10 +160,8 @@ class FlashAttention:
 
 
 class GatheringAttention:
-    """Copies each rectangle's keys and values together up to its longest row, and attends with an additive mask.
-
-    The longest row is read back from the device: nothing of this can be captured.
-    """
+    """Copies each rectangle's keys and values together up to its longest row, and attends with an additive mask. The
+    longest row is read back from the device: nothing of this can be captured."""
 
     def __init__(self, heads: int, kv: SlottedKv) -> None:
         self.group, self.kv = heads // kv.kv_heads, kv

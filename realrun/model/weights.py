@@ -43,10 +43,8 @@ def random_model(
     seed: int = 0,
     family: Family | None = None,
 ) -> PreTrainedModel:
-    """A causal language model of exactly `shape`, weights random and scaled so that activations stay near 1.
-
-    Never zeros: matrix products run faster on them. Raises ValueError if the weights do not fit the free memory.
-    """
+    """A causal language model of exactly `shape`, weights random and scaled so that activations stay near 1. Never
+    zeros: matrix products run faster on them. Raises ValueError if the weights do not fit the free memory."""
     from transformers import AutoModelForCausalLM
 
     device = torch.device(device)
@@ -81,11 +79,8 @@ DAMAGED = (OSError, RuntimeError, EOFError, ValueError, KeyError, TypeError, Att
 def load_model(
     path: Path | str, *, dtype: torch.dtype = torch.bfloat16, device: torch.device | str = "cpu"
 ) -> PreTrainedModel:
-    """Real weights from a local directory in the library's format.
-
-    Raises ValueError if there are none, if they cannot be read, or if any tensor of the model is missing or of another
-    shape: the library would fill those in at random.
-    """
+    """Real weights from a local directory in the library's format. Raises ValueError if there are none, if they cannot
+    be read, or if any tensor of the model is missing or of another shape: the library would fill those in at random."""
     from pickle import UnpicklingError
 
     from safetensors import SafetensorError

@@ -43,10 +43,8 @@ class Observed:
     """Seconds that fixed passes took before and after it (realrun.replay.machine_speed)."""
 
     def draws(self) -> RunLength:
-        """Whose drafts are accepted: the tape that dictated it, or what the models were seen to accept.
-
-        Raises ValueError where that was not recorded.
-        """
+        """Whose drafts are accepted: the tape that dictated it, or what the models were seen to accept. Raises
+        ValueError where that was not recorded."""
         return self.experiment.draws() if self.experiment.is_dictated else RecordedDraws(self.works)
 
 
@@ -83,10 +81,8 @@ class StreamsAlone:
 
 
 def judge(observed: Observed) -> dict[str, Any]:
-    """The verdict on a run, for JSON: simulate it in every way and compare.
-
-    Raises ValueError where a cut replay lacks a kind of work.
-    """
+    """The verdict on a run, for JSON: simulate it in every way and compare. Raises ValueError where a cut replay lacks
+    a kind of work."""
     experiment = observed.experiment
     profile = experiment.resolved.profile
     costs = experiment.resolved.costs

@@ -266,10 +266,8 @@ class KernelFiles:
             )
 
     def rows(self, engine: str, table: str, **wanted: object) -> pd.DataFrame:
-        """The rows of a table, of the nearest version that has any, with the `wanted` values in these columns.
-
-        Raises NotMeasured where there is no table or no row, and ValueError where the table is defective.
-        """
+        """The rows of a table, of the nearest version that has any, with the `wanted` values in these columns. Raises
+        NotMeasured where there is no table or no row, and ValueError where the table is defective."""
         return next(self.versions(engine, table, **wanted))
 
     def versions(self, engine: str, table: str, **wanted: object) -> Iterator[pd.DataFrame]:

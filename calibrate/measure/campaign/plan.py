@@ -32,10 +32,8 @@ def done_file(out: Path, step: str) -> Path:
 
 
 class MeasuredPair(NamedTuple):
-    """One pair and the seconds that its measurement is planned with; rows and context as of `calibrate measure`.
-
-    KV of all rows and the weights must fit the device together.
-    """
+    """One pair and the seconds that its measurement is planned with; rows and context as of `calibrate measure`. KV of
+    all rows and the weights must fit the device together."""
 
     target: str
     draft: str
