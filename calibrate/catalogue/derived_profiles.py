@@ -126,8 +126,7 @@ def derive(profile: Profile, gpu: str) -> Profile:
 
 
 def nearest(gpu: str, known: Iterable[str]) -> str | None:
-    """The one of `known` that `gpu` is derived from: of its family, with as much memory if there is one, and the most
-    like it in bandwidth; None where there is none."""
+    """The one of `known` that `gpu` is derived from: of its family, with as much memory, nearest in bandwidth."""
     sheet = DATASHEETS.get(gpu)
     if sheet is None:
         return None

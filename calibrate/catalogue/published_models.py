@@ -1,5 +1,6 @@
-"""Models by their names on Hugging Face: a table whose lines state their source, and config.json files of the hub or
-its cache. Not here: what a config.json says (model_configs)."""
+"""Models by their names on Hugging Face: a table with sources, and config.json files of the hub or its cache.
+
+Not here: what a config.json says (model_configs)."""
 
 from __future__ import annotations
 

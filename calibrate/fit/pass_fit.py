@@ -75,8 +75,7 @@ DECODE = (
     Free("", "sharpness", 1.0, 8.0),
     Free("", "key_head_s", 1e-13, 1e-6),
 )
-"""Constants of the attention of each head layout that was measured. Bandwidth shares may exceed 1: weights of a small
-model, or a short context, live in a cache."""
+"""Constants of attention by head layout. Bandwidth shares may exceed 1: small weights and short contexts are cached."""
 ON_CUDA = (Free("gemm", "tile_share", 1e-3, 0.85),)
 
 

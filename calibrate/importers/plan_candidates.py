@@ -44,8 +44,7 @@ from sim.names import unknown
 MADE_FROM = ("calibrate/importers/aiconfigurator", "calibrate/fit", "calibrate/catalogue", "sim/costs")
 """Folders whose code a profile depends on."""
 DISPUTED = 1.3
-"""Ratio of two decode steps from which on they contradict each other; the importer's mean error on served cells of
-dense models is 6 % (docs/silicon.md)."""
+"""Ratio of two decode steps that contradict each other; the importer is 6 % off on dense models (docs/silicon.md)."""
 
 DEGREES = (1, 2, 4, 8)
 NEEDED_TOKENS = 32_768

@@ -1,7 +1,6 @@
 """Passes that run beside each other, in the slots of the pair that is measured: how fast each is relative to alone.
 
-How fast prefill beside decode and draft beside verify run on two plain streams: nobody publishes it. Pure. Not here:
-their rates (calibrate.measure.rates).
+Pure. Not here: their rates (calibrate.measure.rates).
 """
 
 from __future__ import annotations

@@ -111,8 +111,7 @@ def _together(bench: Bench, sides: Sequence[_Side], window_s: float, first: int)
 def _completions(
     bench: Bench, sides: Sequence[_Side], seconds: float, first: int, times: int = 1
 ) -> tuple[list[float], list[list[float]]]:
-    """First start [sides] and completions [sides][passes], seconds after a common origin; side `first` begins. For
-    `times` times the seconds and the passes of a window."""
+    """First start [sides] and completions [sides][passes] after a common origin, in `times` windows; `first` begins."""
     bench.runs_on.synchronize()
     origin = sides[0].issuer.stream.record()
     origin.synchronize()

@@ -1,8 +1,7 @@
 """Keeps Python's garbage collector out of what is being timed.
 
-With torch and transformers loaded a full collection walks a million objects: 0.2 s on a laptop, at any moment, longer
-than a hundred small passes. Engines freeze what they have loaded before they serve (vLLM does), and so do we: later
-collections see only what came since.
+With torch and transformers loaded a full collection walks a million objects: 0.2 s on a laptop, at any moment. vLLM
+freezes what it has loaded before it serves, and so do we: later collections see only what came since.
 """
 
 from __future__ import annotations

@@ -23,8 +23,7 @@ ANY_LENGTH = 1 << 40
 
 
 def vllm() -> InstalledEngine:
-    """The vLLM that is installed beside us, with the constants of the newest engine file that is not newer. Raises
-    ValueError where none can be imported."""
+    """The installed vLLM with the constants of the newest engine file that is not newer. Raises ValueError for none."""
     try:
         version = installed_version()
     except ImportError as error:

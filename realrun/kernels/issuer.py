@@ -1,9 +1,8 @@
 """One stream's private things: staging buffers, captured graphs.
 
-Each stream of a host has one issuer, used by one thread at a time; issuers of one pair share nothing that a pass
-writes but the rows' own state. Inputs travel through pinned buffers made beforehand, results come back the same way.
-Not here: what a pass computes (realrun.kernels.device_passes), which passes to run (realrun.kernels.pair_kernels),
-what a stream is (realrun.host.device).
+Each stream of a host has one issuer, used by one thread at a time. Issuers of one pair share nothing that a pass
+writes but the rows' own state. Inputs and results travel through pinned buffers made beforehand. Not here: what a pass
+computes (realrun.kernels.device_passes), which passes to run (realrun.kernels.pair_kernels).
 """
 
 from __future__ import annotations

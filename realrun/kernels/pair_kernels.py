@@ -58,8 +58,7 @@ class PairKernels:
         options: PairOptions,
         runs_on: RealDevice | None = None,
     ) -> None:
-        """Raises ValueError for models these passes cannot run, or that do not share a vocabulary and a device; that
-        is what they run on unless `runs_on` is given."""
+        """Raises ValueError for models these passes cannot run, or that do not share a vocabulary and a device."""
         self.options = options
         models = [target] if draft is None else [target, draft]
         target_decoder, *drafts = [

@@ -215,8 +215,7 @@ class PairHandle:
         return accepted
 
     def times_s(self) -> tuple[float, float]:
-        """No work begins before it is issued or ends after it is known to: a look at two clocks is not exact. Where
-        issuing is executing, slots and plans are part of it."""
+        """No work begins before it is issued or ends after it is known to: looks at two clocks are not exact."""
         if not self.lane.is_async:
             return self._began_s, self._seen_s
         start, end = self.passes[0].pending.start, self.passes[-1].pending.end

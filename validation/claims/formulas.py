@@ -208,8 +208,7 @@ DRAFTED, COST_CONTEXT_TOKENS = 4, 512
 
 
 def pass_s(profile_name: str, kind: str, num_rows: int) -> float:
-    """A pass over rows in the middle of their answers: of the `target`, a `verify` of DRAFTED tokens, or their `draft`,
-    also before anything was drafted (`undrafted`)."""
+    """A pass over rows amid their answers: `target`, `verify` of DRAFTED tokens, `draft`, or `undrafted` before it."""
     profile = profile_of(profile_name)
     costs = build_costs(profile, engine_of("ideal", profile))
     requests = [Request(index, str(index), 0.0, COST_CONTEXT_TOKENS, 100) for index in range(num_rows)]

@@ -1,8 +1,7 @@
 """Logs of a scheduler's decisions: requests by the step before which they arrive, and what each step carried.
 
-Two kinds of file, of one log each or of many: those of a real engine (`validation.replays.real_engine`), whose tapes
-are in the new tokens of each step, and drawn schedules (`validation.conformance.drawn`, `.sglang`). Not here: what
-`continuous` makes of a log (validation.conformance.replayed).
+Two kinds of file: of a real engine (`validation.replays.real_engine`), and of drawn schedules
+(`validation.conformance.drawn`, `.sglang`). Not here: what `continuous` makes of them (validation.conformance.replayed).
 """
 
 from __future__ import annotations

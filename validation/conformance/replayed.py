@@ -74,8 +74,7 @@ class Difference(NamedTuple):
 
 
 def differences(log: Log | SglangLog, engine: str | None = None) -> list[Difference]:
-    """Steps in which `continuous`, under `engine` or the log's own, decides otherwise; most follow from the first. All
-    of them where that engine has no such setting."""
+    """Steps in which `continuous`, under `engine` or the log's own, decides otherwise; all where it lacks a setting."""
     mine: Sequence[Decision | PlannedStep] = ()
     with suppress(ValueError):
         if isinstance(log, SglangLog):

@@ -183,8 +183,7 @@ class Composed:
         return routed_s + router_s + self._gemms_s(gemms, tokens, self._formats.mlp)
 
     def _gather_s(self, tokens: Array, reduce_s: Array) -> Array:
-        """Seconds to bring tokens to the experts and their sums back: an all-reduce among the devices of one rank, a
-        gather and a scatter among several ranks."""
+        """Tokens to the experts and sums back: an all-reduce within a rank, gather and scatter among several."""
         if self._ranks == 1:
             return reduce_s
         experts = self._shape.experts

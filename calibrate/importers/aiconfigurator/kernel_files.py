@@ -73,8 +73,7 @@ ABOVE_ROOF = 1.05
 RESOLUTION_S = 1e-6
 """Resolution of the coarsest published tables: a time may be rounded down by as much."""
 CACHED = 4.0
-"""What is read over and over may come from the L2 cache, up to so many times faster than from memory: three times is
-the most in any published table here."""
+"""Times faster than from memory that reads from the L2 cache may be: three is the most in any published table here."""
 FAR = 50.0
 """Kernels whose median takes so many times their roofs are in other units. Twice is usual, with rows that go astray."""
 ALONE = 0.5
@@ -157,8 +156,7 @@ class AttentionTable(NamedTuple):
         return AttentionTable(*(column[use] for column in self))
 
     def of(self, shape: ModelShape, tensor_parallel: int) -> NDArray[np.bool_]:
-        """Points with `shape`'s heads on one device. Where the table lacks head dimension 64, half the heads at 128
-        stand for it: the same bytes and FLOPs."""
+        """Points with `shape`'s heads on one device. Half the heads at 128 stand for a missing head dimension of 64."""
         heads = shape.heads // tensor_parallel
         kv_heads = max(1, shape.kv_heads // tensor_parallel)
         exact = self._has(heads, kv_heads, shape.head_dim)

@@ -203,8 +203,7 @@ class Lookups:
         return np.maximum(np.maximum(plain_s - saved_s, share * plain_s), np.minimum(computed_s, 1.2 * plain_s))
 
     def experts_s(self, shape: ModelShape, experts: Experts, weights: str, split: tuple[int, int], at: Array) -> Array:
-        """One expert layer, routed tokens in and out, of `at` tokens in the whole group; `split` is (ways in which
-        every expert is cut, ways in which experts are spread)."""
+        """One expert layer of `at` tokens in the whole group; `split` is (ways to cut an expert, to spread experts)."""
         if weights == MARLIN:
             of_mxfp4_s = self.experts_s(shape, experts, "mxfp4", split, at)
             return np.asarray(np.maximum(of_mxfp4_s, self._scaled_experts_s(shape, experts, weights, split, at)))

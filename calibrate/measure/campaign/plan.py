@@ -89,8 +89,7 @@ class Campaign(NamedTuple):
         return max(self.loads, key=lambda load: load.concurrency or 0)
 
     def scenario(self, load: Loop, profile: str, request_rate: float) -> dict[str, Json]:
-        """The raw scenario of `load` with the profile at this path; an open loop's requests come at that rate, and no
-        more are served at once than in the largest closed one."""
+        """The raw scenario of `load`. An open loop serves no more at once than the largest closed one."""
         is_open = load.concurrency is None
         return {
             "profile": profile,

@@ -1,8 +1,6 @@
-"""Report of a campaign, and what it sends: profile, rates, raw points, verdicts and a report, under OUT/send as in the
-repository.
+"""Report of a campaign under OUT/send, as in the repository: profile, rates, raw points, verdicts and a page.
 
-A page whose measurements are disturbed states no verdict. Everything comes from the campaign's directory. Not here:
-measuring, any fit (calibrate.measure).
+A page whose measurements are disturbed states no verdict. Not here: measuring, any fit (calibrate.measure).
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""What serving adds to a profile of passes alone. Imports no torch. Not here: measuring it
-(calibrate.measure.serving_overhead)."""
+"""What serving adds to a profile of passes. No torch. Not here: measuring it (calibrate.measure.serving_overhead)."""
 
 from __future__ import annotations
 
