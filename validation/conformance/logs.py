@@ -1,7 +1,7 @@
 """Logs of a scheduler's decisions: requests by the step before which they arrive, and what each step carried.
 
 Two kinds of file: of a real engine (`validation.replays.real_engine`), and of drawn schedules
-(`validation.conformance.drawn`, `.sglang`). Not here: what `continuous` makes of them (validation.conformance.replayed).
+(`validation.conformance.drawn`, `.sglang`). Not here: `continuous` on a log (validation.conformance.replayed).
 """
 
 from __future__ import annotations
