@@ -55,15 +55,6 @@ class Corun(NamedTuple):
     """The pass whose stream has a higher priority than the others'; None: all alike."""
 
     @property
-    def name(self) -> str:
-        on = "" if self.share_pct is None else f" on {self.share_pct} %"
-        names = [
-            f"{timed.kind} {timed.rows}x{timed.tokens} {timed.launch}" + (" first" if side == self.favoured else "")
-            for side, timed in enumerate(self.passes)
-        ]
-        return " beside ".join((f"{names[0]}{on}", *names[1:]))
-
-    @property
     def is_plain(self) -> bool:
         """True of works on the whole device, streams all alike."""
         return self.share_pct is None and self.favoured is None

@@ -44,10 +44,8 @@ Positive = Annotated[float, msgspec.Meta(gt=0.0, le=LONGEST_S)]
 class Steady(msgspec.Struct, frozen=True, kw_only=True):
     """One side of a co-run: seconds from one completion to the next, medians over all rounds."""
 
-    share: Positive = 1.0
-    """Share of the multiprocessors that it could run on."""
     alone_s: Positive
-    """Seconds without the others, on its share where there is one."""
+    """Seconds without the others."""
     rates: Annotated[tuple[Positive, ...], msgspec.Meta(min_length=1)]
     """Completions per second beside the others, as a share of those alone [rounds]."""
 
