@@ -104,6 +104,13 @@ def markdown(frame: Any) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
+def csv_table(path: Path) -> str:
+    """Table of a CSV's texts as they are."""
+    import pandas as pd
+
+    return markdown(pd.read_csv(path, dtype=str))
+
+
 def _shown(part: Any) -> str:
     if isinstance(part, str):
         return part
