@@ -11,8 +11,8 @@ import torch
 
 from calibrate.catalogue.model_configs import FAMILIES, ModelSource, source_of, with_dtype
 from calibrate.fit.grid import Limits
+from realrun.kernels.host_slots import PairOptions, doubling
 from realrun.kernels.pair_kernels import PairKernels
-from realrun.kernels.pair_options import PairOptions, doubling
 from realrun.model.attention import attention_on, page_tokens
 from realrun.model.memory import Ledger, Sizes, check_fits, ledger
 from realrun.model.weights import Family, load_model, random_model

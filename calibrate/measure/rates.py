@@ -5,7 +5,7 @@ its slots are set back on the same stream.
 Completions are the device's events, on a CPU the host's clock. A rate is completions per second while all sides
 were at work, divided by those of the side alone, taken right before. Whatever is made on the device is made before.
 
-Not here: which passes (calibrate.measure.overlap_cells), what follows from their rates (calibrate.measure.fits).
+Not here: which passes (calibrate.fit.grid), what follows from their rates (calibrate.measure.fits).
 """
 
 from __future__ import annotations

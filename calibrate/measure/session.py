@@ -18,19 +18,18 @@ from typing import TypeVar
 import msgspec
 
 from calibrate.fit import grid, points_file
+from calibrate.fit.grid import coruns_within
 from calibrate.fit.point_works import VISITS, TimedPass
 from calibrate.fit.points_file import MeasuredSession
 from calibrate.measure import host_times
 from calibrate.measure.fits.measured_profile import profile_of
-from calibrate.measure.overlap_cells import coruns_within
 from calibrate.measure.pair import PairSpec, build, limits
 from calibrate.measure.rates import MAX_CORUN_S, measure
 from calibrate.measure.roofs import roofs
 from calibrate.measure.serving_overhead import REPEATS, measure_serving
 from calibrate.measure.timing import BLOCK, MAX_REPETITIONS, MIN_REPETITIONS, Bench, count_kernels, repeat
 from realrun.host import cuda
-from realrun.host.garbage_collector import frozen_heap
-from realrun.host.machine import fingerprint
+from realrun.host.machine import fingerprint, frozen_heap
 from realrun.model.kv import LAYOUT
 from sim.costs.passes import HEAD_KERNELS
 from sim.costs.profile import MeasuredPoint, Profile

@@ -17,9 +17,8 @@ from realrun.host import cuda
 from realrun.host.device import DeviceStream, RealDevice
 from realrun.kernels import host_slots
 from realrun.kernels.device_passes import Passes, PassShape, Sequences
-from realrun.kernels.host_slots import PromptChunk, RowResult, Slot
+from realrun.kernels.host_slots import PairOptions, PromptChunk, RowResult, Slot
 from realrun.kernels.issuer import Issuer, Pending
-from realrun.kernels.pair_options import PairOptions
 from realrun.model.decoder import Decoder
 from sim.interface.work import Kind, Model
 

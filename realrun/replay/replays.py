@@ -14,11 +14,10 @@ from typing import Any
 
 import msgspec
 
-from realrun.host.garbage_collector import frozen_heap
 from realrun.host.gpuhost import GpuHost
-from realrun.host.machine import fingerprint
+from realrun.host.machine import fingerprint, frozen_heap
 from realrun.kernels.device_passes import ChunkShape, PassShape
-from realrun.kernels.pair_options import PairOptions, decoding_shapes
+from realrun.kernels.host_slots import PairOptions, decoding_shapes
 from realrun.replay.machine_speed import probe
 from realrun.replay.measured_costs import MeasuredWork, WakeLatency, mean, measured_work, real_columns
 from realrun.replay.pair_executor import PairExecutor

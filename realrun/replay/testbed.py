@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from realrun.host import cuda
+from realrun.kernels.host_slots import PairOptions, doubling
 from realrun.kernels.pair_kernels import PairKernels
-from realrun.kernels.pair_options import PairOptions, doubling
 from realrun.model.attention import REMOVED, attention_on, page_tokens
 from realrun.model.memory import GIB, Sizes, ledger
 from realrun.model.weights import random_model

@@ -14,10 +14,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from calibrate.fit.grid import Limits, grid
+from calibrate.fit.grid import Limits, coruns_within, grid
 from calibrate.fit.point_works import TimedPass, work_of
 from calibrate.measure.fits.overlap_fit import fit_overlap
-from calibrate.measure.overlap_cells import coruns_within
 from calibrate.measure.rates import measure
 from calibrate.measure.timing import HOLD_S, WARM_RUNS, Bench
 from realrun.host.executor import ExecutorLane, Handle, SubmittedWork

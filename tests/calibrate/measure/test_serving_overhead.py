@@ -16,12 +16,11 @@ from calibrate.measure import serving_overhead
 from calibrate.measure.fits.serving_costs import ServingCosts, completed
 from calibrate.measure.pair import options_of, pair_spec
 from calibrate.measure.serving_overhead import look_s, measure_serving, served, waits
-from realrun.host.garbage_collector import frozen_heap
+from realrun.host.machine import frozen_heap
 from realrun.kernels.device_passes import PassShape
-from realrun.kernels.host_slots import PromptChunk
+from realrun.kernels.host_slots import PairOptions, PromptChunk
 from realrun.kernels.issuer import Issuer
 from realrun.kernels.pair_kernels import PairKernels
-from realrun.kernels.pair_options import PairOptions
 from realrun.model.weights import random_model
 from realrun.replay.machine_speed import probe
 from realrun.replay.measured_costs import MeasuredWork

@@ -12,8 +12,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from realrun.kernels.device_passes import ChunkShape, PassShape
+from realrun.kernels.host_slots import PairOptions
 from realrun.kernels.pair_kernels import PairKernels
-from realrun.kernels.pair_options import PairOptions
 from realrun.model.memory import SPLIT_BYTES, Sizes, pass_bytes
 from sim.costs.shapes import model as shape_of
 from sim.interface.work import Kind, Model

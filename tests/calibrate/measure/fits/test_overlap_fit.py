@@ -10,11 +10,10 @@ import pytest
 
 pytest.importorskip("torch")
 
-from calibrate.fit.grid import Limits
+from calibrate.fit.grid import Limits, coruns_within
 from calibrate.fit.point_works import work_of
 from calibrate.fit.points_file import Ran, read
 from calibrate.measure.fits.overlap_fit import MIN_PAIRS, beside, fit_overlap, fitted_pairs, halves, predicted
-from calibrate.measure.overlap_cells import coruns_within
 from sim.costs.forms.build import build_costs
 from sim.costs.profile import ASSUMED_PHI, HOPPER_PHI, Profile
 from sim.costs.profile_files import load
