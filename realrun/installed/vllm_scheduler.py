@@ -84,11 +84,11 @@ class VllmScheduler:
     """One scheduler with its KV cache manager. Requests are numbered by the caller. Raises ImportError where no vLLM
     can be imported, and what vLLM raises for settings that it refuses."""
 
-    def __init__(self, settings: SchedulerSettings, scheduler_class: str | None = None) -> None:
+    def __init__(self, settings: SchedulerSettings) -> None:
         self.settings = settings
         self._vllm = _Vllm()
         config = self._vllm.config(settings)
-        self._scheduler = self._vllm.scheduler(config, settings, scheduler_class)
+        self._scheduler = self._vllm.scheduler(config, settings)
         self._hasher = self._vllm.hasher(config, settings)
         self._requests: dict[int, Any] = {}
         self._num_preempted: dict[int, int] = {}
@@ -288,13 +288,8 @@ class _Vllm:
         speculation.draft_model_config = SimpleNamespace(hf_config=SimpleNamespace(model_type="draft"))
         return speculation
 
-    def scheduler(self, config: Any, settings: SchedulerSettings, scheduler_class: str | None) -> Any:
-        """The scheduler that the configuration names, or `scheduler_class`, a dotted path."""
-        if scheduler_class is not None:
-            module, _, name = scheduler_class.rpartition(".")
-            kind = getattr(import_module(module), name)
-        else:
-            kind = config.scheduler_config.get_scheduler_cls()
+    def scheduler(self, config: Any, settings: SchedulerSettings) -> Any:
+        """The scheduler that the configuration names."""
         import torch
 
         shape = {"block_size": settings.block_size, "num_kv_heads": 1, "head_size": 1, "dtype": torch.float32}
@@ -303,7 +298,7 @@ class _Vllm:
             specs.append(self._kv.SlidingWindowSpec(**shape, sliding_window=settings.sliding_window))
         groups = [self._kv.KVCacheGroupSpec([f"{LAYER}{group}"], spec) for group, spec in enumerate(specs)]
         blocks = self._kv.KVCacheConfig(num_blocks=settings.num_gpu_blocks, kv_cache_tensors=[], kv_cache_groups=groups)
-        return kind(
+        return config.scheduler_config.get_scheduler_cls()(
             vllm_config=config,
             kv_cache_config=blocks,
             structured_output_manager=_NoGrammar(),
