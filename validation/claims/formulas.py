@@ -28,8 +28,15 @@ from sim.metrics.stats import interval_95
 from sim.policies import works
 from sim.policies.choices import LoadTable
 from validation.claims.ledger import Claim, Finding, Interval, section
-from validation.claims.prototype import PROFILE
-from validation.claims.runs import DRAFT_COMPUTE_MS, DRAFT_EAGER_MS, IMPLIED_DRAFT_MS, RunMetrics, profile_of, records
+from validation.claims.runs import (
+    DRAFT_COMPUTE_MS,
+    DRAFT_EAGER_MS,
+    IMPLIED_DRAFT_MS,
+    PROFILE,
+    RunMetrics,
+    profile_of,
+    records,
+)
 from validation.tables import evaluated, off_pct
 
 FORMS: dict[str, Callable[[float], float]] = {
