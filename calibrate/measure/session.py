@@ -192,7 +192,7 @@ class Session:
             "is_cpu": self.spec.device == "cpu",
             "gpu": msgspec.to_builtins(roofs(self.spec.device, self.spec.dtype)),
             # A CPU has no waves of tiles.
-            "multiprocessors": self._gpu.multiprocessors if self._gpu else 1,
+            "multiprocessors": int(self._gpu.multi_processor_count) if self._gpu else 1,
             "kv_layout": LAYOUT,
             "date": date.today().isoformat(),
             "kernels_per_layer": max(1, round((num_kernels - HEAD_KERNELS) / self.spec.target.shape.layers)),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any
 from weakref import WeakValueDictionary
 
 import torch
@@ -34,19 +34,9 @@ def find(where: str | torch.device) -> RealDevice:
     return Cuda(where)
 
 
-class Properties(NamedTuple):
-    name: str
-    multiprocessors: int
-    memory_bytes: int
-
-
-def properties() -> Properties:
-    reported = torch.cuda.get_device_properties(0)
-    return Properties(
-        name=str(reported.name),
-        multiprocessors=int(reported.multi_processor_count),
-        memory_bytes=int(reported.total_memory),
-    )
+def properties() -> Any:
+    """Those of the first GPU, under torch's names."""
+    return torch.cuda.get_device_properties(0)
 
 
 class Cuda(RealDevice):

@@ -40,7 +40,7 @@ def device_name(device: str) -> str:
         return "cpu"
     from realrun.host import cuda
 
-    return cuda.properties().name
+    return str(cuda.properties().name)
 
 
 def processor() -> str:
