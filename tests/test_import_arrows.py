@@ -59,7 +59,7 @@ FLOORS = {
     ),
     "validation": (
         ("tables",),
-        ("claims", "judge", "replays", "speed", "conformance"),
+        ("claims", "judge", "replays", "conformance"),
         ("constants",),
         ("pages",),
         ("__main__",),

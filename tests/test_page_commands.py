@@ -47,10 +47,9 @@ LEFT_OUT = {
     r"lanesim diagnose": DATA,
     r"lanesim (replay .*--policy gentle|validate results/replay # how)": "a package that the reader installs",
     r"python -m validation (silicon|drafted|evidence|partition|pearl)": DATA,
-    r"python -m validation step_records": "ten minutes of a real vLLM",
     r"python -m validation (constants (judge|refit) DATA|\w+ DATA)": DATA,
     r"python -m validation conformance": "logs or a wheel of an engine, which the reader brings",
-    r"python -m validation (scenario_docs|silicon_page|leaderboard|speed)": PAGE,
+    r"python -m validation (scenario_docs|silicon_page|leaderboard)": PAGE,
     r"lanesim .*(FILE|scenario\.yaml)": "a form, whose names the reader fills in",
 }
 """Beginning of a command -> what it wants that is not here."""

@@ -1,7 +1,6 @@
 """`python -m validation NAME ...`: what the simulator is judged on, one program per name; without one, their list.
 
-A program is its module's `main`, or the function that is named; it has a parameter for every argument, and one with a
-default is a flag.
+A program is its module's `main`, or the function that is named. A parameter is an argument, with a default a flag.
 """
 
 from __future__ import annotations
@@ -37,10 +36,6 @@ PROGRAMS = {
     ),
     "leaderboard": ("validation.pages.leaderboard", "docs/leaderboard.md: lanesim beside every other simulator"),
     "notebooks": ("validation.pages.notebooks", "executes the notebooks on small settings"),
-    "step_records": (
-        "validation.replays.step_records",
-        "a cost model from the steps of a server, judged on the next minutes",
-    ),
     "real_gpus": ("validation.pages.real_gpus", "docs/real-gpus.md: replays on GPUs and verify passes, beside today"),
     "real_vllm": (
         "validation.replays.real_vllm",
@@ -49,7 +44,6 @@ PROGRAMS = {
     "scenario_docs": ("validation.pages.scenario", "docs/scenario.md, from the schema"),
     "silicon": ("validation.judge.served_judge", "served cells by class, beside a peer"),
     "silicon_page": ("validation.judge.served_judge:write_page", "docs/silicon.md, from results of silicon"),
-    "speed": ("validation.speed", "CPU seconds and memory, beside NVIDIA Dynamo"),
 }
 """Name -> (module and function, `main` where none is named; what it does)."""
 OUTPUTS = ("out", "table", "json", "page")

@@ -6,8 +6,7 @@ constant is the mean of its sources, and each source judges the mean of the othe
 constant of its engine: a changed constant without a new run fails tests/validation/test_constants.py.
 
 `python -m validation constants refit DATA` fits the constants of each source together, then pools anew. It prints old
-and new values with standard errors. constants.yaml says who gave and who judges each constant. Not here: the page
-(validation.pages.leaderboard).
+and new values with standard errors. Not here: the page (validation.pages.leaderboard).
 """
 
 from __future__ import annotations
@@ -139,8 +138,7 @@ def values() -> dict[Key, float]:
 
 
 def digest(constant: Constant, family: str) -> str:
-    """Of what a row was computed with: all constants of its engine and of the importer, what marks cells as fitted on,
-    and who judges."""
+    """Of what a row was computed with: constants of its engine and of the importer, cells fitted on, and who judges."""
     of = {" ".join(key): value for key, value in values().items() if key[0].startswith((family, IMPORTER))}
     judges = sorted({*constant.judges, *constant.fitted_on} & read_specs().judges.keys())
     runs = [(run.file, run.rows, run.cells) for run in map(run_of, judges)]
@@ -202,8 +200,7 @@ class Judges:
         self.cells = [(cell_of(self.rows[line["id"]]), line["is_starved"] == "1") for line in lines]
 
     def served(self, constant: Constant, metric: str) -> list[ServedLoad]:
-        """Those whose engine has the constant and whose model gave none, or gave it; of a TTFT none that waits for
-        admission."""
+        """Those whose engine has the constant and whose model gave none, or gave it. No TTFT waits for admission."""
         known = {scope for scope, _ in values()}
         scopes = {scope for scope, _ in constant.held()}
 
@@ -295,8 +292,7 @@ def fit(old: Mapping[str, float], logs: Callable[[dict[str, float]], list[float]
 def _logs(
     judges: Judges, of: Mapping[Key, float], source: str, group: Sequence[Constant], tried: Mapping[str, float]
 ) -> list[float]:
-    """Logarithms of simulated over measured by the cells of a source, with some values of a group tried beside all
-    values in `of`."""
+    """Logarithms of simulated over measured by the cells of a source, with values of a group tried beside `of`."""
     known: Known = {}
     with changed({**of, **{key: tried[key[1]] for each in group for key in each.held()}}):
         lists = [judges.errors(source, each.fitted_on[source], each, known) for each in group]
@@ -305,8 +301,7 @@ def _logs(
 
 
 def refits(data: Path) -> Iterator[Refit]:
-    """Of constants that have a fit, those of one source together, beside the new values of sources before it. Pooled
-    constants come last."""
+    """Constants of one source together, beside the new values of sources before it. Pooled constants come last."""
     judges, of, every = Judges(data, is_fitted=True), values(), read_specs().constants
     together = grouped((each for each in every if each.fitted_on), lambda each: (*each.fitted_on, *each.given_by))
     for (source, *_), constants in together.items():

@@ -1,8 +1,6 @@
-"""Tables and pages of validation: rows of CSV in and out, groups, errors in percent; profiles as their files have them;
-Markdown, and pages of docs that are templates filled with frames and sentences.
+"""Tables and pages of validation: CSV, groups, errors in percent, profiles as their files have them, Markdown.
 
-A template is a file of validation/templates, a `string.Template`: all of a page's fixed prose lies there. Not here:
-what a table or a page shows, which its program computes.
+A page is a `string.Template` of validation/templates, filled with frames and sentences. Not here: what it shows.
 """
 
 from __future__ import annotations

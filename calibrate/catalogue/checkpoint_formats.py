@@ -37,13 +37,10 @@ PARTS = {
     "mlp": re.compile(r"mlp(\*|\.\*|$|\.(gate|up|down|gate_up)_proj)"),
     "shared": re.compile(r"shared_experts?(\*|\.\*|$)"),
 }
-"""Names of matrices inside a layer, as lists of modules have them, by the part of Formats; shared experts are a
-mixture's `mlp`."""
+"""Names of a layer's matrices in lists of modules, by the part of Formats; shared experts are a mixture's `mlp`."""
 
 
 class Stored(NamedTuple):
-    """Formats that a checkpoint states."""
-
     weights: str
     kv: str | None
     """None: that of the activations."""
@@ -52,8 +49,7 @@ class Stored(NamedTuple):
 
 
 def quantisation_of(path: Path, *configs: dict[str, Json]) -> tuple[Path, Quantisation] | None:
-    """The quantisation that one of `configs`, read from `path`, or a file beside it states, and that file; None where
-    none does."""
+    """The file, and the quantisation that one of `configs`, read from `path`, or a file beside it states; or None."""
     stated = [(key, config[key]) for config in configs for key in KEYS if config.get(key) is not None]
     key, value = stated[0] if stated else ("", None)
     if not isinstance(value, dict | None):
@@ -119,7 +115,6 @@ def _modelopt(path: Path, quantisation: Quantisation) -> str:
 
 
 def _compressed(path: Path, quantisation: Quantisation) -> str:
-    """The format that all groups share."""
     groups = quantisation.get("config_groups")
     if not isinstance(groups, dict) or not groups:
         raise _refused(path, f"config_groups={groups!r}", "one group or several of one format")

@@ -76,10 +76,8 @@ def all_reduce_of(gpu: str, tensor_parallel: int) -> AllReduce:
 
 
 def with_models(profile: Profile, target: ModelShape, draft: ModelShape | None) -> Profile:
-    """The compact constants of `profile` for other models; of them nothing was measured.
-
-    Raises ValueError where the profile is a table, or the weights do not fit.
-    """
+    """The compact constants of `profile` for other models; of them nothing was measured. Raises ValueError where the
+    profile is a table, or the weights do not fit."""
     names = target.name if draft is None else f"{target.name}+{draft.name}"
     shapes = [shape for shape in (target, draft) if shape is not None]
     check_fits(names, sum(shape.weight_bytes for shape in shapes), profile.gpu, profile.tensor_parallel)
@@ -128,8 +126,7 @@ def derive(profile: Profile, gpu: str) -> Profile:
 
 
 def nearest(gpu: str, known: Iterable[str]) -> str | None:
-    """The one of `known` that `gpu` is derived from: of its family, with as much memory if there is one, and the most
-    like it in bandwidth; None where there is none."""
+    """The one of `known` that `gpu` is derived from: of its family, with as much memory, nearest in bandwidth."""
     sheet = DATASHEETS.get(gpu)
     if sheet is None:
         return None

@@ -79,8 +79,6 @@ KEYS = msgspec.json.decode(Path(__file__).with_name("config_keys.json").read_byt
 
 
 class ModelSource(NamedTuple):
-    """A model to build."""
-
     shape: ModelShape
     family: str | None = None
     """None: it follows from the name."""
@@ -112,8 +110,7 @@ def source_of(name: str, *, plain: bool = True) -> ModelSource:
 
 
 def _by_name(name: str) -> ModelSource:
-    """Layers of that very format, else the same ones in the format that the name ends in, else those that Hugging Face
-    has under the name."""
+    """Layers of that very format, else the same ones in the format of the name's ending, else Hugging Face's."""
     plain, weights = without_format(name)
     source = None if weights == "bf16" else _known(name)
     if source is None and weights is not None and (source := _known(plain)) is not None:
@@ -124,7 +121,6 @@ def _by_name(name: str) -> ModelSource:
 
 
 def _known(name: str) -> ModelSource | None:
-    """A model of one of the two tables."""
     repository = published(name)
     if name in MODELS:
         return ModelSource(MODELS[name], repository=repository)
@@ -150,7 +146,6 @@ def _called(source: ModelSource, repository: str) -> ModelSource:
 
 
 def _special(shape: ModelShape) -> str:
-    """Words on each part of `shape` that is not plain."""
     if shape.experts is not None:
         return "a mixture-of-experts model"
     if shape.latent is not None:
@@ -169,7 +164,6 @@ def shapes_of(target: str, draft: str | None, *, plain: bool = True) -> tuple[Mo
 
 
 def with_dtype(shape: ModelShape, dtype: str) -> ModelShape:
-    """`shape` with the bytes of `dtype`. Raises ValueError for an unknown one."""
     if dtype not in DTYPE_BYTES:
         raise ValueError(f"dtype={dtype!r} must be one of {', '.join(DTYPE_BYTES)}")
     return msgspec.structs.replace(shape, dtype_bytes=DTYPE_BYTES[dtype])
@@ -377,7 +371,6 @@ def _compressed(path: Path, config: Config, layers: int) -> Compressed | None:
 
 
 def _kinds(path: Path, config: Config, key: str, layers: int, known: set[int]) -> list[Json]:
-    """Each layer's value of `key`."""
     kinds = config.get(key)
     if not isinstance(kinds, list) or len(kinds) < layers or not {*kinds} <= known:
         raise ValueError(f"{path}: {key}={_short(kinds)} must say of each of {layers} layers which it is of {known}")

@@ -1,5 +1,6 @@
-"""Models by their names on Hugging Face: a table whose lines state their source, and config.json files of the hub or
-its cache. Not here: what a config.json says (model_configs)."""
+"""Models by their names on Hugging Face: a table with sources, and config.json files of the hub or its cache.
+
+Not here: what a config.json says (model_configs)."""
 
 from __future__ import annotations
 
@@ -76,10 +77,7 @@ def published(name: str) -> str | None:
 
 def downloaded(name: str) -> Path | None:
     """The config.json of a repository, and no other file, from Hugging Face or from the cache that it keeps; None where
-    neither has it.
-
-    Without huggingface_hub only the cache is read, which vLLM and transformers fill as well.
-    """
+    neither has it. Without huggingface_hub only the cache is read, which vLLM and transformers fill as well."""
     try:
         from huggingface_hub import constants, hf_hub_download
 
@@ -115,5 +113,4 @@ def _bare(name: str) -> str:
 
 
 def _numbers(name: str) -> list[str]:
-    """Numbers in a name: versions and sizes."""
     return re.findall(r"\d+(?:\.\d+)?", model_key(name))

@@ -3,9 +3,8 @@
 A constant is a time of the host, or `ratio@N`: what the GPU's layers take under load, as a multiple of the tables', at
 N tokens and more (kernel tables time single kernels at boost clocks). One time alone is searched for, until the mean
 signed error of one metric is 0. Several are found by least squares on the logarithm of simulated over measured. The
-derivatives then say which constants the cells can tell apart: one that moves no metric, or moves all of them as another
-does, is refused by name, because its value would be an accident. Not here: what a cell's error is
-(calibrate.served.judge).
+derivatives then say which constants the cells can tell apart. One that moves no metric, or all of them as another does,
+is refused by name. Not here: what a cell's error is (calibrate.served.judge).
 """
 
 from __future__ import annotations
@@ -30,8 +29,7 @@ UNITS_S = {
     "row_s": 1e-5,
     "frontend_s": 1e-2,
 }
-"""Times of profile.host that can be fitted (sim.costs.profile says what each is), and what each is counted in, so that
-all have values about 1."""
+"""Times of profile.host that can be fitted, and what each is counted in, so that all have values about 1."""
 RATIO = "ratio@"
 UNTOUCHED = 16
 """The first ratio holds from its tokens on; the tables' times hold up to this part of them."""

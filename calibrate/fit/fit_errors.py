@@ -44,8 +44,6 @@ def errors_of_draft(errors: Mapping[str, KindError]) -> dict[str, KindError]:
 
 
 class PointError(NamedTuple):
-    """One measured point and what the profile makes of it."""
-
     kind: str
     measured_s: float
     fitted_s: float

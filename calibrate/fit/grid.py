@@ -1,17 +1,17 @@
-"""Passes to be timed: a grid of shapes, and those of them that a budget pays for.
+"""Passes to be timed: a grid of shapes, those of them that a budget pays for, and those that run beside each other.
 
-Pure: the plan follows from the limits and from a few pilot times, and is then fixed (it heads the points file), so that
-a measurement that was killed ends with the points it began with. Not here: timing (calibrate.measure.timing,
-calibrate.measure.session).
+Pure: the plan follows from the limits and a few pilot times, and then heads the points file. So a measurement that was
+killed ends with the points it began with. Not here: timing (calibrate.measure.timing, calibrate.measure.session).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from hashlib import sha256
+from itertools import product
 from typing import NamedTuple
 
-from calibrate.fit.point_works import MixedPass, TimedPass
+from calibrate.fit.point_works import Corun, MixedPass, TimedPass
 from sim.costs.profile import Launch, Role
 
 VERIFY_TOKENS, DRAFT_TOKENS = (2, 5, 8), (1, 4, 8)
@@ -31,10 +31,14 @@ MIXED_TOKENS = 5
 PROMPT_TOKENS = 512
 """Tokens of those prompts, where slots hold four times as many."""
 
+BESIDE_DRAFT_TOKENS = 4
+"""Tokens per row of a draft; a verify row has one query token more."""
+CPU_CHUNKS = (16, 64)
+BESIDE_ROWS = 16
+"""Rows beside a prompt that is launched kernel by kernel."""
+
 
 class Limits(NamedTuple):
-    """Largest passes that the pair's slots allow."""
-
     rows: int
     slot_tokens: int
     """Tokens per slot: history, new tokens and one more."""
@@ -84,8 +88,7 @@ def _prefills(model: Role, limits: Limits) -> list[TimedPass]:
 
 
 def mixed(limits: Limits) -> list[MixedPass]:
-    """Verifying rows with prompts, which judge a fit and are no part of it: both have slots, and rows have half an
-    answer behind their prompt."""
+    """Verifying rows, with half an answer behind them, beside prompts: they judge a fit and are no part of it."""
     tokens = min(PROMPT_TOKENS, limits.slot_tokens // 4)
     found = []
     for rows, prompts in MIXED:
@@ -156,3 +159,43 @@ def _size(timed: TimedPass) -> float:
 def _shuffled(timed: TimedPass) -> str:
     """A fixed random order: drifts of the machine must not look like effects of size."""
     return sha256(repr(tuple(timed)).encode()).hexdigest()
+
+
+# -- passes beside each other
+
+
+def coruns_within(limits: Limits) -> list[Corun]:
+    """Co-runs that the overlap of a pair with these slots is fitted to, captured where there are graphs. A prompt
+    launched kernel by kernel, as a replay's are, stands beside a captured draft and verify. The last is prefill, draft
+    and verify at once, which no fit uses."""
+    launch: Launch = "graphed" if limits.has_graphs else "eager"
+    context = (limits.slot_tokens - limits.draft_tokens) // 4
+    longest, rows = min(limits.pass_tokens, limits.slot_tokens // 2), spread(1, limits.rows // 2, 3)
+    chunks = (longest // 4, longest) if limits.has_graphs else CPU_CHUNKS
+
+    def decode(num_rows: int) -> TimedPass:
+        return TimedPass("decode", "target", num_rows, 1, context, launch)
+
+    coruns = [Corun((_prompts_beside(chunk, context, launch), decode(each))) for chunk, each in product(chunks, rows)]
+    if limits.has_draft:
+        coruns += [Corun(_draft_and_verify(each, context, launch)) for each in rows]
+        if limits.has_graphs:
+            prompt = _prompts_beside(min(PROMPT_TOKENS, context), context, "eager")
+            decoding = _draft_and_verify(min(BESIDE_ROWS, limits.rows - 1), context, launch)
+            coruns += [Corun((prompt, each)) for each in decoding]
+        three = _draft_and_verify(limits.rows // 3, context, launch)
+        coruns.append(Corun((_prompts_beside(chunks[0], context, launch), *three)))
+    return [corun for corun in coruns if min(timed.rows for timed in corun.passes) and corun.num_rows <= limits.rows]
+
+
+def _prompts_beside(chunk_tokens: int, context_tokens: int, launch: Launch) -> TimedPass:
+    """Prompts no longer than the context: a longer chunk is several of them, as in an engine."""
+    prompts = max(1, chunk_tokens // context_tokens)
+    return TimedPass("prefill", "target", prompts, min(chunk_tokens, context_tokens), 0, launch)
+
+
+def _draft_and_verify(rows: int, context_tokens: int, launch: Launch) -> tuple[TimedPass, TimedPass]:
+    return (
+        TimedPass("draft", "draft", rows, BESIDE_DRAFT_TOKENS, context_tokens, launch),
+        TimedPass("verify", "target", rows, BESIDE_DRAFT_TOKENS + 1, context_tokens, launch),
+    )

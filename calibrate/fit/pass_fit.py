@@ -75,13 +75,11 @@ DECODE = (
     Free("", "sharpness", 1.0, 8.0),
     Free("", "key_head_s", 1e-13, 1e-6),
 )
-"""Constants of the attention of each head layout that was measured. Bandwidth shares may exceed 1: weights of a small
-model, or a short context, live in a cache."""
+"""Constants of attention by head layout. Bandwidth shares may exceed 1: small weights and short contexts are cached."""
 ON_CUDA = (Free("gemm", "tile_share", 1e-3, 0.85),)
 
 
 def start_constants(is_cpu: bool, multiprocessors: int, attention: str, kv_layout: str) -> CompactKernels:
-    """Plausible constants for the fit to start from."""
     kernel_s = CPU_START_S if is_cpu else CUDA_START_S
     decode = DecodeAttention(
         fixed_s=4 * kernel_s, row_head_s=1e-7, bandwidth_share=0.5, sharpness=1.5, key_head_s=1e-10

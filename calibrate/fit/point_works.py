@@ -1,7 +1,6 @@
 """Measured points as works: what the cost model is requested, so that measured and fitted are the same thing.
 
-Not here: measuring them (calibrate.measure.timing), choosing them (calibrate.fit.grid), the fit
-(calibrate.fit.pass_fit).
+Not here: timing (calibrate.measure.timing), choosing (calibrate.fit.grid), fitting (calibrate.fit.pass_fit).
 """
 
 from __future__ import annotations
@@ -51,19 +50,9 @@ class Corun(NamedTuple):
 
     passes: tuple[TimedPass, ...]
     share_pct: int | None = None
-    """Percent of the multiprocessors that the first pass is to have while the second has the rest; None: all have
-    all."""
+    """Percent of the multiprocessors of the first pass, of which the second has the rest; None: all have all."""
     favoured: int | None = None
     """The pass whose stream has a higher priority than the others'; None: all alike."""
-
-    @property
-    def name(self) -> str:
-        on = "" if self.share_pct is None else f" on {self.share_pct} %"
-        names = [
-            f"{timed.kind} {timed.rows}x{timed.tokens} {timed.launch}" + (" first" if side == self.favoured else "")
-            for side, timed in enumerate(self.passes)
-        ]
-        return " beside ".join((f"{names[0]}{on}", *names[1:]))
 
     @property
     def is_plain(self) -> bool:
@@ -88,8 +77,7 @@ def timed_pass_of(point: MeasuredPoint) -> TimedPass:
 
 
 def merged(visits: Sequence[MeasuredPoint]) -> MeasuredPoint:
-    """One point of several visits to its pass: medians over them. Its half width is theirs, or half of the range of
-    their times where that is wider."""
+    """One point of several visits: medians. Its half width is theirs, or half of the range of their times."""
     device_s = median(visit.device_s for visit in visits)
     range_s = max(visit.device_s for visit in visits) - min(visit.device_s for visit in visits)
     half_width_pct = max(median(visit.half_width_pct for visit in visits), 50.0 * range_s / device_s)

@@ -44,17 +44,13 @@ Positive = Annotated[float, msgspec.Meta(gt=0.0, le=LONGEST_S)]
 class Steady(msgspec.Struct, frozen=True, kw_only=True):
     """One side of a co-run: seconds from one completion to the next, medians over all rounds."""
 
-    share: Positive = 1.0
-    """Share of the multiprocessors that it could run on."""
     alone_s: Positive
-    """Seconds without the others, on its share where there is one."""
+    """Seconds without the others."""
     rates: Annotated[tuple[Positive, ...], msgspec.Meta(min_length=1)]
     """Completions per second beside the others, as a share of those alone [rounds]."""
 
 
 class Ran(msgspec.Struct, frozen=True, kw_only=True):
-    """A co-run that was measured."""
-
     corun: Corun
     sides: tuple[Steady, ...]
 
@@ -69,8 +65,6 @@ class Ran(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Header(msgspec.Struct):
-    """The first line."""
-
     fingerprint: dict[str, str]
     options: dict[str, Any]
 
@@ -82,8 +76,6 @@ class _Plan(msgspec.Struct):
 
 @dataclass(slots=True, kw_only=True)
 class MeasuredSession:
-    """Content of a points file."""
-
     fingerprint: dict[str, str]
     options: dict[str, Json]
     passes: list[TimedPass] = field(default_factory=list)

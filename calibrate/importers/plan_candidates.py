@@ -1,9 +1,8 @@
 """Profiles of models by their names, split over the GPUs of a replica in every way, imported from the installed tables
 and kept in the user's cache folder, under a name with a hash of all that they were made from.
 
-Beside them the publisher's own decode step: where it takes kernels from other tables than this importer trusts, the
-two differ, and the user should know. Not here: models by name (calibrate.catalogue.model_configs), which deployment is
-best (sim.studies.plan.search).
+Beside them the publisher's own decode step, for users to see where the two differ. Not here: models by name
+(calibrate.catalogue.model_configs), which deployment is best (sim.studies.plan.search).
 """
 
 from __future__ import annotations
@@ -45,8 +44,7 @@ from sim.names import unknown
 MADE_FROM = ("calibrate/importers/aiconfigurator", "calibrate/fit", "calibrate/catalogue", "sim/costs")
 """Folders whose code a profile depends on."""
 DISPUTED = 1.3
-"""Ratio of two decode steps from which on they contradict each other; the importer's mean error on served cells of
-dense models is 6 % (docs/silicon.md)."""
+"""Ratio of two decode steps that contradict each other; the importer is 6 % off on dense models (docs/silicon.md)."""
 
 DEGREES = (1, 2, 4, 8)
 NEEDED_TOKENS = 32_768
@@ -105,8 +103,7 @@ def scaled_from(profile: Profile) -> str:
 
 
 def kernels_of(tables: Path, gpu: str) -> str:
-    """The GPU whose kernels stand for those of `gpu`: itself, or the nearest one with tables. Raises ValueError with
-    the GPUs that can be served."""
+    """The GPU whose kernels stand for those of `gpu`: itself, or the nearest with tables. Raises ValueError."""
     known = gpus_of(tables)
     origin = gpu if gpu in known else nearest(gpu, known)
     if origin is None:
@@ -118,10 +115,8 @@ def kernels_of(tables: Path, gpu: str) -> str:
 
 
 def pair_named(model: str, drafter: str | None) -> tuple[ModelShape, ModelShape | None, ModelSource]:
-    """A target and its draft, a name of HEADS or a model, and where the target comes from. Raises ValueError.
-
-    `model` may end in -kv8 for a KV cache in FP8, and a config.json in -fp8 or another format of the weights.
-    """
+    """A target and its draft, a name of HEADS or a model, and where the target comes from. Raises ValueError. `model`
+    may end in -kv8 for a KV cache in FP8, and a config.json in -fp8 or another format of the weights."""
     kv = "fp8" if model.endswith(KV8) else None
     path, config, weights = model.removesuffix(KV8).rpartition(".json-")
     model = f"{path}.json" if config else model.removesuffix(KV8)
@@ -165,11 +160,8 @@ def imported(
     cache: Path,
     on_done: OnDone = lambda stage, done, total: None,
 ) -> tuple[list[Imported], list[NotImported]]:
-    """The profiles of `wanted`, from the cache where they are there, and why others cannot be.
-
-    Tables are read in separate processes: the libraries for that start threads, and a process with threads starts
-    its workers slowly.
-    """
+    """The profiles of `wanted`, from the cache where they are there, and why others cannot be. Tables are read in
+    separate processes: their libraries start threads, beside which workers start slowly."""
     by_index: dict[int, Imported] = {}
     failed: dict[int, NotImported] = {}
     missing = []

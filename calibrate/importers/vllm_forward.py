@@ -28,7 +28,6 @@ from sim.costs.shapes import ModelShape
 from sim.files.json_values import convert, read_json
 from sim.interface.work import Chunk, Work
 
-KIND = "vllm-forward"
 LIMITS = Limits(rows=64, slot_tokens=4096, pass_tokens=8192, draft_tokens=7, has_draft=True, has_graphs=True)
 """KV of 64 requests of 4,096 tokens is 34 GB of an 8B model in bf16."""
 SECONDS_PER_US = 1e-6
@@ -53,15 +52,11 @@ class Latency(msgspec.Struct, frozen=True):
 
 
 class Rank(msgspec.Struct, frozen=True):
-    """What one GPU reports."""
-
     latency_us: Latency
     timing_scope: Literal["target_only", "target_and_drafter"]
 
 
 class Case(msgspec.Struct, frozen=True):
-    """A case that was timed."""
-
     case: str
     requests: Annotated[tuple[Request, ...], msgspec.Meta(min_length=1)]
     median_us: Annotated[float, msgspec.Meta(gt=0.0, le=1e9)]

@@ -1,2 +1,1 @@
-"""Times a pair on this machine: its passes alone, beside each other, and what serving adds. Knows torch and realrun;
-the rest of calibrate does not know it."""
+"""Times a pair on this machine: its passes alone, beside each other, and what serving adds. Knows torch and realrun."""

@@ -18,16 +18,12 @@ from sim.cli.signals import exit_code, stopped_word
 from sim.names import install_line, unknown
 
 if TYPE_CHECKING:
-    from sim.costs.profile import Profile
+    pass
 
 MIN_BUDGET_S = 5.0
-MAX_NOISY = 8
-"""Noisy points that are listed one by one."""
 
 
 class MeasureFlags(Struct, frozen=True, kw_only=True):
-    """Flags of `lanesim calibrate measure`."""
-
     device: Annotated[Literal["cpu", "cuda"], "What to measure."]
     target: Annotated[str, "Target: a known name, a config.json, or a directory of weights."]
     draft: Annotated[str | None, "Draft model, likewise."] = None
@@ -100,17 +96,5 @@ def measure_command(flags: MeasureFlags) -> None:
     if doubt := verdict(of_profile(profile)):
         print(doubt)
     write(profile, out)
-    _print_noisy(profile)
-
-
-def _print_noisy(profile: Profile) -> None:
-    """Print the number of noisy points, and the worst of them by name."""
-    from calibrate.fit.point_works import timed_pass_of
-
-    noisy = sorted((point for point in profile.points if point.is_noisy), key=lambda point: -point.half_width_pct)
-    if noisy:
-        print(f"noisy points: {len(noisy)} of {len(profile.points)} (half of the 95 % interval, or how visits differ)")
-    for point in noisy[:MAX_NOISY]:
-        print(f"  {timed_pass_of(point).name}: ±{point.half_width_pct:.0f} %, {1e3 * point.device_s:.2f} ms")
-    if len(noisy) > MAX_NOISY:
-        print(f"  ... the rest by less than {noisy[MAX_NOISY - 1].half_width_pct:.0f} %; all are in the profile")
+    if num_noisy := sum(point.is_noisy for point in profile.points):
+        print(f"{num_noisy} of {len(profile.points)} passes are noisy; {points_path} marks them")

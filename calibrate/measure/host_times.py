@@ -25,10 +25,8 @@ ROUNDS = 3
 
 
 def prepare_times(bench: Bench, num_rows: int) -> dict[str, float]:
-    """`step_s` and `row_s` of planning a verify pass and settling its results, the kernels' bookkeeping.
-
-    What a policy does beside is the policy's time and not in here.
-    """
+    """`step_s` and `row_s` of planning a verify pass and settling its results, the kernels' bookkeeping. What a policy
+    does beside is the policy's time and not in here."""
     few_s, many_s = (_prepare_s(bench, count) for count in (1, num_rows))
     row_s = max(0.0, (many_s - few_s) / max(1, num_rows - 1))
     return {"step_s": max(0.0, few_s - row_s), "row_s": row_s}
@@ -67,7 +65,6 @@ def inflation(bench: Bench, timed: TimedPass, num_rows: int, seconds: float) -> 
 
 
 def _issue_s(bench: Bench, timed: TimedPass, issuers: Sequence[Issuer], seconds: float) -> float:
-    """Median issuing time with one thread per issuer."""
     times: list[list[float]] = [[] for _ in issuers]
 
     def issue_often(side: int, barrier: Barrier) -> None:

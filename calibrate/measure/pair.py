@@ -11,9 +11,9 @@ import torch
 
 from calibrate.catalogue.model_configs import FAMILIES, ModelSource, source_of, with_dtype
 from calibrate.fit.grid import Limits
+from realrun.kernels.host_slots import PairOptions, doubling
 from realrun.kernels.pair_kernels import PairKernels
-from realrun.kernels.pair_options import PairOptions, doubling
-from realrun.model.attention import attention_on, slot_tokens
+from realrun.model.attention import attention_on, page_tokens
 from realrun.model.memory import Ledger, Sizes, check_fits, ledger
 from realrun.model.weights import Family, load_model, random_model
 from sim.costs.shapes import MODELS
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
 
 class Defaults(TypedDict):
-    """Values of what is not requested."""
-
     dtype: str
     budget: float
     rows: int
@@ -87,12 +85,12 @@ def pair_spec(
     rows = defaults["rows"] if rows is None else rows
     if rows < 1:
         raise ValueError(f"measure.rows={rows} must be at least 1")
-    context = min(slot_tokens(device, context), longest)
+    page = page_tokens(device)
+    context = min(-(-context // page), longest // page) * page
     return PairSpec(device, defaults["dtype"], sources[0], sources[1], rows, context, attention_on(device))
 
 
 def limits(spec: PairSpec) -> Limits:
-    """Largest passes that the grid may ask for."""
     return Limits(
         rows=spec.rows,
         slot_tokens=spec.slot_tokens,
@@ -132,7 +130,6 @@ def options_of(spec: PairSpec) -> PairOptions:
 
 
 def needs(spec: PairSpec) -> Ledger:
-    """Bytes that measuring takes of the device's memory."""
     allowed = limits(spec)
     sizes = Sizes(
         slots=spec.rows,

@@ -5,7 +5,7 @@ its slots are set back on the same stream.
 Completions are the device's events, on a CPU the host's clock. A rate is completions per second while all sides
 were at work, divided by those of the side alone, taken right before. Whatever is made on the device is made before.
 
-Not here: which passes (calibrate.measure.overlap_cells), what follows from their rates (calibrate.measure.fits).
+Not here: which passes (calibrate.fit.grid), what follows from their rates (calibrate.measure.fits).
 """
 
 from __future__ import annotations
@@ -111,8 +111,7 @@ def _together(bench: Bench, sides: Sequence[_Side], window_s: float, first: int)
 def _completions(
     bench: Bench, sides: Sequence[_Side], seconds: float, first: int, times: int = 1
 ) -> tuple[list[float], list[list[float]]]:
-    """First start [sides] and completions [sides][passes], seconds after a common origin; side `first` begins. For
-    `times` times the seconds and the passes of a window."""
+    """First start [sides] and completions [sides][passes] after a common origin, in `times` windows; `first` begins."""
     bench.runs_on.synchronize()
     origin = sides[0].issuer.stream.record()
     origin.synchronize()

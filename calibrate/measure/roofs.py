@@ -33,7 +33,7 @@ def roofs(device: str, dtype: str) -> Gpu:
     properties = cuda.properties() if device == "cuda" else None
     return Gpu(
         name=name.lower().replace(" ", "-"),
-        memory_bytes=cuda.find(device).free_bytes() if properties is None else properties.memory_bytes,
+        memory_bytes=cuda.find(device).free_bytes() if properties is None else int(properties.total_memory),
         peak_flops=flops_per_s,
         bandwidth_bytes_per_s=bytes_per_s,
     )

@@ -38,8 +38,7 @@ REPEATS = 5
 
 
 class Setting(NamedTuple):
-    """How requests are served: by workers that take one each, or by one that takes all together; or in lanes, whose
-    idle workers look every `poll_s`."""
+    """How requests are served: by workers with one each, by one with all, or in lanes that look every `poll_s`."""
 
     policy: str
     at_once: int = 1
@@ -68,9 +67,8 @@ class Setting(NamedTuple):
 
 
 def measure_serving(profile: Profile, kernels: PairKernels, repeats: int = REPEATS) -> ServingCosts:
-    """Costs of serving on `kernels`, the pair that `profile` was measured on. On a GPU decoding passes are captured,
-    and prompts launched kernel by kernel. On a CPU issuing a pass is executing it: also how many times as long a pass
-    lasts as in a loop."""
+    """Costs of serving on `kernels`, the pair of `profile`. On a GPU decoding passes are captured and prompts are not.
+    On a CPU, where issuing a pass is executing it, also how many times as long a pass lasts as in a loop."""
     executor, is_cpu = PairExecutor(kernels, seed=SEED), not kernels.options.cuda_graphs
     drafted, many = DRAFT_TOKENS if kernels.draft_model is not None else 0, min(MANY, kernels.options.slots)
     workers = [Setting("baseline", at_once, drafted) for at_once in dict.fromkeys((1, many))]
@@ -93,8 +91,8 @@ def measure_serving(profile: Profile, kernels: PairKernels, repeats: int = REPEA
     times_s = [[each.record.end_s for each in runs] for runs in by_setting.values()]
     slowest = max(max(of_setting) / median(of_setting) for of_setting in times_s)
     return ServingCosts(
-        works=waits(of_busy, lambda work: is_cpu or not work.record.chunk_tokens),
-        prompts=None if is_cpu else waits(of_busy, lambda work: work.record.chunk_tokens > 0),
+        works=waits(of_busy, lambda work: is_cpu or not work.record.chunk_tokens, profile.host.row_s),
+        prompts=None if is_cpu else waits(of_busy, lambda work: work.record.chunk_tokens > 0, profile.host.row_s),
         look_s=look_s(*(by_setting[each] for each in lanes)) if lanes else 0.0,
         probed_s=tuple(map(fmean, zip(*probed_s, strict=True))),
         served=served(profile, [[each.works for each in by_setting[setting]] for setting in every]) if is_cpu else {},
@@ -102,16 +100,18 @@ def measure_serving(profile: Profile, kernels: PairKernels, repeats: int = REPEA
     )
 
 
-def waits(by_setting: Sequence[Sequence[Sequence[MeasuredWork]]], counts: Callable[[MeasuredWork], bool]) -> Waits:
+def waits(
+    by_setting: Sequence[Sequence[Sequence[MeasuredWork]]], counts: Callable[[MeasuredWork], bool], row_s: float
+) -> Waits:
     """Means over the works that count of a run, nan left out; of the runs of one setting the median; of the settings
-    the mean."""
+    the mean. A profile adds `row_s` for each sequence of a work, so that it is left out."""
     counted = [[[work for work in works if counts(work)] for works in runs] for runs in by_setting]
 
     def typical_s(of: Callable[[MeasuredWork], float]) -> float:
         return fmean(median(mean([*map(of, works)]) for works in runs) for runs in counted)
 
     return Waits(
-        typical_s(lambda work: work.cost.prepare_s),
+        max(0.0, typical_s(lambda work: work.cost.prepare_s - row_s * len(work.record.requests))),
         typical_s(lambda work: work.reacted_s - work.record.end_s),
     )
 
@@ -141,8 +141,7 @@ def served(profile: Profile, by_setting: Sequence[Sequence[Sequence[MeasuredWork
 
 
 def look_s(plain: Sequence[Replay], polled: Sequence[Replay]) -> float:
-    """Seconds that a look takes from the work that is being issued, from runs of lanes that wake at once and the same
-    with looks, in pairs."""
+    """Seconds that a look takes from the work being issued, by pairs of runs: lanes that wake at once, or look."""
     looks_s = []
     for waking, looking in zip(plain, polled, strict=True):
         looks_per_s = max(1, looking.record.num_polls) / looking.record.end_s

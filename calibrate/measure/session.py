@@ -1,8 +1,7 @@
 """One measurement of a pair on this machine: plan, points, host times, co-runs, serving; each kept as soon as known.
 
-Everything measured goes to the points file first; the profile is made from that file alone, so a measurement that was
-killed and one that was not give the same kind of result. Not here: the fits (calibrate.measure.fits), the command
-(calibrate.measure.command).
+Everything measured goes to the points file first, and the profile is made from that file alone. So a measurement may
+be killed. Not here: the fits (calibrate.measure.fits), the command (calibrate.measure.command).
 """
 
 from __future__ import annotations
@@ -19,19 +18,18 @@ from typing import TypeVar
 import msgspec
 
 from calibrate.fit import grid, points_file
+from calibrate.fit.grid import coruns_within
 from calibrate.fit.point_works import VISITS, TimedPass
 from calibrate.fit.points_file import MeasuredSession
 from calibrate.measure import host_times
 from calibrate.measure.fits.measured_profile import profile_of
-from calibrate.measure.overlap_cells import coruns_within
 from calibrate.measure.pair import PairSpec, build, limits
 from calibrate.measure.rates import MAX_CORUN_S, measure
 from calibrate.measure.roofs import roofs
 from calibrate.measure.serving_overhead import REPEATS, measure_serving
 from calibrate.measure.timing import BLOCK, MAX_REPETITIONS, MIN_REPETITIONS, Bench, count_kernels, repeat
 from realrun.host import cuda
-from realrun.host.garbage_collector import frozen_heap
-from realrun.host.machine import fingerprint
+from realrun.host.machine import fingerprint, frozen_heap
 from realrun.model.kv import LAYOUT
 from sim.costs.passes import HEAD_KERNELS
 from sim.costs.profile import MeasuredPoint, Profile
@@ -75,8 +73,6 @@ def measure_pair(
 
 
 class Session:
-    """One measurement in one process."""
-
     def __init__(self, spec: PairSpec, path: Path, on_step: OnStep = lambda stage, done, total: None) -> None:
         """`path` is the points file. Raises ValueError if it is of another machine or of other options."""
         self.spec, self.path, self.on_step = spec, path, on_step
@@ -96,7 +92,6 @@ class Session:
 
     @property
     def held(self) -> MeasuredSession:
-        """Content of the points file."""
         if not self.path.exists():
             return MeasuredSession(fingerprint=self.fingerprint, options=self.spec.as_options())
         return points_file.read(self.path)
@@ -117,7 +112,6 @@ class Session:
                 self._host(budget_s)
 
     def measure_beside(self, budget_s: float) -> None:
-        """Rate the planned co-runs that the file lacks."""
         held, planned = self.held.rates, coruns_within(limits(self.spec))
         left = [corun for corun in planned if corun not in {ran.corun for ran in held}]
         ends_s = perf_counter() + SHARES["overlap"] * budget_s * len(left) / max(1, len(planned))
@@ -136,8 +130,7 @@ class Session:
         return profile_of(self.held, self.spec.target.shape, self.spec.draft.shape if self.spec.draft else None)
 
     def serve(self, budget_s: float) -> None:
-        """Measure what serving adds, once. Raises ValueError where slots are too short for the requests that are
-        served."""
+        """Measure what serving adds, once. Raises ValueError where slots are too short for its requests."""
         if not self.held.serving:
             repeats = min(REPEATS, ceil(budget_s / REPEAT_EVERY_S))
             self.append("serving", measure_serving(self.profile(), self.bench.kernels, repeats))
@@ -199,7 +192,7 @@ class Session:
             "is_cpu": self.spec.device == "cpu",
             "gpu": msgspec.to_builtins(roofs(self.spec.device, self.spec.dtype)),
             # A CPU has no waves of tiles.
-            "multiprocessors": self._gpu.multiprocessors if self._gpu else 1,
+            "multiprocessors": int(self._gpu.multi_processor_count) if self._gpu else 1,
             "kv_layout": LAYOUT,
             "date": date.today().isoformat(),
             "kernels_per_layer": max(1, round((num_kernels - HEAD_KERNELS) / self.spec.target.shape.layers)),

@@ -72,8 +72,6 @@ class Timing(NamedTuple):
 
 
 class ReadyPass(NamedTuple):
-    """A pass made ready to be issued."""
-
     shape: PassShape
     rows: list[tuple[int, int, int]]
     """Rows of integers, their columns named by realrun.kernels.device_passes.InputColumn."""
@@ -84,8 +82,6 @@ class ReadyPass(NamedTuple):
 
 
 class Bench:
-    """Passes of one pair, on separate streams."""
-
     def __init__(self, kernels: PairKernels) -> None:
         self.kernels, self.runs_on = kernels, kernels.runs_on
         self._hold_s = HOLD_S
@@ -116,7 +112,6 @@ class Bench:
         return ReadyPass(shape, [(slot, timed.tokens, 0) for slot in slots], context + 1, context)
 
     def reset(self, pass_: ReadyPass) -> None:
-        """Set the slots back to before the pass."""
         self.runs_on.synchronize()
         self.runs_on.run_now(self.back(pass_))
 
@@ -197,10 +192,8 @@ class Bench:
         return seconds
 
     def issue_timer(self, timed: TimedPass, issuer: Issuer, first_slot: int) -> Callable[[], float]:
-        """A function that times the issuing of one repetition alone, and then waits for it.
-
-        The slots are set back on the issuer's stream, so that several threads do not wait for each other.
-        """
+        """A function that times the issuing of one repetition alone, and then waits for it. The slots are set back on
+        the issuer's stream, so that several threads do not wait for each other."""
         pass_ = self.ready(timed, first_slot)
         back = self.back(pass_)
 

@@ -29,8 +29,6 @@ EXAMPLE = (
 
 
 class ReplayFlags(WorkloadFlags, frozen=True, kw_only=True):
-    """Flags of `lanesim replay`."""
-
     policy: Policies = ()
     device: Annotated[Literal["cpu", "cuda"], "Where the passes run."]
     out: Annotated[Path, "Results directory."]
@@ -158,7 +156,6 @@ def _run(
 
 
 def _note(replay: Replay) -> None:
-    """One line per run on a terminal."""
     if sys.stderr.isatty():
         record = replay.record
         print(f"{record.policy}, seed {record.seed}: {record.end_s:.1f} s", file=sys.stderr)

@@ -17,8 +17,6 @@ from sim.cli.lazy import SOURCE
 
 
 class DirectoryFlags(Struct, frozen=True, kw_only=True):
-    """Flags of a replay's directory."""
-
     directory: Annotated[Path, ARGUMENT, Meta(title="DIRECTORY")]
     profile: Annotated[str | None, "Cost profile: gpu/target[+draft], or a path [a replay's own]."] = None
     json: JsonFile = None

@@ -1,12 +1,10 @@
-"""A GPU by CUDA: the only module that touches torch.cuda. Not here: the interface it fulfils and its rules
-(realrun.host.device).
-"""
+"""A GPU by CUDA: the only module that touches torch.cuda. Not here: its interface and rules (realrun.host.device)."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any
 from weakref import WeakValueDictionary
 
 import torch
@@ -36,26 +34,12 @@ def find(where: str | torch.device) -> RealDevice:
     return Cuda(where)
 
 
-class Properties(NamedTuple):
-    """Properties of the first GPU."""
-
-    name: str
-    multiprocessors: int
-    memory_bytes: int
-
-
-def properties() -> Properties:
-    reported = torch.cuda.get_device_properties(0)
-    return Properties(
-        name=str(reported.name),
-        multiprocessors=int(reported.multi_processor_count),
-        memory_bytes=int(reported.total_memory),
-    )
+def properties() -> Any:
+    """Those of the first GPU, under torch's names."""
+    return torch.cuda.get_device_properties(0)
 
 
 class Cuda(RealDevice):
-    """A GPU."""
-
     is_async = True
 
     def __init__(self, where: torch.device) -> None:

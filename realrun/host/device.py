@@ -60,7 +60,6 @@ class RealDevice:
     """Works may still run when they have been issued. Where not, there are no graphs either."""
 
     def now_s(self) -> float:
-        """The host's clock."""
         return perf_counter()
 
     def stream(self, priority: int = 0) -> DeviceStream:

@@ -1,8 +1,6 @@
-"""Executors of works for the threaded host: the protocol.
+"""Executors of works for the threaded host: the protocol. An executor has one lane per stream.
 
-An executor has one lane per stream. The stream's issuer thread calls `issue`, which lasts as long as the host part;
-`finish` of what it gives blocks until the device is done. Not here: real passes (realrun.replay.pair_executor), threads
-and order (realrun.host.gpuhost).
+Not here: real passes (realrun.replay.pair_executor), threads and order (realrun.host.gpuhost).
 """
 
 from __future__ import annotations
@@ -31,8 +29,7 @@ class Handle(Protocol):
     """A work that was issued."""
 
     def finish(self) -> tuple[int, ...]:
-        """Drafted tokens accepted [rows], of VERIFY and STEP works; blocks until the device is done. Called once, in
-        the order of issue."""
+        """Accepted drafted tokens [rows] of VERIFY and STEP works, once the device is done. In order of issue."""
         ...
 
     def times_s(self) -> tuple[float, float]:
@@ -60,9 +57,7 @@ class Executor(Protocol):
         """Raises ValueError for a stream that this executor cannot serve; called as it is made."""
         ...
 
-    def lane(self, stream: Stream, clock: HostClock) -> ExecutorLane:
-        """The lane of a new stream."""
-        ...
+    def lane(self, stream: Stream, clock: HostClock) -> ExecutorLane: ...
 
     def submitted(self, job: SubmittedWork) -> None:
         """A policy has submitted a work; called in its turn."""

@@ -36,10 +36,8 @@ _MIN_WAIT_S = 0.01
 
 
 class GpuHost(TaskHost):
-    """Policies on real threads. With `draws` acceptance comes from it (tape mode), without it from the models.
-
-    Use as a context manager: leaving it ends every thread.
-    """
+    """Policies on real threads. With `draws` acceptance comes from it (tape mode), without it from the models. Use as a
+    context manager: leaving it ends every thread."""
 
     def __init__(
         self,
@@ -109,8 +107,7 @@ class GpuHost(TaskHost):
         return ticket
 
     def wait(self, signal: Signal, *, poll_s: float | None = None) -> Wait[None]:
-        """A wait; with `poll_s` the worker really looks that often, as far as the machine keeps up; late looks are
-        skipped."""
+        """A wait. With `poll_s` the worker really looks that often, and skips looks that are late."""
         wait: HostWait[None] = HostWait()
         signal.pending.append(Looks(self, wait, poll_s) if poll_s else wait)
         return wait
@@ -199,7 +196,6 @@ class GpuHost(TaskHost):
             self.complete(ticket.issued)
 
     def _arrived(self, ticket: GpuTicket) -> None:
-        """The result of `ticket` is on the host."""
         self._in_flight.pop(ticket, None)
         self.works.append(ticket)
         ticket.ready_s = self.now_s

@@ -23,8 +23,7 @@ ANY_LENGTH = 1 << 40
 
 
 def vllm() -> InstalledEngine:
-    """The vLLM that is installed beside us, with the constants of the newest engine file that is not newer. Raises
-    ValueError where none can be imported."""
+    """The installed vLLM with the constants of the newest engine file that is not newer. Raises ValueError for none."""
     try:
         version = installed_version()
     except ImportError as error:
@@ -35,7 +34,6 @@ def vllm() -> InstalledEngine:
 
 
 def _order(version: str) -> tuple[int, int]:
-    """Sort key of a version, or of an engine file's name."""
     major, minor, *_ = version.removeprefix("vllm-").split(".")
     return int(major), int(minor)
 
@@ -119,7 +117,6 @@ class _Engine:
         return Step(rows, row_tokens, prompts, tuple(chunks), uses_drafts=not planned.skips_drafts)
 
     def commit(self, flight: Flight, planned: Planned, accepted: Sequence[int]) -> None:
-        """The step's results, ours and theirs."""
         serving, rows = self.serving, flight.step.rows
         by_index = {request.index: count for request, count in zip(rows, accepted, strict=True)}
         serving.open_rounds(commit_step(serving, flight.step, accepted), flight.lengths)
@@ -130,8 +127,7 @@ class _Engine:
 
 
 def _settings(serving: Serving, limits: EngineLimits) -> SchedulerSettings:
-    """Its configuration, as the scenario has it. Its context holds every request: an engine's file, and not its
-    scheduler, says where answers end."""
+    """Its configuration, as the scenario has it. Its context holds every request, as the engine's file ends answers."""
     draft_tokens = serving.controller.draft_tokens_max
     drafter = limits.method
     pool = serving.paged

@@ -81,16 +81,14 @@ class Planned(NamedTuple):
 
 
 class VllmScheduler:
-    """One scheduler with its KV cache manager. Requests are numbered by the caller.
+    """One scheduler with its KV cache manager. Requests are numbered by the caller. Raises ImportError where no vLLM
+    can be imported, and what vLLM raises for settings that it refuses."""
 
-    Raises ImportError where no vLLM can be imported, and what vLLM raises for settings that it refuses.
-    """
-
-    def __init__(self, settings: SchedulerSettings, scheduler_class: str | None = None) -> None:
+    def __init__(self, settings: SchedulerSettings) -> None:
         self.settings = settings
         self._vllm = _Vllm()
         config = self._vllm.config(settings)
-        self._scheduler = self._vllm.scheduler(config, settings, scheduler_class)
+        self._scheduler = self._vllm.scheduler(config, settings)
         self._hasher = self._vllm.hasher(config, settings)
         self._requests: dict[int, Any] = {}
         self._num_preempted: dict[int, int] = {}
@@ -119,9 +117,8 @@ class VllmScheduler:
         content: tuple[int, ...] = (),
         stop_tokens: int = 0,
     ) -> None:
-        """Request `index` comes in; the lowest `priority` goes first. Its tokens are those of `content`, chained ids of
-        whole blocks from its beginning, and nobody else's behind these. The output token number `stop_tokens`, if any,
-        ends its answer."""
+        """Request `index` comes in; the lowest `priority` goes first. It begins with the whole blocks of `content`, and
+        has tokens of its own behind them. Its output token number `stop_tokens`, if any, ends its answer."""
         self._stops[index] = prompt_tokens + stop_tokens - 1 if stop_tokens else -1
         tokens = [self._token(index, content, position) for position in range(prompt_tokens)]
         request = self._vllm.request(index, tokens, max_tokens, arrival_time, priority, self._hasher)
@@ -186,7 +183,6 @@ class VllmScheduler:
         return index in self._requests
 
     def emitted(self, index: int) -> int:
-        """Output tokens of an unfinished request."""
         return int(self._requests[index].num_output_tokens)
 
     def update(
@@ -292,13 +288,8 @@ class _Vllm:
         speculation.draft_model_config = SimpleNamespace(hf_config=SimpleNamespace(model_type="draft"))
         return speculation
 
-    def scheduler(self, config: Any, settings: SchedulerSettings, scheduler_class: str | None) -> Any:
-        """The scheduler that the configuration names, or `scheduler_class`, a dotted path."""
-        if scheduler_class is not None:
-            module, _, name = scheduler_class.rpartition(".")
-            kind = getattr(import_module(module), name)
-        else:
-            kind = config.scheduler_config.get_scheduler_cls()
+    def scheduler(self, config: Any, settings: SchedulerSettings) -> Any:
+        """The scheduler that the configuration names."""
         import torch
 
         shape = {"block_size": settings.block_size, "num_kv_heads": 1, "head_size": 1, "dtype": torch.float32}
@@ -307,7 +298,7 @@ class _Vllm:
             specs.append(self._kv.SlidingWindowSpec(**shape, sliding_window=settings.sliding_window))
         groups = [self._kv.KVCacheGroupSpec([f"{LAYER}{group}"], spec) for group, spec in enumerate(specs)]
         blocks = self._kv.KVCacheConfig(num_blocks=settings.num_gpu_blocks, kv_cache_tensors=[], kv_cache_groups=groups)
-        return kind(
+        return config.scheduler_config.get_scheduler_cls()(
             vllm_config=config,
             kv_cache_config=blocks,
             structured_output_manager=_NoGrammar(),
@@ -368,7 +359,6 @@ class _NoGrammar:
 
 
 def _digest(value: object) -> bytes:
-    """A hash of `value` for block names."""
     from hashlib import blake2b
     from pickle import dumps
 
@@ -376,8 +366,7 @@ def _digest(value: object) -> bytes:
 
 
 def _bare(kind: Any) -> Any:
-    """An object of `kind`, with its methods and simple defaults, that checks nothing: whoever makes it says the
-    rest."""
+    """An object of `kind`, with its methods and simple defaults, that checks nothing."""
     return object.__new__(kind)
 
 

@@ -99,8 +99,6 @@ class PassShape(NamedTuple):
 
 
 class Passes:
-    """Target and draft passes over shared sequences."""
-
     def __init__(self, target: Decoder, draft: Decoder | None, sequences: Sequences) -> None:
         self.target, self.draft, self.sequences = target, draft, sequences
         self._steps = torch.arange(target.kv.max_tokens, device=target.device)
@@ -201,8 +199,8 @@ class Passes:
             results[rows, 1] = tokens
 
     def _commit_rows(self, inputs: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
-        """Accept drafted tokens as long as each is the target's choice, emit one more, roll both caches back to it;
-        logits [rows, width, vocab]."""
+        """Accept drafted tokens as far as the target chooses them, emit one more, roll both caches back to it; logits
+        [rows, width, vocab]."""
         sequences, width = self.sequences, logits.shape[1]
         slots, forced = inputs[:, InputColumn.SLOT], inputs[:, InputColumn.FORCED]
         draft_lengths = (inputs[:, InputColumn.COUNT] - 1).clamp(min=0)

@@ -1,10 +1,9 @@
-"""The host's account of the requests in the slots, and what it makes of a pass: its shape, its inputs, its results.
+"""Sizes of a pair, the host's account of its slots, and what it makes of a pass: shape, inputs, results.
 
 Passes may be issued before the results of earlier ones are back, so until then the account holds bounds: enough to
 choose a shape. Pure but for the account itself; no tensors. Not here: issuing (realrun.kernels.pair_kernels).
 
-Words: `known` tokens are prompt and emitted ones. Between rounds the target's KV holds all of them but the newest, the
-draft model's at most that many.
+`known` tokens are prompt and emitted ones. Between rounds the target's KV lacks the newest, the draft's often more.
 """
 
 from __future__ import annotations
@@ -15,14 +14,60 @@ from typing import NamedTuple
 
 from realrun.host.device import Event
 from realrun.kernels.device_passes import NOT_FORCED, ChunkShape, PassShape
-from realrun.kernels.pair_options import PairOptions
 from sim.interface.work import Kind, Model
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairOptions:
+    """Sizes, and how passes are padded and captured."""
+
+    slots: int
+    """Requests in KV at once."""
+    max_tokens: int
+    """Tokens per slot, prompt, output and drafts in flight."""
+    draft_tokens_max: int = 8
+    seed: int = 0
+    """Seed of the noise in unwritten KV."""
+    batch_buckets: tuple[int, ...] = ()
+    """Numbers of decoding rows that passes are padded to; empty pads none."""
+    cuda_graphs: bool = False
+    """Capture draft and verify passes at warm-up; needs buckets, or every number of rows would be its own."""
+
+    @property
+    def max_rows(self) -> int:
+        """Rows of the largest pass: decoding ones padded to the largest bucket, and prompts of all other slots."""
+        return self.slots + max(self.batch_buckets, default=0)
+
+    def padded_rows(self, num_rows: int) -> int:
+        if not self.batch_buckets or not num_rows:
+            return num_rows
+        return next(bucket for bucket in self.batch_buckets if bucket >= num_rows)
+
+
+def doubling(most: int) -> tuple[int, ...]:
+    """Buckets 1, 2, 4, ... and `most`."""
+    return tuple(sorted({*(1 << power for power in range(most.bit_length()) if 1 << power < most), most}))
+
+
+def decoding_shapes(options: PairOptions, draft_lengths: Sequence[int], *, has_draft: bool) -> list[PassShape]:
+    """Every draft and verify shape that the buckets allow for these draft lengths, largest first.
+
+    Verify shapes of every width up to the longest draft are among them (rows may have shorter drafts), and drafts
+    with and without a catch-up token. Largest first, so that the allocator's blocks serve the smaller ones too.
+    """
+    longest = max(draft_lengths, default=0) if has_draft else 0
+    shapes = []
+    for rows in reversed(options.batch_buckets):
+        for draft_tokens in sorted({length for length in draft_lengths if has_draft and length}, reverse=True):
+            for width in (2, 1):
+                shapes.append(PassShape(Kind.DRAFT, Model.DRAFT, rows, width, draft_tokens))
+        for width in range(longest + 1, 0, -1):
+            shapes.append(PassShape(Kind.VERIFY, Model.TARGET, rows, width))
+    return shapes
 
 
 @dataclass(slots=True, eq=False)
 class Slot:
-    """One request in one slot."""
-
     index: int
     prompt_tokens: int
     known_tokens: int
@@ -63,8 +108,6 @@ class PromptChunk(NamedTuple):
 
 
 class RowResult(NamedTuple):
-    """Result of one row of a pass."""
-
     accepted: int
     """Drafted tokens accepted; 0 for a chunk."""
     tokens: list[int]
@@ -72,8 +115,6 @@ class RowResult(NamedTuple):
 
 
 class PassPlan(NamedTuple):
-    """One pass, ready to be issued."""
-
     shape: PassShape
     inputs: list[tuple[int, int, int]]
     """One per row of the shape, as realrun.kernels.device_passes.InputColumn."""
@@ -186,7 +227,6 @@ def _end_of_chunk(slot: Slot, new_tokens: int, model: Model) -> int:
 
 
 def _check_room(slots: Sequence[Slot], more_tokens: int, options: PairOptions) -> None:
-    """Every slot holds its known tokens and `more_tokens` behind them: rows are padded to one width, so each needs room
-    for the longest draft of its pass."""
+    """Every slot has room for `more_tokens` behind its known ones: rows are padded to the longest draft of the pass."""
     most = max((slot.known_tokens_bound for slot in slots), default=0)
     assert not slots or most + more_tokens <= options.max_tokens, (most, more_tokens)

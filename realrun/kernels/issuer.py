@@ -1,9 +1,8 @@
 """One stream's private things: staging buffers, captured graphs.
 
-Each stream of a host has one issuer, used by one thread at a time; issuers of one pair share nothing that a pass
-writes but the rows' own state. Inputs travel through pinned buffers made beforehand, results come back the same way.
-Not here: what a pass computes (realrun.kernels.device_passes), which passes to run (realrun.kernels.pair_kernels),
-what a stream is (realrun.host.device).
+Each stream of a host has one issuer, used by one thread at a time. Issuers of one pair share nothing that a pass
+writes but the rows' own state. Inputs and results travel through pinned buffers made beforehand. Not here: what a pass
+computes (realrun.kernels.device_passes), which passes to run (realrun.kernels.pair_kernels).
 """
 
 from __future__ import annotations
@@ -55,8 +54,7 @@ class Pending:
 
 
 class Issuer:
-    """Issues passes on its own `stream` of the device `runs_on`. `rows_max` bounds the rows of a pass, `width_max` the
-    tokens of a verify row."""
+    """Issues passes on its own `stream`. `rows_max` bounds rows of a pass, `width_max` tokens of a verify row."""
 
     def __init__(
         self,
@@ -119,10 +117,8 @@ class Issuer:
         self.stream.wait(pending.end)
 
     def warm(self, shape: PassShape, scratch: int, *, capture: bool, again: bool = False) -> None:
-        """Run `shape` with absent rows only, then capture it as a graph if asked; no request's state changes.
-
-        What has run and is captured already is left alone, or with `again` runs once more.
-        """
+        """Run `shape` with absent rows only, then capture it as a graph if asked; no request's state changes. What has
+        run and is captured already is left alone, or with `again` runs once more."""
         absent = [(scratch, 0, NOT_FORCED)] * shape.num_rows
         is_to_be_captured = capture and shape not in self._graphs
         is_new = shape not in self.warmed or is_to_be_captured

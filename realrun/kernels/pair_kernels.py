@@ -17,9 +17,8 @@ from realrun.host import cuda
 from realrun.host.device import DeviceStream, RealDevice
 from realrun.kernels import host_slots
 from realrun.kernels.device_passes import Passes, PassShape, Sequences
-from realrun.kernels.host_slots import PromptChunk, RowResult, Slot
+from realrun.kernels.host_slots import PairOptions, PromptChunk, RowResult, Slot
 from realrun.kernels.issuer import Issuer, Pending
-from realrun.kernels.pair_options import PairOptions
 from realrun.model.decoder import Decoder
 from sim.interface.work import Kind, Model
 
@@ -39,10 +38,8 @@ class Submitted:
         self._result: list[RowResult] | None = None
 
     def result(self) -> list[RowResult]:
-        """One RowResult per row, then per chunk, in the caller's order; blocks until the device is done.
-
-        Draft passes give none: their tokens stay on the device until they are verified.
-        """
+        """One RowResult per row, then per chunk, in the caller's order; blocks until the device is done. Draft passes
+        give none: their tokens stay on the device until they are verified."""
         if self._result is None:
             values = self.pending.values()
             is_target = self.plan.shape.model is Model.TARGET
@@ -60,8 +57,7 @@ class PairKernels:
         options: PairOptions,
         runs_on: RealDevice | None = None,
     ) -> None:
-        """Raises ValueError for models these passes cannot run, or that do not share a vocabulary and a device; that
-        is what they run on unless `runs_on` is given."""
+        """Raises ValueError for models these passes cannot run, or that do not share a vocabulary and a device."""
         self.options = options
         models = [target] if draft is None else [target, draft]
         target_decoder, *drafts = [
@@ -82,10 +78,8 @@ class PairKernels:
         self.runs_on.synchronize()
 
     def issuer(self, name: str, *, priority: int = 0) -> Issuer:
-        """The stream called `name` with its buffers, made when it is first requested. Higher priority goes first.
-
-        One stream serves every policy that has a lane of its name: CUDA gives out few before two share a queue.
-        """
+        """The stream called `name` with its buffers, made when it is first requested. Higher priority goes first. One
+        stream serves every policy that has a lane of its name: CUDA gives out few before two share a queue."""
         cached = self._issuers.get((name, priority))
         if cached is None:
             cached = self._issuers[name, priority] = self.new_issuer(name, self.runs_on.stream(priority))
@@ -120,7 +114,6 @@ class PairKernels:
         return self.runs_on.stream(), prompts
 
     def release(self, slot: Slot) -> None:
-        """Take the slot back; nothing of it may be in flight."""
         assert slot.index not in self._free, f"slot {slot.index} released twice"
         if slot.admission is not None:
             # Its prompt is out of the staging buffer, also where no pass ever read it.
@@ -136,10 +129,8 @@ class PairKernels:
     def draft(
         self, slots: Sequence[Slot], draft_tokens: int, issuer: Issuer, *, chunks: Sequence[PromptChunk] = ()
     ) -> Submitted:
-        """Draft `draft_tokens` for every row, catching up first; a draft not yet verified is replaced.
-
-        `chunks` are the draft model's prefill, in its first pass.
-        """
+        """Draft `draft_tokens` for every row, catching up first; a draft not yet verified is replaced. `chunks` are the
+        draft model's prefill, in its first pass."""
         assert 1 <= draft_tokens <= self.options.draft_tokens_max, draft_tokens
         return self._submit(issuer, host_slots.plan_draft(slots, chunks, draft_tokens, self.options), slots, chunks)
 
@@ -159,8 +150,7 @@ class PairKernels:
         return self._submit(issuer, host_slots.plan_target(slots, chunks, forced, self.options), slots, chunks)
 
     def warm(self, issuer: Issuer, shapes: Sequence[PassShape], *, again: bool = False) -> None:
-        """Run every shape on the issuer's stream, and capture draft and verify ones where graphs are on; `again`: also
-        what has run before."""
+        """Run every shape on the issuer's stream, captured where graphs are on; `again`: also what has run before."""
         for shape in shapes:
             is_graphed = shape.kind in (Kind.DRAFT, Kind.VERIFY) and not shape.chunks
             is_captured = self.options.cuda_graphs and is_graphed
@@ -180,5 +170,4 @@ class PairKernels:
 
 
 def _common(decoder: Decoder) -> tuple[int, str, str]:
-    """Facts that both models of a pair must share."""
     return decoder.vocab, str(decoder.dtype).removeprefix("torch."), str(decoder.device)

@@ -56,9 +56,7 @@ class AttentionKernel(Protocol):
 
     def run(self, plan: Any, queries: torch.Tensor, layer: int) -> torch.Tensor:
         """Attend with queries [tokens, heads, head_dim], rectangle after rectangle, row by row; gives the same shape.
-
-        The keys and values of these tokens are in KV already.
-        """
+        The keys and values of these tokens are in KV already."""
         ...
 
 
@@ -77,17 +75,14 @@ def attention_on(device: str) -> str:
     return FLASH if device == "cuda" else MATH
 
 
-def slot_tokens(device: str, tokens: int) -> int:
-    """Tokens of a slot that holds `tokens`: whole pages where attention reads pages."""
-    page = PAGE_TOKENS if device == "cuda" else 1
-    return -(-tokens // page) * page
+def page_tokens(device: str) -> int:
+    """A slot's tokens are a multiple of it: whole pages where attention reads pages."""
+    return PAGE_TOKENS if device == "cuda" else 1
 
 
 def num_splits(tiles: int) -> int:
-    """Parts that every row's keys are read in, side by side: as many as fill the GPU with `tiles` blocks of queries.
-
-    A function of the pass's shape alone, so an eager pass and a captured one compute the same.
-    """
+    """Parts that every row's keys are read in, side by side: as many as fill the GPU with `tiles` blocks of queries. A
+    function of the pass's shape alone, so an eager pass and a captured one compute the same."""
     return max(1, min(MAX_SPLITS, GPU_TILES // tiles))
 
 
@@ -127,44 +122,30 @@ def _joined(parts: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 class FlashAttention:
-    """torch's FlashAttention over the pages of all slots; without whole pages, or in torch 2.11, which takes none, over
-    all slots as one long sequence, where a row begins where its slot does."""
+    """torch's FlashAttention over the pages of all slots."""
 
     def __init__(self, heads: int, kv: SlottedKv) -> None:
-        self.group, self.kv = heads // kv.kv_heads, kv
+        self.group, self.kv, self._page = heads // kv.kv_heads, kv, PAGE_TOKENS
         self._attend = torch.ops.aten._flash_attention_forward.default
-        known = {argument.name for argument in self._attend._schema.arguments}
-        # torch 2.11 splits by a rule of torch, from the shapes alone.
-        self._takes_splits = "num_splits" in known
-        self._page = PAGE_TOKENS
-        self.has_pages = "block_table" in known and kv.max_tokens % self._page == 0
+        assert kv.max_tokens % self._page == 0, kv.max_tokens
         self._pages = torch.arange(kv.max_tokens // self._page, dtype=torch.int32, device=kv.keys.device)
         """Pages of the first slot."""
 
     def plan(self, rectangles: Sequence[Rectangle]) -> tuple[Reach, torch.Tensor]:
-        """The reach, with the pages of each row [rows, pages of a slot], or where its keys begin [rows + 1]."""
+        """The reach, and the pages of each row [rows, pages of a slot]."""
         reach = reach_of(rectangles, self.group, self.kv)
-        if self.has_pages:
-            return reach, (reach.slots * len(self._pages)).unsqueeze(1) + self._pages
-        # One more than rows: the kernel wants ends as well, and does not read them where `used` is given.
-        return reach, torch.nn.functional.pad(reach.slots * self.kv.max_tokens, (0, 1))
+        return reach, (reach.slots * len(self._pages)).unsqueeze(1) + self._pages
 
     def run(self, plan: tuple[Reach, torch.Tensor], queries: torch.Tensor, layer: int) -> torch.Tensor:
-        reach, table = plan
-        keys, values = self.kv.layer(layer)
-        more: dict[str, Any] = {"num_splits": reach.splits} if self._takes_splits else {}
-        if self.has_pages:
-            keys, values = (stored.view(-1, self._page, *stored.shape[2:]) for stored in (keys, values))
-            more["block_table"] = table
-        else:
-            keys, values = keys.flatten(0, 1), values.flatten(0, 1)
+        reach, pages = plan
+        keys, values = (stored.view(-1, self._page, *stored.shape[2:]) for stored in self.kv.layer(layer))
         out: torch.Tensor = self._attend(
             queries,
             keys,
             values,
             reach.offsets,
             # With pages nothing of it is read but its length.
-            reach.offsets if self.has_pages else table,
+            reach.offsets,
             reach.max_queries,
             self.kv.max_tokens,
             0.0,
@@ -172,16 +153,15 @@ class FlashAttention:
             False,
             scale=self.kv.head_dim**-0.5,
             seqused_k=reach.used,
-            **more,
+            num_splits=reach.splits,
+            block_table=pages,
         )[0]
         return out
 
 
 class GatheringAttention:
-    """Copies each rectangle's keys and values together up to its longest row, and attends with an additive mask.
-
-    The longest row is read back from the device: nothing of this can be captured.
-    """
+    """Copies each rectangle's keys and values together up to its longest row, and attends with an additive mask. The
+    longest row is read back from the device: nothing of this can be captured."""
 
     def __init__(self, heads: int, kv: SlottedKv) -> None:
         self.group, self.kv = heads // kv.kv_heads, kv

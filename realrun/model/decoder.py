@@ -1,9 +1,8 @@
 """The forward pass of a Llama- or Qwen-family decoder over slotted KV, written out for ragged batches.
 
-The model (its weights and configuration) is the library's; the loop over its layers is ours, so that positions, lengths
-and kernels are exact and nothing is allocated that the shape does not need. Rows of one pass come as rectangles; the
-body runs once over the tokens of all of them, and so does attention. Not here: models (realrun.model.weights),
-attention kernels (realrun.model.attention).
+The model is the library's. The loop over its layers is ours, so that positions, lengths and kernels are exact, and
+nothing is allocated that the shape does not need. Rows come as rectangles, and body and attention run once over all.
+Not here: models (realrun.model.weights), attention kernels (realrun.model.attention).
 """
 
 from __future__ import annotations
@@ -73,10 +72,8 @@ class Decoder:
         return (rectangle.starts.unsqueeze(1) + steps).clamp(max=self.kv.max_tokens - 1)
 
     def forward(self, tokens: torch.Tensor, rectangles: Sequence[Rectangle]) -> torch.Tensor:
-        """Run one pass: write the tokens' KV and give the last layer's output, normed, [tokens, hidden].
-
-        `tokens` holds the rectangles' tokens one after the other, row by row, padding included. Lengths stay.
-        """
+        """Run one pass: write the tokens' KV and give the last layer's output, normed, [tokens, hidden]. `tokens` holds
+        the rectangles' tokens one after the other, row by row, padding included. Lengths stay."""
         positions, slots = self._places(rectangles)
         cos, sin = self._cos[positions], self._signed_sin[positions]
         plan = self.attention.plan(rectangles)

@@ -46,7 +46,6 @@ class SlottedKv:
 
     @property
     def scratch(self) -> int:
-        """Index of the slot that belongs to no request."""
         return self.slots
 
     def layer(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:

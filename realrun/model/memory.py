@@ -1,8 +1,7 @@
 """Will something fit the memory of a device: what a pair takes there, item by item, before anything of it is made.
 
-Weights, KV and what passes make on the way follow from the dimensions, and were counted on passes at full size; what
-libraries and graphs take is their documentation's, or assumed and said so. Not here: making it (realrun.model.kv,
-realrun.model.weights).
+Weights, KV and what passes make on the way follow from the dimensions, and were counted on passes at full size. What
+libraries and graphs take is documented or assumed. Not here: making it (realrun.model.kv, realrun.model.weights).
 """
 
 from __future__ import annotations
@@ -31,8 +30,6 @@ TOKEN_BYTES = 256
 
 
 class Sizes(NamedTuple):
-    """Sizes that a pair is to have room for."""
-
     slots: int
     max_tokens: int
     """Tokens per slot."""
@@ -45,7 +42,6 @@ class Sizes(NamedTuple):
 
     @property
     def decoding_tokens(self) -> int:
-        """Tokens of the largest pass without prompts."""
         return self.slots * (self.draft_tokens + 1)
 
 
@@ -92,10 +88,8 @@ def ledger(models: Sequence[ModelShape], sizes: Sizes, *, is_cuda: bool = True) 
 
 
 def pass_bytes(shape: ModelShape, tokens: int, sizes: Sizes) -> int:
-    """Most that one pass over `tokens`, decoding ones of all slots among them, has made and not yet freed.
-
-    In a layer that is its MLP: what comes in, both halves, the gate and their product. Or it is the logits.
-    """
+    """Most that one pass over `tokens`, decoding ones of all slots among them, has made and not yet freed. In a layer
+    that is its MLP: what comes in, both halves, the gate and their product. Or it is the logits."""
     layer = tokens * (shape.dtype_bytes * (shape.hidden + 4 * shape.intermediate) + TOKEN_BYTES)
     outputs = tokens * (shape.dtype_bytes * shape.hidden + TOKEN_BYTES)
     logits = sizes.decoding_tokens * shape.vocab * shape.dtype_bytes
@@ -103,7 +97,6 @@ def pass_bytes(shape: ModelShape, tokens: int, sizes: Sizes) -> int:
 
 
 def check_fits(num_bytes: int, what: str, device: torch.device) -> None:
-    """Raise ValueError if `what` needs more than the device has."""
     has = cuda.find(device).free_bytes()
     if num_bytes > has:
         raise ValueError(

@@ -20,8 +20,7 @@ if TYPE_CHECKING:
 
 
 class Family(StrEnum):
-    """Family of a model, which its dimensions leave open: QKV biases (qwen2), norms of queries and keys (qwen3),
-    neither (llama)."""
+    """Family of a model: with QKV biases (qwen2), norms of queries and keys (qwen3), or neither (llama)."""
 
     LLAMA = "llama"
     QWEN2 = "qwen2"
@@ -33,8 +32,7 @@ LOGIT_STD = 2.5
 MAX_REASON = 200
 """Characters of a library's message that are passed on."""
 QUERY_GAIN = 3.0
-"""Queries are this much longer than unit ones, so that attention picks tokens out; averaging ones make greedy text
-repeat itself."""
+"""Times that queries are longer than unit ones: attention that averages makes greedy text repeat itself."""
 
 
 def random_model(
@@ -45,11 +43,8 @@ def random_model(
     seed: int = 0,
     family: Family | None = None,
 ) -> PreTrainedModel:
-    """A causal language model of exactly `shape`, weights random and scaled so that activations stay near 1.
-
-    Never zeros: matrix products run faster on them. Raises ValueError if the weights do not fit the device's free
-    memory.
-    """
+    """A causal language model of exactly `shape`, weights random and scaled so that activations stay near 1. Never
+    zeros: matrix products run faster on them. Raises ValueError if the weights do not fit the free memory."""
     from transformers import AutoModelForCausalLM
 
     device = torch.device(device)
@@ -84,11 +79,8 @@ DAMAGED = (OSError, RuntimeError, EOFError, ValueError, KeyError, TypeError, Att
 def load_model(
     path: Path | str, *, dtype: torch.dtype = torch.bfloat16, device: torch.device | str = "cpu"
 ) -> PreTrainedModel:
-    """Real weights from a local directory in the library's format.
-
-    Raises ValueError if there are none, if they cannot be read, or if any tensor of the model is missing or of another
-    shape: the library would fill those in at random.
-    """
+    """Real weights from a local directory in the library's format. Raises ValueError if there are none, if they cannot
+    be read, or if any tensor of the model is missing or of another shape: the library would fill those in at random."""
     from pickle import UnpicklingError
 
     from safetensors import SafetensorError

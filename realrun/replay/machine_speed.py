@@ -11,7 +11,7 @@ from itertools import pairwise
 from statistics import fmean
 
 from realrun.host.device import Event
-from realrun.host.garbage_collector import frozen_heap
+from realrun.host.machine import frozen_heap
 from realrun.kernels.device_passes import NOT_FORCED, ChunkShape, PassShape
 from realrun.kernels.issuer import Issuer
 from realrun.kernels.pair_kernels import PairKernels

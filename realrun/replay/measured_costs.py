@@ -74,7 +74,6 @@ class MeasuredWork:
 
 
 def measured_work(ticket: GpuTicket) -> MeasuredWork:
-    """The record of a work that is over."""
     return MeasuredWork(
         record=work_record(ticket),
         eligible_s=ticket.eligible_s,
@@ -87,16 +86,12 @@ def measured_work(ticket: GpuTicket) -> MeasuredWork:
 
 
 class Lasted(NamedTuple):
-    """Times of one work."""
-
     cost: Cost
     reaction_s: float
     """Seconds from its end on the device until whoever awaited it had acted on it; nan if nobody did."""
 
 
 class _Group(NamedTuple):
-    """Measured works of one kind and model."""
-
     shapes: list[Shape]
     submitted_s: list[float]
     lasted: list[Lasted]
@@ -180,7 +175,6 @@ def mean(values: Sequence[float], *, default: float = 0.0) -> float:
 
 
 def real_columns(works: Sequence[MeasuredWork]) -> dict[str, list[Json]]:
-    """Columns of work.parquet that only a real run has."""
     return {
         "eligible_s": [work.eligible_s for work in works],
         "reacted_s": [work.reacted_s for work in works],
@@ -277,10 +271,8 @@ class RecordedDraws:
             self._accepted.update(((index, emitted), count) for index, emitted, count in rows)
 
     def run_length(self, index: int, position: int, most: int) -> int:
-        """Accepted tokens of a draft of `most` of request `index` with `position` output tokens out.
-
-        Raises ValueError where the replay drafted nothing there.
-        """
+        """Accepted tokens of a draft of `most` of request `index` with `position` output tokens out. Raises ValueError
+        where the replay drafted nothing there."""
         count = self._accepted.get((index, position))
         if count is None:
             raise ValueError(

@@ -1,10 +1,9 @@
 """A pair with real weights from two folders, and what its draft gets accepted: a tape over the answers of a replay.
 
-Greedy, as the field counts it (vLLM's rejection sampler at temperature 0): a drafted token is accepted where it is the
-target's choice, the most likely one, and all before it were. As long as they were, the draft has read the true
-text, so one pass of it over prompt and answer says for every position how many tokens would be accepted there
-(sim.acceptance.tape). Not covered: sampling, trees, drafts that read the target's features, and rounding: near ties may
-fall otherwise in a pass of another shape (`rounds_alike` counts them).
+Greedy, as vLLM's rejection sampler at temperature 0: a drafted token is accepted where the target would choose it and
+all before it were accepted. So far the draft has read the true text, and one pass of it over prompt and answer says how
+many tokens would be accepted at every position (sim.acceptance.tape). Not covered: sampling, trees, drafts that read
+the target's features, and near ties in passes of another shape (`rounds_alike` counts them).
 Not here: timed passes (realrun.kernels).
 """
 
@@ -76,8 +75,6 @@ class Folders:
 
 
 class ClassTape(NamedTuple):
-    """Requests of one content class."""
-
     name: str
     tapes: list[list[int]]
 

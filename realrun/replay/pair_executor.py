@@ -32,8 +32,7 @@ SLOT_PATIENCE_S = 60.0
 
 
 class PairExecutor:
-    """Executes PREFILL, DRAFT, VERIFY, STEP and HOST works on `kernels`. `prompts` [requests] are the prompts' tokens;
-    without them `seed` draws some."""
+    """Executes works on `kernels`. `prompts` [requests] are the prompts' tokens; without them `seed` draws some."""
 
     def __init__(self, kernels: PairKernels, *, seed: int = 0, prompts: Sequence[Sequence[int]] = ()) -> None:
         self.kernels, self.seed, self.prompts = kernels, seed, prompts
@@ -63,7 +62,6 @@ class PairExecutor:
 
     @property
     def issuers(self) -> tuple[Issuer, ...]:
-        """Issuers of every stream that has had a lane so far."""
         return tuple(self._issuers.values())
 
     def submitted(self, job: SubmittedWork) -> None:
@@ -155,7 +153,6 @@ class PairExecutor:
         return slot
 
     def prompt(self, request: Request) -> list[int]:
-        """The request's prompt: its own, or random tokens, a function of seed and arrival index."""
         if self.prompts:
             return list(self.prompts[request.index])
         generator = np.random.default_rng((self.seed, request.index))
@@ -181,8 +178,6 @@ class PairExecutor:
 
 
 class PairLane:
-    """One stream of the pair."""
-
     def __init__(self, executor: PairExecutor, issuer: Issuer, clock: HostClock, device_clock: DeviceClock) -> None:
         self.executor, self.issuer, self.clock, self.device_clock = executor, issuer, clock, device_clock
         self.is_async = issuer.runs_on.is_async
@@ -220,8 +215,7 @@ class PairHandle:
         return accepted
 
     def times_s(self) -> tuple[float, float]:
-        """No work begins before it is issued or ends after it is known to: a look at two clocks is not exact. Where
-        issuing is executing, slots and plans are part of it."""
+        """No work begins before it is issued or ends after it is known to: looks at two clocks are not exact."""
         if not self.lane.is_async:
             return self._began_s, self._seen_s
         start, end = self.passes[0].pending.start, self.passes[-1].pending.end

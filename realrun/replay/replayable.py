@@ -16,8 +16,7 @@ from sim.run.experiment import Experiment
 
 
 def check_replayable(experiment: Experiment) -> None:
-    """Raise ValueError for a scenario that simulates but cannot be replayed: another engine, no KV at all, or too short
-    a tape."""
+    """Raise ValueError for a scenario that simulates but cannot be replayed."""
     resolved, scenario, engine = experiment.resolved, experiment.scenario, experiment.scenario.engine
     policy, num_gpus = resolved.policy, scenario.devices.count * resolved.num_gpus
     given = resolved.lengths.given

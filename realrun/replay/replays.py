@@ -14,11 +14,10 @@ from typing import Any
 
 import msgspec
 
-from realrun.host.garbage_collector import frozen_heap
 from realrun.host.gpuhost import GpuHost
-from realrun.host.machine import fingerprint
+from realrun.host.machine import fingerprint, frozen_heap
 from realrun.kernels.device_passes import ChunkShape, PassShape
-from realrun.kernels.pair_options import PairOptions, decoding_shapes
+from realrun.kernels.host_slots import PairOptions, decoding_shapes
 from realrun.replay.machine_speed import probe
 from realrun.replay.measured_costs import MeasuredWork, WakeLatency, mean, measured_work, real_columns
 from realrun.replay.pair_executor import PairExecutor
@@ -41,8 +40,6 @@ REHEARSAL_REQUESTS = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replay:
-    """One measured run."""
-
     experiment: Experiment
     record: RunRecord
     works: list[MeasuredWork]
@@ -123,9 +120,7 @@ def _serve_a_few(experiment: Experiment, executor: PairExecutor) -> None:
 
 def replay(experiment: Experiment, executor: PairExecutor) -> Replay:
     """Rehearse one policy and run it, with fixed passes before and after. Of a run that is interrupted nothing is kept.
-
-    Raises PolicyStalled if the policy stops with requests unserved.
-    """
+    Raises PolicyStalled if the policy stops with requests unserved."""
     rehearse(experiment, executor)
     before_s = probe(executor.kernels, executor.issuers)
     done = run(experiment, executor)
@@ -180,8 +175,7 @@ def replay_all(
 
 
 def about(device: str, *, is_dictated: bool = True) -> dict[str, Json]:
-    """The machine and the models, as summary.json has them; where no tape dictates acceptance, a pair with real weights
-    decides it."""
+    """The machine and the models, as summary.json has them. A tape dictates acceptance, or real weights decide it."""
     return {
         "acceptance": "tape" if is_dictated else "model",
         "device": device,

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 import torch
 
 from realrun.host import cuda
+from realrun.kernels.host_slots import PairOptions, doubling
 from realrun.kernels.pair_kernels import PairKernels
-from realrun.kernels.pair_options import PairOptions, doubling
-from realrun.model.attention import REMOVED, attention_on, slot_tokens
+from realrun.model.attention import REMOVED, attention_on, page_tokens
 from realrun.model.memory import GIB, Sizes, ledger
 from realrun.model.weights import random_model
 from realrun.replay.machine_speed import PROBED_TOKENS
@@ -35,10 +35,8 @@ MAX_STREAMS = 8
 
 
 def sizes_for(experiments: Sequence[Experiment], device: torch.device) -> Sizes:
-    """Slots for as many requests as can be in flight, or as fit the device's memory beside everything else.
-
-    Raises ValueError where not even one fits.
-    """
+    """Slots for as many requests as can be in flight, or as fit the device's memory beside everything else. Raises
+    ValueError where not even one fits."""
     first = experiments[0].resolved
     _check_attention(first.profile, device.type)
     drafted = max(experiment.resolved.lengths.max for experiment in experiments)
@@ -46,10 +44,10 @@ def sizes_for(experiments: Sequence[Experiment], device: torch.device) -> Sizes:
     requests = [request for experiment in experiments for request in experiment.requests()]
     longest = max(request.prompt_tokens + request.output_tokens for request in requests) + 3 * (drafted + 1)
     models = loaded_models(first.profile, with_draft=drafted > 0)
-    is_cuda = device.type == "cuda"
+    is_cuda, page = device.type == "cuda", page_tokens(device.type)
     wanted = Sizes(
         slots=max(max_at_once(experiment) for experiment in experiments) + SPARE_SLOTS,
-        max_tokens=slot_tokens(device.type, max(longest, *PROBED_TOKENS)),
+        max_tokens=-(-max(longest, *PROBED_TOKENS) // page) * page,
         draft_tokens=drafted,
         prompt_tokens=max(
             min(
@@ -76,10 +74,8 @@ def sizes_for(experiments: Sequence[Experiment], device: torch.device) -> Sizes:
 def build_kernels(
     profile: Profile, sizes: Sizes, device: torch.device, *, seed: int, loaded: Sequence[PreTrainedModel] = ()
 ) -> PairKernels:
-    """The pair with random weights, or target and draft `loaded`; without drafts in sight only the target.
-
-    Raises ValueError if it does not fit.
-    """
+    """The pair with random weights, or target and draft `loaded`; without drafts in sight only the target. Raises
+    ValueError if it does not fit."""
     shapes = loaded_models(profile, with_draft=sizes.draft_tokens > 0)
     models = loaded or [random_model(shape, dtype=dtype_of(shape), device=device, seed=seed) for shape in shapes]
     options = PairOptions(

@@ -2,8 +2,8 @@
 
 The same scenario and tape are simulated three times, with one thing more of the simulator's each time: mechanism
 (every work given its measured time, contention and all: what is left is scheduling), cost (the profile's times, streams
-alone), contention (streams together: the simulation proper, whose metrics are the headline). Not here: where schedules
-part (realrun.validate.divergence), reading and writing (realrun.cli.replay). No torch.
+alone), contention (streams together: the simulation proper, whose metrics are the headline). Beside it stands the first
+scheduling decision that differs. Not here: reading and writing (realrun.cli.replay). No torch.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from statistics import fmean
 from typing import Any
 
 from realrun.replay.measured_costs import MeasuredCosts, MeasuredHost, MeasuredWork, RecordedDraws, WakeLatency
-from realrun.validate.divergence import first_divergence
 from sim.costs.cost import CostModel, Demands
 from sim.costs.profile import HostCosts, Profile
 from sim.devices.contention import Contention
+from sim.files.json_values import Json
 from sim.hosts.simulated import RunLength, SimHost
 from sim.interface.work import Work
 from sim.metrics.compared import PERCENTILES, errors
-from sim.metrics.records import RunRecord
+from sim.metrics.records import RunRecord, WorkRecord
 from sim.metrics.summary import Run, summarise
 from sim.run.compiled import PYTHON
 from sim.run.experiment import Experiment
@@ -34,8 +34,6 @@ VALIDATION_SCHEMA = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observed:
-    """One run of a replay, as read back."""
-
     experiment: Experiment
     run: Run
     """Its metrics (sim.metrics.summary.summarise)."""
@@ -45,10 +43,8 @@ class Observed:
     """Seconds that fixed passes took before and after it (realrun.replay.machine_speed)."""
 
     def draws(self) -> RunLength:
-        """Whose drafts are accepted: the tape that dictated it, or what the models were seen to accept.
-
-        Raises ValueError where that was not recorded.
-        """
+        """Whose drafts are accepted: the tape that dictated it, or what the models were seen to accept. Raises
+        ValueError where that was not recorded."""
         return self.experiment.draws() if self.experiment.is_dictated else RecordedDraws(self.works)
 
 
@@ -85,10 +81,8 @@ class StreamsAlone:
 
 
 def judge(observed: Observed) -> dict[str, Any]:
-    """The verdict on a run, for JSON: simulate it in every way and compare.
-
-    Raises ValueError where a cut replay lacks a kind of work.
-    """
+    """The verdict on a run, for JSON: simulate it in every way and compare. Raises ValueError where a cut replay lacks
+    a kind of work."""
     experiment = observed.experiment
     profile = experiment.resolved.profile
     costs = experiment.resolved.costs
@@ -121,8 +115,55 @@ def judge(observed: Observed) -> dict[str, Any]:
 
 
 def _machine(profiled_s: Sequence[float], probed_s: Sequence[Sequence[float]]) -> list[float] | None:
-    """Ratios by which fixed passes took longer before and after the run as when the profile was measured; None where
-    either is unknown."""
+    """Times as long as with the profile that fixed passes took before and after the run; None where unknown."""
     if not probed_s or any(len(times_s) != len(profiled_s) or not times_s for times_s in probed_s):
         return None
     return [fmean(map(truediv, times_s, profiled_s)) for times_s in probed_s]
+
+
+def first_divergence(works: Sequence[WorkRecord], simulated: Sequence[WorkRecord]) -> dict[str, Json] | None:
+    """The first decision, stream by stream, in which the two differ; None if they scheduled alike throughout.
+
+    A decision is which requests the next work of a stream carries, and what it does. Of several streams that diverge
+    the one whose decision came first in the real run is told.
+    """
+    earliest: tuple[float, int, str] | None = None
+    ours, theirs = _by_stream(works), _by_stream(simulated)
+    for stream in ours:
+        pairs = zip(ours[stream], theirs.get(stream, []), strict=False)
+        differing = (number for number, (a, b) in enumerate(pairs) if _decision(a) != _decision(b))
+        number = next(differing, min(len(ours[stream]), len(theirs.get(stream, []))))
+        if number < len(ours[stream]) and (earliest is None or ours[stream][number].submitted_s < earliest[0]):
+            earliest = ours[stream][number].submitted_s, number, stream
+    if earliest is None:
+        return None
+    _, number, stream = earliest
+    simulated_works = theirs.get(stream, [])
+    other = simulated_works[number] if number < len(simulated_works) else None
+    return {
+        "stream": stream,
+        "number": number,
+        "real": _told(ours[stream][number]),
+        "simulated": _told(other) if other is not None else None,
+    }
+
+
+def _by_stream(works: Sequence[WorkRecord]) -> dict[str, list[WorkRecord]]:
+    streams: dict[str, list[WorkRecord]] = {}
+    for work in sorted(works, key=lambda work: work.submitted_s):
+        streams.setdefault(work.stream, []).append(work)
+    return streams
+
+
+def _decision(work: WorkRecord) -> tuple[str, str, tuple[int, ...], int, int]:
+    return work.kind, work.model, tuple(sorted(work.requests)), work.draft_tokens, work.chunk_tokens
+
+
+def _told(work: WorkRecord) -> dict[str, Json]:
+    return {
+        "time_s": work.submitted_s,
+        "kind": work.kind,
+        "model": work.model,
+        "requests": list(work.requests),
+        "draft_tokens": work.draft_tokens,
+    }

@@ -32,8 +32,6 @@ METRICS = (*(key.format(name) for name in LATENCIES for key in STATISTICS.values
 
 
 class _Run(msgspec.Struct):
-    """Metrics of a run that are needed."""
-
     policy: str
     seed: int
     duration: float

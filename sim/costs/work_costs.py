@@ -65,7 +65,7 @@ class WorkCosts(ABC, Generic[PassesT]):
         self.drafts_apart = profile.host.engine == MEASURED_HERE and not profile.host.captures_chunks
         """Prompts go through the draft model in a pass of their own, which is not captured; the draft follows it."""
         self._pads_rows = self.drafts_apart and cuda_graph is True
-        """Rows of captured passes are padded to 1, 2, 4, ..., all of one length (realrun.kernels.pair_options)."""
+        """Rows of captured passes are padded to 1, 2, 4, ..., all of one length (realrun.kernels.host_slots)."""
         self._has_pieces = profile.host.captures_chunks and cuda_graph != GRAPHED_DECODE
         self._step_s, self._row_s = profile.host.step_s, profile.host.row_s
         self._is_synchronous = profile.host.is_synchronous

@@ -85,10 +85,9 @@ def test_what_cuda_forbids_in_a_capture_is_counted(captured: str, violations: in
 
 LAYERS = """
 import ctypes, json, sys, msgspec, torch
-from realrun.kernels.pair_options import PairOptions
+from realrun.kernels.host_slots import PairOptions
 from realrun.kernels.pair_kernels import PairKernels
 from realrun.kernels.device_passes import PassShape
-from realrun.model.attention import Attention
 from realrun.model.weights import random_model
 from sim.costs.shapes import model
 from sim.interface.work import Kind, Model

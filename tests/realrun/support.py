@@ -8,10 +8,9 @@ from typing import Any
 
 import torch
 
-from realrun.kernels.host_slots import Slot
+from realrun.kernels.host_slots import PairOptions, Slot
 from realrun.kernels.issuer import Issuer
 from realrun.kernels.pair_kernels import PairKernels, PromptChunk
-from realrun.kernels.pair_options import PairOptions
 from realrun.model.attention import Rectangle
 from realrun.model.decoder import Decoder
 from realrun.model.weights import Family, random_model

@@ -2,12 +2,15 @@
 
 Time is virtual on both sides. The host pays for every call, launches reach the device late, events are told in float32
 milliseconds in steps of half a microsecond by a clock that drifts, and whoever waits wakes up late. Works that run at
-once share the device as sim.devices.contention has it, on parts as sim.devices.partition does. Not here: the order of
-accesses (tests.realrun.late_device).
+once share the device as sim.devices.contention has it, on parts as sim.devices.partition does. Several threads may
+issue at once: time goes on only when all that began together wait for it. Not here: the order of accesses
+(tests.realrun.late_device).
 """
 
 from __future__ import annotations
 
+import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -17,6 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from calibrate.measure.timing import AT_ONCE
 from realrun.host.device import DeviceStream, Event, RealDevice
 from sim.devices.contention import Contention, plain_rates
 
@@ -26,6 +30,8 @@ LATENCY_S, WAKE_S, COPY_S = 4e-6, 30e-6, 1.5e-6
 """From a launch to its start, from an event to whoever waits for it, and of a copy on the device."""
 SLOW_CLOCK = 1.3
 """Times as long as asked for that a stream is held."""
+STUCK_S = 60.0
+"""Of the machine's own time, without an event."""
 STEP_MS = 5e-4
 """Of CUDA's event times."""
 
@@ -63,10 +69,13 @@ class TimedDevice(RealDevice):
         self.is_replaying = False
         self.passes: list[Lasts] = []
         """That the work being issued launches."""
-        self.run_now_s = 20e-6
+        self.run_now_s, self.wake_s = 20e-6, lambda: WAKE_S
         self.held_launches: int | None = None
         """Since a stream was held; None before."""
         self.max_held_launches = 0
+        self.changed = threading.Condition(threading.RLock())
+        self.waiting: list[TimedEvent] = []
+        self.max_waiting = 0
 
     def now_s(self) -> float:
         return self.host_s
@@ -76,8 +85,9 @@ class TimedDevice(RealDevice):
         return self.streams[-1]
 
     def run_now(self, work: Callable[[], object]) -> None:
-        work()
-        self.host_s += self.run_now_s
+        with self.changed:
+            work()
+            self.host_s += self.run_now_s
 
     def synchronize(self) -> None:
         for stream in self.streams:
@@ -92,11 +102,31 @@ class TimedDevice(RealDevice):
             self.max_held_launches = max(self.max_held_launches, self.held_launches)
 
     def run_until(self, event: TimedEvent) -> None:
-        """Go on until the device has passed `event`; the host waits, and what was held goes on."""
+        """Wait until the device has passed `event`."""
+        with self.changed:
+            self.waiting.append(event)
+            self.max_waiting = max(self.max_waiting, len(self.waiting))
+            stuck_s = time.monotonic() + STUCK_S
+            while event.true_s == inf:
+                # One whose event has come by now is about to go on.
+                still = [each for each in self.waiting if each.true_s == inf]
+                # Not all threads there are: other tests leave some that end at any time.
+                num_at_work = sum(thread.name.startswith(AT_ONCE) for thread in threading.enumerate())
+                if len(still) == max(1, num_at_work):
+                    self._go_on(still)
+                    self.changed.notify_all()
+                else:
+                    # A thread that ends notifies nobody.
+                    self.changed.wait(1e-3)
+                    assert time.monotonic() < stuck_s, "threads wait for each other"
+            self.waiting.remove(event)
+
+    def _go_on(self, events: list[TimedEvent]) -> None:
+        """Go on until the device has passed the first of `events`; the host waits, and what was held goes on."""
         self.held_launches = None
-        while event.true_s == inf:
+        while all(event.true_s == inf for event in events):
             running = [stream for stream in self.streams if stream.start(self.device_s)]
-            if event.true_s < inf:
+            if any(event.true_s < inf for event in events):
                 return
             rates = self._rates(running)
             ends_s = [self.device_s + stream.todo[0].left_s / rate for stream, rate in zip(running, rates, strict=True)]
@@ -139,6 +169,10 @@ class TimedStream:
         return False
 
     def run(self, work: Callable[[], object]) -> None:
+        with self.device.changed:
+            self._run(work)
+
+    def _run(self, work: Callable[[], object]) -> None:
         device = self.device
         device.passes, began_s = [], device.host_s
         device.host_s += CALL_S
@@ -162,7 +196,8 @@ class TimedStream:
 
     def record(self) -> Event:
         event = TimedEvent(self.device)
-        self._put(self._call(), 0.0).events.append(event)
+        with self.device.changed:
+            self._put(self._call(), 0.0).events.append(event)
         return event
 
     def wait(self, event: Event) -> None:
@@ -188,8 +223,7 @@ class TimedEvent:
 
     def synchronize(self) -> None:
         self.device.run_until(self)
-        if self.true_s > self.device.host_s - WAKE_S:
-            self.device.host_s = max(self.device.host_s, self.true_s + WAKE_S)
+        self.device.host_s = max(self.device.host_s, self.true_s + self.device.wake_s())
 
     def seconds_after(self, earlier: Any) -> float:
         assert earlier.true_s <= self.true_s, "the other way round"

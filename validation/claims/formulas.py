@@ -28,8 +28,15 @@ from sim.metrics.stats import interval_95
 from sim.policies import works
 from sim.policies.choices import LoadTable
 from validation.claims.ledger import Claim, Finding, Interval, section
-from validation.claims.prototype import PROFILE
-from validation.claims.runs import DRAFT_COMPUTE_MS, DRAFT_EAGER_MS, IMPLIED_DRAFT_MS, RunMetrics, profile_of, records
+from validation.claims.runs import (
+    DRAFT_COMPUTE_MS,
+    DRAFT_EAGER_MS,
+    IMPLIED_DRAFT_MS,
+    PROFILE,
+    RunMetrics,
+    profile_of,
+    records,
+)
 from validation.tables import evaluated, off_pct
 
 FORMS: dict[str, Callable[[float], float]] = {
@@ -75,7 +82,6 @@ def finding(claim: Claim, draws: int) -> Finding | None:
 
 
 def _plain(figure: Any) -> Any:
-    """Numpy's floats as Python's."""
     return float(figure) if isinstance(figure, float) else figure
 
 
@@ -98,7 +104,6 @@ def mean(figures: Iterable[float]) -> float:
 
 
 def mean_ends(figures: Sequence[float]) -> Interval:
-    """95 % of the mean."""
     return interval_95(figures) or (figures[0], figures[0])
 
 
@@ -186,8 +191,7 @@ WORTHWHILE = 0.02
 
 
 def choice(lows: Sequence[float]) -> str:
-    """PDV where it beats PD by more than WORTHWHILE, beyond its interval, at every phi. PD where it does so at none.
-    Otherwise overlap decides."""
+    """PDV where it beats PD by more than WORTHWHILE, beyond its interval, at every phi. PD where it does at none."""
     better = [low > 1.0 + WORTHWHILE for low in lows]
     return "PDV" if all(better) else "depends on overlap" if any(better) else "PD"
 
@@ -211,8 +215,7 @@ DRAFTED, COST_CONTEXT_TOKENS = 4, 512
 
 
 def pass_s(profile_name: str, kind: str, num_rows: int) -> float:
-    """A pass over rows in the middle of their answers: of the `target`, a `verify` of DRAFTED tokens, or their `draft`,
-    also before anything was drafted (`undrafted`)."""
+    """A pass over rows amid their answers: `target`, `verify` of DRAFTED tokens, `draft`, or `undrafted` before it."""
     profile = profile_of(profile_name)
     costs = build_costs(profile, engine_of("ideal", profile))
     requests = [Request(index, str(index), 0.0, COST_CONTEXT_TOKENS, 100) for index in range(num_rows)]

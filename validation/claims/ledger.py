@@ -45,8 +45,6 @@ class ClaimVerdict(StrEnum):
 
 
 class Finding(NamedTuple):
-    """Simulated figure of a claim."""
-
     simulated: float | str | None
     interval: Interval | None = None
     is_met: bool | None = None
@@ -73,8 +71,6 @@ class ClaimRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Claim(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One claimed figure."""
-
     id: str
     claimed: float | str
     """The figure, or the claim in words."""
@@ -93,8 +89,7 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     runs: list[Spec] = []
     """Called a, b, c and so on by formulas, and `runs` together; `a.mean_tpot_ms` has a figure per draw."""
     of: str = ""
-    """Formula of figures per draw, whose mean is the simulated one. A claim without one of the next two has its
-    conditions missing, as `why` says."""
+    """Formula of figures per draw, whose mean is the simulated one. Without it and `figure`, conditions are missing."""
     figure: str = ""
     """Formula of the simulated figure itself."""
     interval: str = "mean"
@@ -148,8 +143,6 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class ClaimSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Claims of one source."""
-
     title: str
     source: str
     parts: list[str] = []
@@ -164,7 +157,6 @@ def sections() -> dict[str, ClaimSection]:
 
 
 def section(name: str) -> ClaimSection:
-    """The section called `name`, "A" to "H". Raises ValueError for another."""
     if name not in sections():
         raise ValueError(unknown("section", name, list(sections())))
     return sections()[name]

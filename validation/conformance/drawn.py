@@ -122,8 +122,7 @@ def _ngrams(draw: random.Random, planned: Planned, settings: SchedulerSettings) 
 
 
 def drawn(feature: str, seed: int, methods: tuple[str, ...]) -> tuple[SchedulerSettings, list[LoggedRequest], float]:
-    """Settings, requests by their steps, and the share of drafts that are accepted. Of `methods` a feature is drawn
-    with that has none of its own."""
+    """Settings, requests by their steps, and the share of drafts accepted. A feature without a method draws one."""
     draw = random.Random(f"{feature} {seed}")
     method = next(
         (name for name in ("draft_model", "eagle3", "mtp", "dspark", "dflash", "ngram") if name in feature), None

@@ -1,8 +1,7 @@
 """Logs of a scheduler's decisions: requests by the step before which they arrive, and what each step carried.
 
-Two kinds of file, of one log each or of many: those of a real engine (`validation.replays.real_engine`), whose tapes
-are in the new tokens of each step, and drawn schedules (`validation.conformance.drawn`, `.sglang`). Not here: what
-`continuous` makes of a log (validation.conformance.replayed).
+Two kinds of file: of a real engine (`validation.replays.real_engine`), and of drawn schedules
+(`validation.conformance.drawn`, `.sglang`). Not here: `continuous` on a log (validation.conformance.replayed).
 """
 
 from __future__ import annotations
@@ -56,8 +55,6 @@ class Decision(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Log(msgspec.Struct, frozen=True):
-    """One run of a scheduler."""
-
     name: str
     engine: str
     """Version of it, such as vllm-0.32."""
@@ -97,8 +94,7 @@ def tape_of(log: Log) -> Tape:
 
 
 def read_logs(path: Path) -> list[Any]:
-    """Each Log or SglangLog of a file: one of a real engine, or any number of drawn ones, gzipped or not. Raises
-    ValueError."""
+    """Each Log or SglangLog of a file: one of a real engine, or drawn ones, gzipped or not. Raises ValueError."""
     data = path.read_bytes()
     if path.suffix == ".gz":
         data = gzip.decompress(data)

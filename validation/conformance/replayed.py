@@ -74,8 +74,7 @@ class Difference(NamedTuple):
 
 
 def differences(log: Log | SglangLog, engine: str | None = None) -> list[Difference]:
-    """Steps in which `continuous`, under `engine` or the log's own, decides otherwise; most follow from the first. All
-    of them where that engine has no such setting."""
+    """Steps in which `continuous`, under `engine` or the log's own, decides otherwise; all where it lacks a setting."""
     mine: Sequence[Decision | PlannedStep] = ()
     with suppress(ValueError):
         if isinstance(log, SglangLog):
@@ -211,8 +210,7 @@ class _Replay:
         )
 
     def _commit(self, step: Step, lengths: dict[int, int]) -> None:
-        """`step` brings what the log's tape says; drafts for the next one are as long as it has them, where they
-        vary."""
+        """`step` brings what the log's tape says, and the drafts for the next one where their lengths vary."""
         accepted = [
             min(request.drafted, self.tape.accepted.get((request.index, request.emitted_tokens), 0))
             for request in step.rows
@@ -328,7 +326,6 @@ def _judged(name: str, logs: Sequence[Log | SglangLog], engine: str | None) -> i
 
 
 def _version(folder: Path) -> str:
-    """Of the vLLM there, which can be imported from now on."""
     sys.path.insert(0, str(folder.resolve()))
     try:
         return f"vllm-{'.'.join(installed_version().split('.')[:2])}"

@@ -81,11 +81,9 @@ class SglangCase(msgspec.Struct, frozen=True):
     engine: str = ENGINE
 
     def accepted(self, index: int, emitted_tokens: int) -> int:
-        """Drafted tokens of a round that are accepted."""
         return (7 * index + 3 * emitted_tokens + self.seed) % (self.draft_tokens + 1)
 
     def token_ids(self, index: int) -> list[int]:
-        """The prompt."""
         prompt, prefix = self.requests[index].prompt_tokens, self.requests[index].prefix_tokens
         return [*range(PREFIX_IDS, PREFIX_IDS + prefix), *range(index * ID_STRIDE, index * ID_STRIDE + prompt - prefix)]
 
@@ -117,7 +115,6 @@ def drawn(
     intervals: tuple[int, ...] = (0,),
     min_free_seats: int = 0,
 ) -> SglangCase:
-    """A case of that seed: memory for all who are seated, or (`is_tight`) for some."""
     random = Random(f"{seed} {draft_tokens} {is_overlap} {is_tight} {prefix} {intervals} {min_free_seats}")
     arrival_s, requests = 0.0, list[Asked]()
     seats, rate, longest = random.choice([2, 3, 5, 8, 48]), random.choice([0.05, 0.3, 2.0]), random.choice([8, 60, 300])

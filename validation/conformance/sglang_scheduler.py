@@ -127,8 +127,7 @@ class _Settings:
 
 
 class SglangDriver:
-    """The scheduler of the wheel that was unpacked in the folder `wheel`; one per process. Raises ValueError for a
-    wheel that it cannot drive."""
+    """The scheduler of an unpacked `wheel`; one per process. Raises ValueError for a wheel that it cannot drive."""
 
     def __init__(self, wheel: Path) -> None:
         for name in OWN:
@@ -161,25 +160,16 @@ class SglangDriver:
 
     def steps(self, case: SglangCase) -> list[PlannedStep]:
         """The steps that it plans for `case`. Raises ValueError where it has other names than this driver."""
+        self.case, self.index = case, dict[str, int]()
         try:
-            return _Run(self, case).steps()
+            return self._steps(self._scheduler(case))
         except (AttributeError, TypeError) as error:
             raise ValueError(REFUSED.format(error)) from error
 
-
-def _write_rows(rows: Any, table: Any, starts: Any, ends: Any, slots: Any, count: int) -> None:
-    """allocation.assign_req_to_token_pool, a Triton kernel: slots of each request one after the other."""
-    taken = 0
-    for row, start, end in zip(rows, starts.tolist(), ends.tolist(), strict=True):
-        table[row, start:end] = slots[taken : taken + end - start].to(table.dtype)
-        taken += end - start
-
-
-class _Run:
-    def __init__(self, driver: SglangDriver, case: SglangCase) -> None:
-        self.torch, self.modules, self.case, self.index = driver.torch, driver.modules, case, dict[str, int]()
-        modules, drafts, named = driver.modules, case.draft_tokens, SimpleNamespace
-        driver.settings.__dict__ = dict.fromkeys(ONE, 1) | {
+    def _scheduler(self, case: SglangCase) -> Any:
+        """`Scheduler` with its planning, and nothing of its server; what it lacks is None."""
+        modules, drafts, named = self.modules, case.draft_tokens, SimpleNamespace
+        self.settings.__dict__ = dict.fromkeys(ONE, 1) | {
             "disable_overlap_schedule": not case.is_overlap,
             "disaggregation_mode": "null",
             "pp_max_micro_batch_size": case.max_num_seqs,
@@ -215,7 +205,12 @@ class _Run:
             maybe_convert_decode_to_extend=lambda batch: batch,
             prepare_for_forward=lambda batch, chunked_req=None: batch,
         )
-        self.scheduler = _driven(modules.scheduler.Scheduler)(
+        own = {
+            "__init__": lambda self, **fields: self.__dict__.update(fields),
+            "__getattr__": lambda self, name: None,
+            "_add_request_to_queue": lambda self, req, is_retracted=False: self.waiting_queue.append(req),
+        }
+        return type("DrivenScheduler", (modules.scheduler.Scheduler,), own)(
             **(given | dict.fromkeys(ZERO, 0)),
             batch_result_processor=processor(**(dict.fromkeys(processor.__dataclass_fields__, _Nothing()) | given)),
             chunked_prefill_size=case.max_num_batched_tokens,
@@ -232,15 +227,15 @@ class _Run:
             prefill_decode_interval=case.prefill_decode_interval,
             result_queue=[],
             running_batch=modules.schedule_batch.ScheduleBatch(reqs=[], batch_is_full=False),
-            spec_algorithm=modules.spec_info.SpeculativeAlgorithm.from_string(driver.settings.speculative_algorithm),
+            spec_algorithm=modules.spec_info.SpeculativeAlgorithm.from_string(self.settings.speculative_algorithm),
             tp_worker=named(model_runner=named(attn_backend=named(), prefill_aware_swa=False)),
             waiting_queue=[],
         )
 
-    def steps(self) -> list[PlannedStep]:
+    def _steps(self, scheduler: Any) -> list[PlannedStep]:
         """Both of its event loops: a batch is planned after the results of the one before it, or while that one runs.
         There a row that is through runs once more (`_is_spent`): it is left out, and takes no time alone."""
-        scheduler, case = self.scheduler, self.case
+        case = self.case
         coming = sorted(range(len(case.requests)), key=lambda index: case.requests[index].arrival_s)
         now_s, planned = 0.0, list[PlannedStep]()
         under_way: tuple[Any, float] | None = None
@@ -260,10 +255,10 @@ class _Run:
                 launched, end_s = batch.copy() if case.is_overlap else batch, start_s + is_step
             if under_way is not None:
                 now_s = under_way[1]
-                self._process(under_way[0])
+                self._process(scheduler, under_way[0])
             elif launched is not None and not case.is_overlap:
                 now_s = end_s
-                self._process(launched)
+                self._process(scheduler, launched)
             elif batch is None:
                 is_idle = not (scheduler.waiting_queue or scheduler.running_batch.reqs or scheduler.chunked_req)
                 if is_idle:
@@ -275,7 +270,7 @@ class _Run:
             scheduler.result_queue = [] if under_way is None else [(under_way[0], None)]
             scheduler.last_batch = batch
 
-    def _process(self, batch: Any) -> None:
+    def _process(self, scheduler: Any, batch: Any) -> None:
         """What a worker would bring: the accepted drafts and one more of each row, or one token of each prompt."""
         is_round, width = batch.forward_mode.is_decode(), self.case.draft_tokens + 1
         firsts = [ANSWER_IDS + self.index[req.rid] * ID_STRIDE + len(req.output_ids) for req in batch.reqs]
@@ -286,11 +281,10 @@ class _Run:
             num_non_draft_tokens_per_req=1,
             speculative_num_draft_tokens=width,
         )
-        processor = self.scheduler.batch_result_processor
+        processor = scheduler.batch_result_processor
         (processor.process_batch_result_decode if is_round else processor.process_batch_result_prefill)(batch, result)
 
     def _brings(self, req: Any, batch: Any) -> int:
-        """Tokens that `batch` brings it."""
         is_round = self.case.draft_tokens and batch.forward_mode.is_decode()
         return 1 + (self.case.accepted(self.index[req.rid], len(req.output_ids)) if is_round else 0)
 
@@ -318,18 +312,15 @@ class _Run:
         return bool(len(req.output_ids) + self._brings(req, under_way) >= req.sampling_params.max_new_tokens)
 
 
-def _driven(scheduler: Any) -> Any:
-    """`Scheduler` with its planning, and nothing of its server; what it lacks is None."""
-    own = {
-        "__init__": lambda self, **fields: self.__dict__.update(fields),
-        "__getattr__": lambda self, name: None,
-        "_add_request_to_queue": lambda self, req, is_retracted=False: self.waiting_queue.append(req),
-    }
-    return type("DrivenScheduler", (scheduler,), own)
+def _write_rows(rows: Any, table: Any, starts: Any, ends: Any, slots: Any, count: int) -> None:
+    """allocation.assign_req_to_token_pool, a Triton kernel: slots of each request one after the other."""
+    taken = 0
+    for row, start, end in zip(rows, starts.tolist(), ends.tolist(), strict=True):
+        table[row, start:end] = slots[taken : taken + end - start].to(table.dtype)
+        taken += end - start
 
 
 def drawn_logs(wheel: Path, seeds: range, engine: str) -> Iterator[tuple[str, list[SglangLog]]]:
-    """Logs by kind."""
     logging.disable(logging.WARNING)
     driver = SglangDriver(wheel)
     for kind, given in KINDS.items():

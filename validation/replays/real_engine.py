@@ -19,9 +19,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from calibrate.served.step_records import StepRecord
-from sim.interface.request import Request
-
 VOCABULARY = 2048
 LATER_SHARE = 0.01
 """Factor on the output weights of the target's layers behind the first."""
@@ -42,9 +39,8 @@ QUIET = ALONE | {
 def make_models(folder: Path, words: Sequence[str] = ()) -> None:
     """A target and drafts, with a tokenizer that knows `words`, where the folder has none.
 
-    Layers of the target behind the first add little to what that one says, so that the first alone, with the target's
-    embedding and head, is a draft of a twelfth of its work that is often right: `good`. In `fair` and `poor` the head
-    has noise on it.
+    Layers of the target behind the first add little to what that one says. So the first alone is a draft of a twelfth
+    of its work that is often right: `good`. In `fair` and `poor` the head has noise on it.
     """
     import torch
 
@@ -100,7 +96,6 @@ def _tokenizer(folder: Path, words: Sequence[str]) -> None:
 
 
 def write_log(arguments: argparse.Namespace) -> str:
-    """The log of one run; returns what was noted, in a line."""
     make_models(arguments.folder)
     engine = _engine(arguments)
     from vllm import SamplingParams
@@ -187,65 +182,6 @@ def _engine(arguments: argparse.Namespace) -> Any:
         disable_log_stats=True,
     )
     return LLMEngine.from_engine_args(given)
-
-
-def open_engine(folder: Path, *, seats: int, budget: int) -> Any:
-    """An engine that serves the target of `make_models` step by step."""
-    return _engine(argparse.Namespace(folder=folder, spec="none", k=0, blocks=None, seqs=seats, tokens=budget))
-
-
-def serve_traffic(engine: Any, requests: Sequence[Request]) -> list[StepRecord]:
-    """Serve `requests`, in order of arrival, to their end: a record of each step, and in each request when it had its
-    first and last token."""
-    from vllm import SamplingParams
-
-    scheduler = engine.engine_core.engine_core.scheduler
-    # Prompts of other traffic are others: the engine has a prefix cache.
-    schedule, draw = (
-        scheduler.schedule,
-        random.Random(repr([each.arrival_s for each in requests])),
-    )
-    steps: list[StepRecord] = []
-
-    def noted(*args: Any, **kwargs: Any) -> Any:
-        out = schedule(*args, **kwargs)
-        prompts, rows = list[tuple[int, int]](), list[int]()
-        for name, count in out.num_scheduled_tokens.items():
-            request = scheduler.requests[name]
-            before = request.num_computed_tokens - count
-            if before < request.num_prompt_tokens:
-                prompts.append((count, before))
-            else:
-                rows.append(before + count)
-        if out.num_scheduled_tokens:
-            sums = sum(count for count, _ in prompts), sum(before for _, before in prompts)
-            steps.append(StepRecord(0.0, len(prompts), *sums, len(rows), sum(rows)))
-        return out
-
-    scheduler.schedule = noted
-    waiting, began_s = list(requests)[::-1], time.perf_counter()
-    while waiting or engine.has_unfinished_requests():
-        now_s = time.perf_counter() - began_s
-        while waiting and waiting[-1].arrival_s <= now_s:
-            request = waiting.pop()
-            ids = [draw.randrange(10, 2000) for _ in range(request.prompt_tokens)]
-            sampling = SamplingParams(temperature=0, max_tokens=request.output_tokens, ignore_eos=True)
-            engine.add_request(f"{request.index}", {"prompt_token_ids": ids}, sampling)
-        if not engine.has_unfinished_requests():
-            time.sleep(waiting[-1].arrival_s - now_s if waiting else 0.0)
-            continue
-        step_s, before = time.perf_counter(), len(steps)
-        outputs = engine.step()
-        now_s = time.perf_counter()
-        if len(steps) > before:
-            steps[-1] = steps[-1]._replace(seconds=now_s - step_s)
-        for each in outputs:
-            if each.outputs[0].token_ids:
-                request = requests[int(each.request_id.partition("-")[0])]
-                request.first_token_s = request.first_token_s if request.emitted_tokens else now_s - began_s
-                request.last_token_s, request.emitted_tokens = now_s - began_s, len(each.outputs[0].token_ids)
-    scheduler.schedule = schedule
-    return steps
 
 
 if __name__ == "__main__":

@@ -3,8 +3,7 @@
 `make real-vllm` runs this with vLLM's Python. Stage `measure` starts every server once a round; while it runs, it is
 looked at and each load is predicted, the prediction written to its file, and the load sent (`lanesim validate`). What
 is there already is not measured again. Stage `page` computes everything that the page says from these files. The server
-has the first core, the client another. Not here: fitting and judging (calibrate.server), models
-(realrun.installed).
+has the first core, the client another. Not here: fitting and judging (calibrate.server).
 """
 
 from __future__ import annotations
@@ -20,13 +19,13 @@ from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from calibrate.served.as_sent import GOODPUT
+from calibrate.served.line import pace_of, steps_of
 from calibrate.server.endpoint import WORDS
-from calibrate.server.served_page import DISTURBED, pace
 from calibrate.server.served_run import PARTS, ServedRun, as_predicted, read_run
 from calibrate.server.server_process import started
 from sim.cli.main import run as lanesim
 from validation.replays.real_engine import ALONE, DRAFT_MODEL, NGRAM, make_models
-from validation.tables import page
+from validation.tables import off_pct, page
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -38,8 +37,6 @@ LOADS = {"1": 24, "1.75": 36, "2.5": 50}
 
 
 class ServerSetup(NamedTuple):
-    """A server and what is sent to it."""
-
     drafting: dict[str, Any] | None = None
     """vLLM's --speculative-config."""
     flags: tuple[str, ...] = ()
@@ -91,6 +88,8 @@ BARS = {
     "output_throughput": ("throughput", 3.0),
 }
 """Metric -> its name and the percent that a prediction may be off, set before anything was sent."""
+DISTURBED = 0.1
+"""Change of a server's pace from prediction to load beyond which the page names a run."""
 SHOWN = ("mean_tpot_ms", "mean_ttft_ms", "mean_e2el_ms", "p95_e2el_ms", "p99_e2el_ms")
 
 
@@ -176,44 +175,46 @@ def runs_of(report: Path, kind: str = "round") -> dict[tuple[str, str], list[Ser
     return found
 
 
+def frame_of(runs: Mapping[tuple[str, str], Sequence[ServedRun]]) -> pd.DataFrame:
+    """A row per run: measured and predicted values, percents that predictions are off, whether their intervals hold."""
+    import pandas as pd
+
+    rows = []
+    for (server, load), rounds in runs.items():
+        for number, run in enumerate(rounds, start=1):
+            assert run.fitted is not None
+            # Steps over those right before, and what is left once all that was seen of the load is known.
+            pace = pace_of(run.fitted, steps_of(run.sent)) - 1.0
+            paced = run.errors[PARTS[-1]]["e2el"]["mean"]["error_pct"]
+            row = {"server": server, "load": load, "round": number, "run": run, "pace": 100.0 * pace, "paced": paced}
+            for key in (*BARS, GOODPUT):
+                measured, predicted = real(run, key), run.predicted[key] or 0.0
+                low, high = run.intervals.get(key, (predicted, predicted))
+                row |= {f"{key} real": measured, f"{key} predicted": predicted, f"{key} half": high - low}
+                if key in BARS:
+                    row |= {f"{key} off": off_pct(predicted, measured), f"{key} holds": low <= measured <= high}
+            rows.append(row)
+    return pd.DataFrame(rows)
+
+
 def real(run: ServedRun, key: str) -> float:
-    """Measured value of a metric, under the name that the prediction has."""
-    told = run.errors["predicted"]
-    if key in (GOODPUT, "output_throughput"):
-        return float(told[key]["real"])
-    statistic, name, _ = key.split("_")
-    return float(told[name][statistic]["real"])
+    """A measured value, under the name that the prediction has."""
+    told: Any = run.errors["predicted"]
+    for part in [key] if key in told else key.split("_")[1::-1]:
+        told = told[part]
+    return float(told["real"])
 
 
-def off_pct(run: ServedRun, key: str) -> float:
-    """Percent that the prediction is off what was measured."""
-    return 100.0 * ((run.predicted[key] or 0.0) / real(run, key) - 1.0)
-
-
-def is_within(run: ServedRun, key: str) -> bool:
-    low, high = run.intervals[key]
-    return low <= real(run, key) <= high
-
-
-def half_width_pct(run: ServedRun, key: str) -> float:
-    """Half of the width of a stated interval, percent of the prediction."""
-    low, high = run.intervals[key]
-    return 50.0 * (high - low) / (run.predicted[key] or 1.0)
-
-
-def paced_pct(run: ServedRun) -> float:
-    """Error of mean E2EL once all that was seen of the load is known: what is left is the line's."""
-    return float(run.errors[PARTS[-1]]["e2el"]["mean"]["error_pct"])
-
-
-def speedup(plain: Sequence[ServedRun], drafting: Sequence[ServedRun], noise: float) -> dict[str, float]:
-    """Mean E2EL of the plain server over that of a drafting one at the same load, means over rounds. The relative
+def gains_of(judged: pd.DataFrame, noise: float) -> pd.DataFrame:
+    """Mean E2EL of the plain server over that of a drafting one by server and load, means over rounds. The relative
     `noise` of a round becomes the standard deviation of what was measured."""
-    key = "mean_e2el_ms"
-    measured = fmean(real(each, key) for each in plain) / fmean(real(each, key) for each in drafting)
-    predicted, drafted = (fmean(each.predicted[key] or 0.0 for each in runs) for runs in (plain, drafting))
-    noise *= measured * (1.0 / len(plain) + 1.0 / len(drafting)) ** 0.5
-    return {"measured": measured, "predicted": predicted / drafted, "noise": noise}
+    e2el = judged.rename(columns={f"mean_e2el_ms {of}": of for of in ("real", "predicted")})
+    means = e2el.groupby(["server", "load"], sort=False).agg({"real": "mean", "predicted": "mean", "round": "size"})
+    plain = means.loc[PLAIN].reindex(means.index.get_level_values("load")).set_axis(means.index)
+    gains = (plain / means)[["real", "predicted"]].rename(columns={"real": "measured"})
+    gains["noise"] = noise * gains["measured"] * (1.0 / plain["round"] + 1.0 / means["round"]) ** 0.5
+    gains["off_pct"] = off_pct(gains["predicted"], gains["measured"])
+    return gains.drop([PLAIN, *SPECIAL], level="server")
 
 
 def sides(gains: pd.DataFrame) -> tuple[pd.Series, pd.Series]:
@@ -222,46 +223,27 @@ def sides(gains: pd.DataFrame) -> tuple[pd.Series, pd.Series]:
     return is_same, ~is_same & ((gains["measured"] - 1.0).abs() <= gains["noise"])
 
 
-def frame_of(runs: Mapping[tuple[str, str], Sequence[ServedRun]]) -> pd.DataFrame:
-    """A row per run: percents that its predictions are off, and whether their intervals hold what was measured."""
-    import pandas as pd
-
-    rows = [
-        {"server": name, "load": rate, "round": number, "run": run, "pace": 100.0 * pace(run), "paced": paced_pct(run)}
-        | {f"{key} off": off_pct(run, key) for key in BARS}
-        | {f"{key} holds": is_within(run, key) for key in BARS}
-        | {"half": half_width_pct(run, "mean_e2el_ms"), "predicted": run.predicted_at, "sent": run.sent_at}
-        for (name, rate), rounds in runs.items()
-        for number, run in enumerate(rounds, start=1)
-    ]
-    return pd.DataFrame(rows)
-
-
 def run_row(row: Any) -> str:
     """Measured values of a run and how far its predictions are off, those beyond their interval with a star."""
-    run = row["run"]
-    cells = [f"{real(run, key):,.4g} | {off_pct(run, key):+.1f}{'*' * (not is_within(run, key))}" for key in SHOWN]
-    cells.append(f"{real(run, GOODPUT):.2f} | {run.predicted[GOODPUT] or 0.0:.2f}")
+    cells = [f"{row[f'{k} real']:,.4g} | {row[f'{k} off']:+.1f}{'*' * (not row[f'{k} holds'])}" for k in SHOWN]
+    cells.append(f"{row[f'{GOODPUT} real']:.2f} | {row[f'{GOODPUT} predicted']:.2f}")
     cells.append(f"{row['pace']:+.0f} | {row['paced']:+.1f}")
     return f"| {row['server']} | {row['load']} | {row['round']} | {' | '.join(cells)} |"
 
 
 def round_row(number: int, of: pd.DataFrame) -> str:
-    """The runs of a round."""
     e2el, ttft = (of[f"mean_{name}_ms off"].abs() for name in ("e2el", "ttft"))
     close, holds = (e2el <= BARS["mean_e2el_ms"][1]).sum(), of.filter(like=" holds").to_numpy().mean()
+    half = (50.0 * of["mean_e2el_ms half"] / of["mean_e2el_ms predicted"]).median()
     return (
         f"| {number} | {len(of)} | {e2el.mean():.1f} | {close} | {ttft.mean():.1f} | {100.0 * holds:.0f} | "
-        f"{of['half'].median():.0f} | {of['pace'].abs().mean():.1f} | {of['paced'].abs().mean():.1f} |"
+        f"{half:.0f} | {of['pace'].abs().mean():.1f} | {of['paced'].abs().mean():.1f} |"
     )
 
 
 def write_page(report: Path) -> None:
     """docs/validation/real-vllm.md, from the files beside it."""
-    import pandas as pd
-
-    runs, same = runs_of(report), runs_of(report, "same")[IDENTICAL]
-    judged = frame_of(runs)
+    same, judged = runs_of(report, "same")[IDENTICAL], frame_of(runs_of(report))
     bounds, noises, bars = dict[str, float](), dict[str, float](), []
     for key, (title, bar_pct) in BARS.items():
         measured = [real(run, key) for run in same]
@@ -272,12 +254,7 @@ def write_page(report: Path) -> None:
             f"| {title} | {bar_pct:g} | {noise_pct:.1f} | {bound:.1f} | {(off <= bound).sum()} of {count} | "
             f"{(off <= bar_pct).sum()} | {off.mean():.1f} | {off.max():.1f} | {holds} of {count} |"
         )
-    gains = pd.DataFrame({
-        (name, rate): speedup(runs[PLAIN, rate], rounds, noises["mean_e2el_ms"] / 100.0)
-        for (name, rate), rounds in runs.items()
-        if name not in (PLAIN, *SPECIAL) and (PLAIN, rate) in runs
-    }).T  # fmt: skip
-    gains["off_pct"] = 100.0 * (gains["predicted"] / gains["measured"] - 1.0)
+    gains = gains_of(judged, noises["mean_e2el_ms"] / 100.0)
     speeds = [
         f"| {' | '.join(of)} | {gain.measured:.2f} ± {gain.noise:.2f} | {gain.predicted:.2f} | {gain.off_pct:+.1f} |"
         for of, gain in gains.iterrows()
@@ -318,6 +295,6 @@ def write_page(report: Path) -> None:
         )
         or "none",
         paces=f"{judged['pace'].abs().mean():.1f}",
-        began=judged["predicted"].min()[:16].replace("T", " "),
-        ended=judged["sent"].max()[:16].replace("T", " "),
+        began=min(run.predicted_at for run in judged["run"])[:16].replace("T", " "),
+        ended=max(run.sent_at for run in judged["run"])[:16].replace("T", " "),
     )

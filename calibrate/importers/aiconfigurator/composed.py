@@ -62,8 +62,7 @@ norm. Counted in SGLang 0.5.9's models; other kinds of modules were not counted,
 QUANTISED = ("fp8", "fp8-block", "nvfp4", "mxfp4-fp8")
 """Formats before whose GEMMs activations are quantised."""
 V3_EXPERTS = 256
-"""Of DeepSeek-V3 and R1: SGLang routes the shared expert with these alone, as no other model has so many beside latent
-attention without an indexer."""
+"""Experts of DeepSeek-V3 and R1: with these alone SGLang routes the shared expert."""
 OF_ROUTING, OF_SHARED = 6, 2
 """Router, choice of experts, sorting (two), activation, sum of a token's experts; activation and sum of shared ones."""
 NORMS = 2
@@ -184,8 +183,7 @@ class Composed:
         return routed_s + router_s + self._gemms_s(gemms, tokens, self._formats.mlp)
 
     def _gather_s(self, tokens: Array, reduce_s: Array) -> Array:
-        """Seconds to bring tokens to the experts and their sums back: an all-reduce among the devices of one rank, a
-        gather and a scatter among several ranks."""
+        """Tokens to the experts and sums back: an all-reduce within a rank, gather and scatter among several."""
         if self._ranks == 1:
             return reduce_s
         experts = self._shape.experts
@@ -227,7 +225,6 @@ class Composed:
         return self._lookups.modules(phase, kind.name, indexer.heads, heads, formats.projections, formats.kv)
 
     def _matrices_s(self, kind: LayerKind, tokens: Array) -> Array:
-        """Attention's matrices of one layer."""
         return self._gemms_s(kind.gemms, tokens, self._formats.projections)
 
     def _decode_grid(self, kind: LayerKind) -> Array:
@@ -297,7 +294,6 @@ class Composed:
         return stand_in, units
 
     def table(self) -> ModelTable:
-        """The points as a profile stores them."""
         decode = smooth(self.decode)
         use_rows, use_contexts = axes(decode)
         shared = None

@@ -66,9 +66,8 @@ HOPPER, BLACKWELL = ("h100", "h200", "gh200"), ("b200", "b300", "gb200", "gb300"
 
 
 class Deployment(NamedTuple):
-    """Layout of a model on devices: `tensor_parallel` devices share a rank's attention, `data_parallel` ranks have
-    requests of their own, and the experts are spread over `expert_parallel` of the devices, cut over the rest (None:
-    all cut)."""
+    """Layout of a model: `tensor_parallel` devices share a rank's attention, `data_parallel` ranks have requests of
+    their own. Experts are spread over `expert_parallel` of the devices and cut over the rest (None: all cut)."""
 
     tensor_parallel: int = 1
     expert_parallel: int | None = None
@@ -120,11 +119,8 @@ def import_deployment(
     *,
     source: str,
 ) -> Profile:
-    """The profile of `target` (and `draft`) on `gpu` from the tables at `path`; `source` says which revision. An
-    engine adds its constants.
-
-    Raises ValueError naming what the tables lack.
-    """
+    """The profile of `target` (and `draft`) on `gpu` from the tables at `path`; `source` says which revision. An engine
+    adds its constants. Raises ValueError naming what the tables lack."""
     gpu = gpu_name(gpu)
     if gpu not in DEVICES:
         raise ValueError(unknown("GPU", gpu, DEVICES))
@@ -181,8 +177,7 @@ def _repository(revision: str) -> str:
 
 
 def tables_of(profile: Profile, engine: str) -> str | None:
-    """Package of the tables that `profile` was made from, and the versions of `engine`'s among them; None for a profile
-    made otherwise."""
+    """Package of the tables that `profile` was made from, and its versions of `engine`'s; None for other profiles."""
     repository, _, tables = profile.source.partition("; layers composed")[0].partition("@")
     package, _, used = tables.partition(f" ({LICENCE}): ")
     own = [each.removeprefix(f"{engine} ") for each in used.split(", ") if each.startswith(f"{engine} ")]

@@ -181,5 +181,4 @@ def every_second(points: int) -> list[int]:
 
 
 def counts(values: Sequence[int] | Array | NDArray[np.int64]) -> tuple[int, ...]:
-    """An axis as a profile stores it."""
     return tuple(int(value) for value in values)

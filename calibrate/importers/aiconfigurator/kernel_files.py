@@ -73,11 +73,9 @@ ABOVE_ROOF = 1.05
 RESOLUTION_S = 1e-6
 """Resolution of the coarsest published tables: a time may be rounded down by as much."""
 CACHED = 4.0
-"""What is read over and over may come from the L2 cache, up to so many times faster than from memory: three times is
-the most in any published table here."""
+"""Times faster than from memory that reads from the L2 cache may be: three is the most in any published table here."""
 FAR = 50.0
-"""Kernels whose median takes so many times their roofs are in other units: twice is usual, but some rows of every table
-go astray."""
+"""Kernels whose median takes so many times their roofs are in other units. Twice is usual, with rows that go astray."""
 ALONE = 0.5
 """A column or depth with at most this share of the pairs that others have is no part of a table's grid."""
 LAUNCH_S = 1e-5
@@ -131,8 +129,7 @@ class GemmTable(NamedTuple):
         return np.asarray(np.where(holes != 0.0, np.nan, seconds))
 
     def filled(self) -> GemmTable:
-        """A model's matrices beside the grid are columns and depths with few of the others: the rest of those
-        interpolated in the grid."""
+        """Columns and depths of a model's matrices beside the grid have few of the others: interpolated in the grid."""
         is_measured = np.isfinite(self.seconds).any(axis=0)
         by_column, by_depth = is_measured.mean(axis=1), is_measured.mean(axis=0)
         wide, deep = by_column > ALONE * by_column.max(), by_depth > ALONE * by_depth.max()
@@ -159,8 +156,7 @@ class AttentionTable(NamedTuple):
         return AttentionTable(*(column[use] for column in self))
 
     def of(self, shape: ModelShape, tensor_parallel: int) -> NDArray[np.bool_]:
-        """Points with `shape`'s heads on one device. Where the table lacks head dimension 64, half the heads at 128
-        stand for it: the same bytes and FLOPs."""
+        """Points with `shape`'s heads on one device. Half the heads at 128 stand for a missing head dimension of 64."""
         heads = shape.heads // tensor_parallel
         kv_heads = max(1, shape.kv_heads // tensor_parallel)
         exact = self._has(heads, kv_heads, shape.head_dim)
@@ -173,8 +169,7 @@ class AttentionTable(NamedTuple):
         return use
 
     def outside_l2(self, l2_bytes: float, bandwidth_bytes_per_s: float) -> NDArray[np.bool_]:
-        """Decode points that the L2 cache does not flatter: outside of KV_WINDOW, or with KV at less than UNBOUND_SHARE
-        of the memory's bandwidth."""
+        """Decode points that the L2 cache does not flatter, by KV_WINDOW and UNBOUND_SHARE."""
         kv_bytes = self.sequences * self.tokens * self.kv_heads * self.head_dim * 4.0
         is_outside = (kv_bytes < KV_WINDOW[0] * l2_bytes) | (kv_bytes > KV_WINDOW[1] * l2_bytes)
         return is_outside | (kv_bytes < UNBOUND_SHARE * bandwidth_bytes_per_s * self.seconds)
@@ -253,8 +248,7 @@ class KernelFiles:
         return AttentionTable(batch, queries + history, heads, kv_heads, head_dim, seconds_of(frame))
 
     def _check(self, table: str, frame: pd.DataFrame, flops: Array, num_bytes: Array) -> None:
-        """Raises ValueError for the first time shorter than it can be, or where most times together are far too long
-        (some tables have rows that are)."""
+        """Raises ValueError for the first time shorter than it can be, or where most times are far too long."""
         seconds, gpu = seconds_of(frame), self.gpu
         roof_s = np.maximum(flops / gpu.peak_flops, num_bytes / (CACHED * gpu.bandwidth_bytes_per_s))
         is_short = (seconds + RESOLUTION_S) * ABOVE_ROOF < roof_s
@@ -270,15 +264,12 @@ class KernelFiles:
             )
 
     def rows(self, engine: str, table: str, **wanted: object) -> pd.DataFrame:
-        """The rows of a table, of the nearest version that has any, with the `wanted` values in these columns.
-
-        Raises NotMeasured where there is no table or no row, and ValueError where the table is defective.
-        """
+        """The rows of a table, of the nearest version that has any, with the `wanted` values in these columns. Raises
+        NotMeasured where there is no table or no row, and ValueError where the table is defective."""
         return next(self.versions(engine, table, **wanted))
 
     def versions(self, engine: str, table: str, **wanted: object) -> Iterator[pd.DataFrame]:
-        """`rows` of every version that has such rows, the nearest first; one after which another is wanted counts as
-        not read."""
+        """`rows` of every version that has some, the nearest first. The last that is asked for counts as read."""
         lacking = NotMeasured(f"{self._folder.name}: no table {TABLES[table][0]}/{engine}/VERSION/{table}.parquet")
         is_measured = False
         for path, version in self._paths(engine, table):

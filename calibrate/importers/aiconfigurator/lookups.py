@@ -65,11 +65,9 @@ KV_NAMES = {"bf16": "bfloat16", "fp8": "fp8"}
 SKEWS = ("power_law_1.2", "power_law_1.01", "balanced")
 """Distributions of tokens over experts in the tables, most like a real router first."""
 QUANTISE_S = 5e-6
-"""Seconds of the kernels that find block scales and apply them; fitted on served cells (validation/recipes.csv
-names them)."""
+"""Seconds of kernels that find and apply block scales; fitted on served cells (named in validation/recipes.csv)."""
 STREAM_SHARE = 0.8
-"""Share of the bandwidth at which packed weights of a weight-only GEMM stream, and activations are quantised;
-assumed."""
+"""Share of the bandwidth at which packed weights stream and activations are quantised; assumed."""
 UNPACK_SHARE = 0.85
 """Share of bf16's rate at which they multiply; assumed."""
 STATE_ROWS = 256
@@ -132,7 +130,6 @@ class TimedCurve(NamedTuple):
 
 
 def sustained(tokens: Array) -> Array:
-    """Time in service over that in the tables of GEMMs in passes of so many tokens."""
     low, high = np.log(SUSTAINED_TOKENS)
     return np.asarray(1.0 + (SUSTAINED_RATIO - 1.0) * np.clip((np.log(tokens) - low) / (high - low), 0.0, 1.0))
 
@@ -174,8 +171,7 @@ class Lookups:
         return self._first(lambda engine: self._checked_gemms(engine, name), f"{weights} GEMMs", lacking)
 
     def _checked_gemms(self, engine: str, name: str) -> GemmTable:
-        """The nearest version's that was not timed with its launches: in service they are inside CUDA graphs. Raises
-        NotMeasured where all were."""
+        """The nearest version's timed without launches, as in service under CUDA graphs. Raises NotMeasured."""
         for table in self.files.gemms(engine, name):
             if np.nanmin(table.seconds) <= LAUNCH_BOUND_S:
                 break
@@ -207,8 +203,7 @@ class Lookups:
         return np.maximum(np.maximum(plain_s - saved_s, share * plain_s), np.minimum(computed_s, 1.2 * plain_s))
 
     def experts_s(self, shape: ModelShape, experts: Experts, weights: str, split: tuple[int, int], at: Array) -> Array:
-        """One expert layer, routed tokens in and out, of `at` tokens in the whole group; `split` is (ways in which
-        every expert is cut, ways in which experts are spread)."""
+        """One expert layer of `at` tokens in the whole group; `split` is (ways to cut an expert, to spread experts)."""
         if weights == MARLIN:
             of_mxfp4_s = self.experts_s(shape, experts, "mxfp4", split, at)
             return np.asarray(np.maximum(of_mxfp4_s, self._scaled_experts_s(shape, experts, weights, split, at)))
@@ -252,7 +247,6 @@ class Lookups:
         return TimedCurve(tokens, np.min([curve.at(tokens) for curve in curves], axis=0))
 
     def _is_timed(self, wanted: dict[str, object]) -> bool:
-        """Whether a table of this engine has such experts."""
         with suppress(NotMeasured):
             return bool(len(self.files.rows(self.engine, "moe_perf", **wanted)))
         return False
@@ -526,9 +520,8 @@ def _message_curve(frame: pd.DataFrame) -> TimedCurve:
 
 
 def _no_dents(tokens: Array, seconds: Array) -> Array:
-    """`seconds` lifted to their concave hull up to DENTS_UP_TO tokens: the experts that so many tokens activate grow
-    ever more slowly, so that a time below the line between fewer and more tokens is one draw of the router that was
-    luckier than its neighbours."""
+    """`seconds` lifted to their concave hull up to DENTS_UP_TO tokens. The experts that so many tokens activate grow
+    ever more slowly, so that a time below the hull is a lucky draw of the router."""
     hull: list[int] = []
     few = [int(i) for i in np.flatnonzero(tokens <= DENTS_UP_TO)]
     for i in few:

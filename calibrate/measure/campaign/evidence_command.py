@@ -5,17 +5,16 @@ Not here: the steps (calibrate.measure.campaign.plan), running them (calibrate.m
 
 from __future__ import annotations
 
-import re
 import subprocess
 import sys
 from pathlib import Path
 from shutil import rmtree
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from msgspec import Meta, Struct
+from msgspec import Struct
 
 from calibrate.measure.campaign.plan import Step
-from sim.cli.console import claim, progress
+from sim.cli.console import claim
 from sim.cli.flags import Overwrite, command
 from sim.names import install_line
 
@@ -23,30 +22,12 @@ LARGE_BYTES = 75e9
 """Memory that the larger pair wants."""
 MEMORY = "import torch; print(torch.cuda.get_device_properties(0).total_memory)"
 """Program of a process of its own: what it takes of the device is free again."""
-PORT, VLLMS = re.compile(r"--port[ =]([0-9]+)"), "8000"
-"""Port that a server's command names, and that of one which names none."""
-SERVED: dict[str, Any] = {
-    "num_prompts": "96",
-    "input_len": 512,
-    "output_len": 128,
-    "set": ("workload.max_concurrency=6", "workload.random_range_ratio=0.5"),
-    "rounds": 2,
-    "timeout_s": 1800.0,
-}
-"""Flags of the load: as many in flight as none of the looks, so that no server is overrun."""
 
 
 class EvidenceFlags(Struct, frozen=True, kw_only=True):
-    """Flags of `lanesim evidence`."""
-
     device: Annotated[Literal["cpu", "cuda"], "What to measure. cuda needs 16 GB."]
     out: Annotated[Path, "Directory for all that is measured. An interrupted run goes on there."]
     overwrite: Overwrite = False
-    serve: Annotated[
-        str | None,
-        Meta(title="COMMAND"),
-        "Starts a server with speculation: it is judged instead, without and with it.",
-    ] = None
     until: Annotated[Step | None, "Last step of this call: a prediction can be committed before it is tested."] = None
     only: Annotated[Step | None, "This step alone, again if it is done."] = None
 
@@ -65,13 +46,7 @@ def evidence_command(flags: EvidenceFlags) -> None:
     many (64 in flight, five policies). Each prints the commands that it runs. The page is
     OUT/send/docs/validation/GPU/README.md. Where something else disturbed a step, it states no verdict. The same
     command goes on after a kill, or after --until; with --overwrite it begins anew.
-
-    With --serve no kernel of ours runs: the server that COMMAND starts is looked at, predicted and sent a load, without
-    its options of speculation and with them (`lanesim validate URL --restart`); OUT/send/README.md says what they gain.
     """
-    if flags.serve is not None:
-        _judge_server(flags, flags.serve)
-        return
     if flags.until is not None and flags.only is not None:
         raise ValueError(f"--until {flags.until} and --only {flags.only}: give one of them")
     from calibrate.measure.campaign.runner import is_ours, run_campaign
@@ -84,29 +59,6 @@ def evidence_command(flags: EvidenceFlags) -> None:
     code = run_campaign(name, flags.out, until=flags.until, only=flags.only)
     if code:
         raise SystemExit(code)
-
-
-def _judge_server(flags: EvidenceFlags, command: str) -> None:
-    from calibrate.cli.validate_server import ServerFlags, served
-    from calibrate.server.served_page import served_page
-    from calibrate.server.served_run import write_run
-    from realrun.host.machine import hardware
-    from sim.files.write import write_text
-
-    port, sent = PORT.search(command), flags.out / "send"
-    asked = ServerFlags(
-        url=f"http://localhost:{port[1] if port else VLLMS}",
-        restart=(command,),
-        **SERVED,
-        out=flags.out / "served-run.json",
-        overwrite=flags.overwrite,
-    )
-    with progress() as on_step:
-        run = served(asked, on_step)
-    write_run(sent / asked.out.name, run)
-    write_text(sent / "README.md", "\n".join(served_page(run, hardware(flags.device))))
-    print("\n".join(run.verdict))
-    print(f"what to send is in {sent}")
 
 
 def campaign_of(device: str, memory_bytes: float) -> str:

@@ -32,10 +32,8 @@ def done_file(out: Path, step: str) -> Path:
 
 
 class MeasuredPair(NamedTuple):
-    """One pair and the seconds that its measurement is planned with; rows and context as of `calibrate measure`.
-
-    KV of all rows and the weights must fit the device together.
-    """
+    """One pair and the seconds that its measurement is planned with; rows and context as of `calibrate measure`. KV of
+    all rows and the weights must fit the device together."""
 
     target: str
     draft: str
@@ -91,8 +89,7 @@ class Campaign(NamedTuple):
         return max(self.loads, key=lambda load: load.concurrency or 0)
 
     def scenario(self, load: Loop, profile: str, request_rate: float) -> dict[str, Json]:
-        """The raw scenario of `load` with the profile at this path; an open loop's requests come at that rate, and no
-        more are served at once than in the largest closed one."""
+        """The raw scenario of `load`. An open loop serves no more at once than the largest closed one."""
         is_open = load.concurrency is None
         return {
             "profile": profile,

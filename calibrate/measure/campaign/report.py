@@ -1,28 +1,29 @@
-"""Report of a campaign, and what it sends: profile, rates, raw points, verdicts and a report, under OUT/send as in the
-repository.
+"""Report of a campaign under OUT/send, as in the repository: profile, rates, raw points, verdicts and a page.
 
-A page whose measurements are disturbed states no verdict. Everything comes from the campaign's directory. Not here:
-measuring, any fit (calibrate.measure).
+A page whose measurements are disturbed states no verdict. Not here: measuring, any fit (calibrate.measure).
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from statistics import fmean
+from typing import Any, NamedTuple
 
-from calibrate.measure.campaign.plan import BESIDE, MEASURE, OPEN_SHARE, PREDICTION, SMOKE_FILE, STEPS, Campaign
-from calibrate.measure.campaign.verdict import findings
-from calibrate.server.served_page import Rows, table
+from calibrate.measure.campaign.plan import BESIDE, LANES, MEASURE, OPEN_SHARE, PREDICTION, SMOKE_FILE, STEPS, Campaign
 from realrun.validate.gates import of_profile, of_replay
 from sim.costs.profile import Profile
 from sim.costs.profile_files import changed, load, ship_profile
 from sim.files.write import new_folder
 
+Rows = Iterable[Sequence[str]]
 MEASURED = "-measured"
 BARS = {"output_throughput": 5.0, "e2el p50": 5.0, "ttft p99": 10.0, "mechanism": 5.0}
 """Percent: predicted against measured, closed loop; of the mechanism the mean E2EL."""
+
+EQUAL_PCT = 3.0
+"""A difference of single runs below this is none."""
 
 
 def report(out: Path, campaign: Campaign) -> None:
@@ -71,7 +72,6 @@ def measured_name(name: str) -> str:
 
 
 def _disturbed(profile: Profile, reasons: Sequence[str]) -> Iterator[str]:
-    """The head of a page that states no verdict."""
     yield from (f"# {profile.gpu.name}: *disturbed*", "")
     yield from ("Something else used this machine. No verdict:", "")
     yield from (f"- {reason}" for reason in reasons)
@@ -115,8 +115,12 @@ def _lines(profile: Profile, smoke: dict[str, Any], results: dict[str, Any], lac
 
 
 def _listed(source: str) -> list[str]:
-    """What a figure comes from, an item each."""
     return [f"- {part}." for part in source.split("; ")]
+
+
+def table(headers: Sequence[str], rows: Rows) -> Iterator[str]:
+    for line in (headers, ["---"] * len(headers), *rows):
+        yield f"| {' | '.join(line)} |"
 
 
 def _judged(results: dict[str, Any]) -> Rows:
@@ -141,3 +145,76 @@ def _marked(error: dict[str, float | None], bar_pct: float) -> str:
 def _held_out(profile: Profile, kind: str) -> str:
     error = profile.errors.get(kind)
     return "-" if error is None or error.mean_error_pct is None else f"{error.mean_error_pct:.1f} ({error.points})"
+
+
+# -- what lanes do beside continuous batching: the difference of the mean E2EL, with its 95 % interval over replications
+
+
+class Runs(NamedTuple):
+    """Mean E2EL of one policy at one load, ms; one value per replication."""
+
+    real_ms: Sequence[float]
+    simulated_ms: Sequence[float]
+
+
+class Change(NamedTuple):
+    """Percent of the mean E2EL of `BESIDE`; half of the 95 % interval, infinite for a single replication."""
+
+    mean_pct: float
+    half_pct: float
+
+    def __str__(self) -> str:
+        if self.half_pct < float("inf"):
+            return f"{self.mean_pct:+.1f} ± {self.half_pct:.1f}"
+        return f"{self.mean_pct:+.1f}, {'equal, ' * (abs(self.mean_pct) < EQUAL_PCT)}one run each"
+
+
+def runs_of(result: Mapping[str, Any]) -> dict[str, Runs]:
+    means: dict[str, list[dict[str, float]]] = {}
+    for run in result["runs"]:
+        means.setdefault(run["policy"], []).append(run["metrics"]["e2el"]["mean"])
+    return {
+        policy: Runs([each["real"] for each in pairs], [each["simulated"] for each in pairs])
+        for policy, pairs in means.items()
+    }
+
+
+def findings(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """A sentence for each judged load: how its lanes compare with continuous batching, measured and predicted."""
+    found = []
+    for name, result in results.items():
+        by_lane = changes(runs_of(result))
+        said = [f"{lane} {measured} (predicted {predicted})" for lane, (measured, predicted) in by_lane.items()]
+        if said:
+            found.append(f"{name}: mean E2EL beside {BESIDE} in percent: {', '.join(said)}")
+    return found
+
+
+def change(values: Sequence[float], beside: Sequence[float]) -> Change:
+    """The change from the mean of `beside` to that of `values`, with Welch's interval of their difference.
+
+    >>> print(change([90.0, 91.0, 89.0], [100.0, 101.0, 99.0]))
+    -10.0 ± 2.3
+    """
+    from scipy.stats import ttest_ind
+
+    percent = 100.0 / fmean(beside)
+    mean_pct = percent * (fmean(values) - fmean(beside))
+    if min(len(values), len(beside)) < 2:
+        return Change(mean_pct, float("inf"))
+    if len({*values}) == len({*beside}) == 1:
+        return Change(mean_pct, 0.0)
+    interval = ttest_ind(values, beside, equal_var=False).confidence_interval()
+    return Change(mean_pct, percent * float(interval.high - interval.low) / 2.0)
+
+
+def changes(runs: Mapping[str, Runs]) -> dict[str, tuple[Change, Change]]:
+    """Measured and predicted change of each lane policy that ran beside continuous batching."""
+    return {
+        lane: (
+            change(runs[lane].real_ms, runs[BESIDE].real_ms),
+            change(runs[lane].simulated_ms, runs[BESIDE].simulated_ms),
+        )
+        for lane in LANES
+        if lane in runs and BESIDE in runs
+    }

@@ -2,9 +2,8 @@
 
 A step is the commands that a user would type, each in a process: what it held on the device is free when it ends. A
 finished step is not begun again, a measurement goes on where it was, a replay begins anew. A step that reaches its
-limit is interrupted and over with what it has. Every call begins with the smoke step, which ends at once on a machine
-that it has passed on; where it fails, nothing is measured. Not here: which steps there are
-(calibrate.measure.campaign.plan).
+limit is interrupted and over with what it has. Every call begins with the smoke step, which ends at once where it has
+passed. Where it fails, nothing is measured. Not here: which steps there are (calibrate.measure.campaign.plan).
 """
 
 from __future__ import annotations
@@ -38,8 +37,7 @@ from calibrate.measure.campaign.plan import (
     done_file,
 )
 from calibrate.measure.campaign.prediction import open_rate_per_s, predict
-from calibrate.measure.campaign.report import disturbed, report
-from calibrate.measure.campaign.verdict import findings
+from calibrate.measure.campaign.report import disturbed, findings, report
 from calibrate.measure.fits.measured_profile import profile_of
 from sim.costs.profile_files import encode
 from sim.files.write import write_text
@@ -132,7 +130,7 @@ def _do(name: str, out: Path, step: Step) -> bool:
     campaign, device = CAMPAIGNS[name], device_of(name)
     limit_s = campaign.limit_s(step)
     if step == SMOKE:
-        return _run("calibrate.measure.campaign", [name, str(out)], limit_s)
+        return _run("calibrate.measure.campaign.smoke", [name, str(out)], limit_s)
     if step == MEASURE:
         return _measure(device, out, campaign)
     return _replay(device, out, campaign, next(load for load in campaign.loads if step == load.name))
@@ -171,15 +169,13 @@ def _replay(device: str, out: Path, campaign: Campaign, load: Loop) -> bool:
 
 
 def _forget(out: Path, job: MeasuredPair) -> None:
-    """Take away a measurement, so that it is made again."""
     if job.points_path(out).exists():
         job.points_path(out).rename(job.points_path(out).with_suffix(".former.jsonl"))
     job.profile_path(out).unlink(missing_ok=True)
 
 
 def _run(module: str, words: Sequence[str], limit_s: float) -> bool:
-    """Run `python -m MODULE WORDS` to its end, with exit code 0 or not. At its limit it is interrupted, and keeps what
-    it has."""
+    """Run `python -m MODULE WORDS` to its end, or to its limit, where it is interrupted. True for exit code 0."""
     print(f"campaign: {shlex.join([module, *words])}", flush=True)
     with subprocess.Popen([sys.executable, "-m", module, *words], preexec_fn=_begin_as_child) as process:
         with suppress(subprocess.TimeoutExpired):

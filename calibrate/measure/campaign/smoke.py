@@ -50,8 +50,6 @@ class Red(ValueError):
 
 @dataclass(frozen=True)
 class Ground:
-    """Device and pair that the checks look at."""
-
     device: str
     runs_on: RealDevice
     job: MeasuredPair
@@ -62,7 +60,6 @@ class Ground:
 
     @cached_property
     def bench(self) -> Bench:
-        """The bench of the pair at its full size."""
         return Bench(build(self.spec))
 
 
@@ -162,9 +159,7 @@ CHECKS: tuple[Callable[[Ground], str | None], ...] = (imports, streams, kernels,
 
 def smoke(device: str, out: Path, campaign: Campaign) -> None:
     """Run every check and keep what they found in OUT/smoke.json; at once done where they were green on this machine.
-
-    Raises ValueError where a check is red, or OUT is of another machine, or of another number of cores.
-    """
+    Raises ValueError where a check is red, or OUT is of another machine, or of another number of cores."""
     cuda.find(device)
     ours = fingerprint(device)
     path = out / SMOKE_FILE
@@ -189,7 +184,6 @@ def smoke(device: str, out: Path, campaign: Campaign) -> None:
 
 
 def run_check(check: Callable[[Ground], str | None], ground: Ground) -> dict[str, Json]:
-    """Outcome of one check; whatever it raises makes it red."""
     started_s = perf_counter()
     try:
         said, is_ok = check(ground) or f"does not apply to a {ground.device}", True
@@ -208,3 +202,7 @@ def main(args: Sequence[str]) -> int:
         print(f"campaign: {error}", file=sys.stderr)
         return 1
     return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

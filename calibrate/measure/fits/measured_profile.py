@@ -1,7 +1,6 @@
 """The profile of a points file: starting constants of the device, then the fits. Imports no torch.
 
-Not here: measuring (calibrate.measure), the fits themselves (calibrate.fit.pass_fit,
-calibrate.measure.fits.overlap_fit).
+Not here: measuring (calibrate.measure), the fits (calibrate.fit.pass_fit, calibrate.measure.fits.overlap_fit).
 """
 
 from __future__ import annotations
@@ -79,10 +78,8 @@ def _source(points: Sequence[MeasuredPoint], weights: str) -> str:
 
 
 def host_costs(points: Sequence[MeasuredPoint], measured: dict[str, Any], layers: Mapping[str, int]) -> HostCosts:
-    """Host constants from the points' host times and what `measured` holds; `layers` of "target" and "draft".
-
-    On a CPU issuing a pass is executing it, so launching is free beside it.
-    """
+    """Host constants from the points' host times and what `measured` holds; `layers` of "target" and "draft". On a CPU
+    issuing a pass is executing it, so launching is free beside it."""
     eager = [point for point in points if point.launch == "eager"]
     graphed = [point for point in points if point.launch == "graphed"]
     kernels_per_layer = int(measured["kernels_per_layer"])

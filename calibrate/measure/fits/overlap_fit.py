@@ -153,7 +153,6 @@ def _errors(contention: Contention, many: Sequence[Beside], turn: float = 1.0) -
 
 
 def _loss(many: Sequence[Beside], contention: Contention, turn: float = 1.0) -> float:
-    """Mean absolute log error."""
     return float(np.mean(np.abs(np.log1p(_errors(contention, many, turn)))))
 
 
@@ -162,7 +161,6 @@ def _best(used: Sequence[Beside], candidates: Sequence[Contention]) -> Contentio
 
 
 def _turns(cores: float, tau_s: float) -> Contention:
-    """Works that take turns on a CPU of so many cores."""
     return Contention(eta_compute=cores, eta_bandwidth=cores, tau_s=round_constant(tau_s), takes_turns=True)
 
 

@@ -1,5 +1,4 @@
-"""What serving adds to a profile of passes alone. Imports no torch. Not here: measuring it
-(calibrate.measure.serving_overhead)."""
+"""What serving adds to a profile of passes. No torch. Not here: measuring it (calibrate.measure.serving_overhead)."""
 
 from __future__ import annotations
 
@@ -17,14 +16,12 @@ class Waits(NamedTuple):
 
     prepare_s: float
     """Seconds from the moment when nothing but the threads kept it from being issued to its first kernel, to its issue
-    where the device was busy."""
+    where the device was busy. The bookkeeping of a pass is in it, less `row_s` of its rows."""
     result_s: float
     """Seconds from its end to the act of the coroutine that awaited it."""
 
 
 class ServingCosts(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds that serving adds."""
-
     works: Waits
     """All works; where passes are captured, those that are: decoding ones."""
     prompts: Waits | None = None
@@ -52,7 +49,7 @@ def started(profile: Profile, *, is_cpu: bool) -> Profile:
 
 
 def completed(profile: Profile, costs: ServingCosts, *, is_cpu: bool) -> Profile:
-    """`profile` in service."""
+    """`profile` in service. What was measured there takes the place of the bookkeeping that was timed alone."""
     profile = started(profile, is_cpu=is_cpu)
     prompts = costs.prompts
     said = f"works of the threaded host, {_told(costs.works)}"
@@ -60,9 +57,9 @@ def completed(profile: Profile, costs: ServingCosts, *, is_cpu: bool) -> Profile
         said = f"captured {said}; eager_step_s and eager_result_s: its works on prompts, eager, {_told(prompts)}"
     host = structs.replace(
         profile.host,
-        step_s=round_constant(profile.host.step_s + costs.works.prepare_s),
+        step_s=round_constant(costs.works.prepare_s),
         result_s=round_constant(costs.works.result_s),
-        eager_step_s=None if prompts is None else round_constant(profile.host.step_s + prompts.prepare_s),
+        eager_step_s=None if prompts is None else round_constant(prompts.prepare_s),
         eager_result_s=None if prompts is None else round_constant(prompts.result_s),
         served=costs.served,
         look_s=round_constant(costs.look_s),

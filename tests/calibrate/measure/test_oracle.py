@@ -14,10 +14,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from calibrate.fit.grid import Limits, grid
+from calibrate.fit.grid import Limits, coruns_within, grid
 from calibrate.fit.point_works import TimedPass, work_of
 from calibrate.measure.fits.overlap_fit import fit_overlap
-from calibrate.measure.overlap_cells import coruns_within
 from calibrate.measure.rates import measure
 from calibrate.measure.timing import HOLD_S, WARM_RUNS, Bench
 from realrun.host.executor import ExecutorLane, Handle, SubmittedWork
@@ -34,7 +33,6 @@ from sim.interface.host import Stream
 from sim.interface.work import Chunk, Kind, Model, Work
 from tests.properties import assert_refused, some
 from tests.realrun.support import tiny_model, tiny_options
-from tests.realrun.threaded_device import ThreadedDevice
 from tests.realrun.timed_device import (
     COPY_S,
     GRAPH_CALL_S,
@@ -173,7 +171,7 @@ def test_a_probe_on_a_gpu_sees_who_slows_the_device_and_not_who_slows_the_host(d
 
 @pytest.mark.parametrize("phi", [0.05, 0.2])
 def test_what_passes_do_to_each_other_comes_back(phi: float) -> None:
-    measured = Measured(ThreadedDevice(contention=Contention(regime=Regime.LEFTOVER, phi=phi)))
+    measured = Measured(TimedDevice(contention=Contention(regime=Regime.LEFTOVER, phi=phi)))
     rates = []
     for corun in coruns_within(LIMITS):
         for timed in corun.passes:

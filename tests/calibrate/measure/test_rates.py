@@ -21,8 +21,7 @@ from realrun.kernels.pair_kernels import PairKernels
 from sim.devices.contention import Contention, Regime
 from sim.interface.work import Kind
 from tests.realrun.support import tiny_model, tiny_options
-from tests.realrun.threaded_device import ThreadedDevice
-from tests.realrun.timed_device import Lasts
+from tests.realrun.timed_device import Lasts, TimedDevice
 
 TOLERANCE = 0.02
 LONG_S, SHORT_S = 0.02, 0.005
@@ -35,12 +34,12 @@ VERIFY = TimedPass("verify", "target", 2, 3, 32, "graphed")
 def measured(
     corun: Corun,
     demands: dict[str, tuple[float, float]],
-    device: ThreadedDevice | None = None,
+    device: TimedDevice | None = None,
     kernels: tuple[int, int] = (1, 1),
 ) -> Ran:
     """Of passes that compute nothing: the target's prefill lasts LONG_S, as a draft does; all others SHORT_S. `kernels`
     are those of a long and a short one."""
-    runs_on = device or ThreadedDevice()
+    runs_on = device or TimedDevice()
     sizes: dict[str, Any] = {"layers": 1, "kv_heads": 1, "heads": 1, "max_context": 512}
     options = tiny_options(slots=8, max_tokens=128)
     pair = PairKernels(tiny_model(**sizes), tiny_model(seed=1, **sizes), options, runs_on=runs_on)
@@ -64,7 +63,7 @@ def measured(
     "corun", [Corun((PREFILL, DECODE)), Corun((PREFILL._replace(launch="eager"), DECODE)), Corun((DRAFT, VERIFY))]
 )
 def test_two_works_that_want_the_same_whole_device_have_half_of_it_each(corun: Corun) -> None:
-    device = ThreadedDevice()
+    device = TimedDevice()
     found = measured(corun, {timed.kind: (1.0, 0.0) for timed in corun.passes}, device)
     assert device.max_waiting == 2
     for side, alone_s in zip(found.sides, (LONG_S, SHORT_S), strict=True):
@@ -74,7 +73,7 @@ def test_two_works_that_want_the_same_whole_device_have_half_of_it_each(corun: C
 
 def test_works_that_take_turns_kernel_by_kernel_run_by_the_lengths_of_their_kernels() -> None:
     """Kernels of 80 us in the prefill and of 40 us in the decode."""
-    device = ThreadedDevice(contention=Contention(regime=Regime.SERIAL))
+    device = TimedDevice(contention=Contention(regime=Regime.SERIAL))
     demands = {"prefill": (1.0, 0.0), "decode": (1.0, 0.0)}
     found = measured(Corun((PREFILL, DECODE)), demands, device, kernels=(250, 125))
     for side, rate in zip(found.sides, (2 / 3, 1 / 3), strict=True):

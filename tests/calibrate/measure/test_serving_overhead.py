@@ -16,12 +16,11 @@ from calibrate.measure import serving_overhead
 from calibrate.measure.fits.serving_costs import ServingCosts, completed
 from calibrate.measure.pair import options_of, pair_spec
 from calibrate.measure.serving_overhead import look_s, measure_serving, served, waits
-from realrun.host.garbage_collector import frozen_heap
+from realrun.host.machine import frozen_heap
 from realrun.kernels.device_passes import PassShape
-from realrun.kernels.host_slots import PromptChunk
+from realrun.kernels.host_slots import PairOptions, PromptChunk
 from realrun.kernels.issuer import Issuer
 from realrun.kernels.pair_kernels import PairKernels
-from realrun.kernels.pair_options import PairOptions
 from realrun.model.weights import random_model
 from realrun.replay.machine_speed import probe
 from realrun.replay.measured_costs import MeasuredWork
@@ -55,7 +54,21 @@ def test_the_hosts_time_before_a_work_reaches_to_its_first_kernel_where_the_devi
         timed = msgspec.structs.replace(record, start_s=start_s)
         work = MeasuredWork(record=timed, eligible_s=1.0, reacted_s=3.0, emitted=())
         assert tuple(work.cost)[:3] == pytest.approx((prepare_s, launch_s, 3.0 - start_s))
-        assert waits([[[work]]], lambda _: True).prepare_s == pytest.approx(prepare_s)
+        assert waits([[[work]]], lambda _: True, 0.0).prepare_s == pytest.approx(prepare_s)
+
+
+def test_the_bookkeeping_of_a_pass_counts_once_in_service() -> None:
+    """Works of two requests had 0.4 s before them. A row takes 0.1 s of it, so that the work itself takes 0.2 s."""
+    record = msgspec.structs.replace(WORK, requests=(0, 1), issue_start_s=1.1, issued_s=1.5, start_s=1.4, end_s=3.0)
+    work = MeasuredWork(record=record, eligible_s=1.0, reacted_s=3.0, emitted=())
+    profile = load("h100-sxm/llama-2-7b+tinyllama-1.1b")
+    profile = msgspec.structs.replace(profile, host=msgspec.structs.replace(profile.host, step_s=0.05, row_s=0.1))
+    added = waits([[[work]]], lambda _: True, 0.1)
+    costs = ServingCosts(works=added, prompts=added, look_s=0.0, probed_s=())
+    host = completed(profile, costs, is_cpu=False).host
+    assert (host.step_s, host.eager_step_s) == pytest.approx((0.2, 0.2))
+    told = build_costs(msgspec.structs.replace(profile, host=host)).cost(VERIFY)
+    assert told.prepare_s == pytest.approx(work.cost.prepare_s)
 
 
 def test_what_a_look_takes_is_what_works_last_longer_by_looks_per_second() -> None:

@@ -17,9 +17,9 @@ torch = pytest.importorskip("torch")
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from calibrate.fit import points_file
+from calibrate.fit.grid import coruns_within
 from calibrate.fit.point_works import VISITS, Corun, timed_pass_of
 from calibrate.measure.fits.serving_costs import ServingCosts, Waits
-from calibrate.measure.overlap_cells import coruns_within
 from calibrate.measure.pair import PairSpec, build, limits, pair_spec
 from calibrate.measure.session import Session
 from sim.costs.forms.build import build_costs

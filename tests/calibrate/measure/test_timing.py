@@ -1,16 +1,27 @@
-"""When a pass has been timed often enough; times are scripted, the clock is their sum."""
+"""When a pass has been timed often enough, on scripted times; and jobs that begin and end together."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from itertools import chain, cycle
 from itertools import repeat as forever
+from threading import Barrier
+from time import perf_counter
 
 import pytest
 
 pytest.importorskip("torch")
 
-from calibrate.measure.timing import BLOCK, MAX_REPETITIONS, MIN_REPETITIONS, Sample, Timing, half_width, repeat
+from calibrate.measure.timing import (
+    BLOCK,
+    MAX_REPETITIONS,
+    MIN_REPETITIONS,
+    Sample,
+    Timing,
+    at_once,
+    half_width,
+    repeat,
+)
 
 
 class Script:
@@ -64,3 +75,23 @@ def test_the_interval_holds_the_middle_ranks(num: int) -> None:
     width = 2.0 * half_width(values)
     assert 1.96 * num**0.5 <= width + 1 <= 1.96 * num**0.5 + 4
     assert num > 7 or width == num - 1
+
+
+def test_a_job_that_fails_before_the_start_frees_the_others_and_is_raised() -> None:
+    def waits(barrier: Barrier) -> None:
+        barrier.wait(10.0)
+        raise AssertionError("began without the other")
+
+    def fails(barrier: Barrier) -> None:
+        raise ValueError("out of memory")
+
+    started_s = perf_counter()
+    with pytest.raises(ValueError, match="out of memory"):
+        at_once([waits, fails, waits])
+    # Freed, not timed out.
+    assert perf_counter() - started_s < 5.0
+
+
+def test_a_barrier_that_nobody_broke_on_purpose_is_no_success() -> None:
+    with pytest.raises(RuntimeError, match="begin together"):
+        at_once([lambda barrier: barrier.wait(0.01) and None, lambda barrier: None])

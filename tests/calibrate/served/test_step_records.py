@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -21,8 +22,6 @@ from calibrate.served.step_records import (
     read_steps,
 )
 from sim.costs.profile_files import load
-from validation.replays.step_records import line_of
-from validation.replays.step_records import main as judge
 
 SHIPPED = "h100-sxm/llama-3.1-8b"
 LAW = {"pass_s": 4e-3, "token_s": 2e-5, "row_s": 1e-4, "kv_s": 3e-7}
@@ -48,6 +47,13 @@ def as_law(records: list[StepRecord]) -> list[StepRecord]:
         )
         for each in records
     ]
+
+
+def line_of(record: StepRecord) -> dict[str, Any]:
+    """The record as vLLM's forward-pass metrics have it."""
+    prompts = ("num_prefill_requests", "sum_prefill_tokens", "sum_prefill_kv_tokens")
+    names = (*prompts, "num_decode_requests", "sum_decode_kv_tokens")
+    return {"wall_time": record.seconds, "scheduled_requests": dict(zip(names, record[1:6], strict=True))}
 
 
 @pytest.mark.parametrize("factor", [1e3, 1e-3])
@@ -128,15 +134,3 @@ def test_the_command_answers_first_and_writes_the_profile(tmp_path: Path) -> Non
     told = CliRunner().invoke(source_command, flags, catch_exceptions=False).stdout
     assert told.startswith("Time per token of this server within ")
     assert load(out).linear.target.pass_s == pytest.approx(4e-3, rel=0.1)
-
-
-def test_the_next_minutes_of_a_law_are_predicted_before_they_are_served_and_the_page_says_so(tmp_path: Path) -> None:
-    """The first five fields of a file are what was written before."""
-    page = tmp_path / "page.md"
-    assert judge(tmp_path / "results", seconds=12.0, law=True, page=page) == 0
-    told = json.loads((tmp_path / "page/law.json").read_text())
-    assert list(told)[:5] == ["seconds", "rate", "fit", "predicted_tpot_ms", "date_predicted"]
-    assert told["errors_pct"]["shipped"] < -10.0
-    assert abs(told["errors_pct"]["fit"]) < 1.0
-    (row,) = [line for line in page.read_text().splitlines() if line.startswith("| a law |")]
-    assert f"| {told['predicted_tpot_ms']['fit']:.2f} | {told['tpot_ms']['second']:.2f} |" in row

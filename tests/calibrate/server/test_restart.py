@@ -11,13 +11,11 @@ import signal
 import socket
 import subprocess
 import sys
-from math import inf
 from pathlib import Path
 
 import pytest
 
-from calibrate.measure.campaign import evidence_command
-from calibrate.server import served_page, server_process
+from calibrate.server import server_process
 from calibrate.server.served_run import as_predicted, read_run
 from calibrate.server.server_process import commands_of, started
 from sim.cli.main import run
@@ -88,38 +86,6 @@ def test_one_command_gives_what_speculation_gains_and_up_to_how_many_in_flight(
     assert told.plain.sent_at < told.predicted_at
     assert str(tmp_path) not in out.read_text()
     assert_none_runs(tmp_path / "run.log", tmp_path / "run.pair.log")
-
-
-def test_evidence_of_a_server_is_a_page_to_send(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    few = {"num_prompts": "8", "input_len": 40, "output_len": 8, "rounds": 1, "levels": "1,2"}
-    monkeypatch.setattr(evidence_command, "SERVED", evidence_command.SERVED | few)
-    monkeypatch.setattr(served_page, "DISTURBED", inf)
-    port, out = free_port(), tmp_path / "evidence"
-    asked = [
-        "evidence",
-        "--device",
-        "cpu",
-        "--out",
-        str(out),
-        "--serve",
-        f"{command(port, piece_s=0.02)} --port {port}",
-    ]
-    assert run(asked) == 0
-    sentences = capsys.readouterr().out.splitlines()
-    sent = out / "send"
-    assert sorted(path.name for path in sent.iterdir()) == ["README.md", "served-run.json"]
-    page = (sent / "README.md").read_text()
-    assert page.startswith("# A server without and with speculation\n\n- speculation makes E2EL ")
-    assert [f"- {sentence}." in page for sentence in sentences[:2]] == [True, True]
-    assert page.count("| E2EL mean (ms) |") == 1
-    assert str(port) not in page
-    monkeypatch.setattr(served_page, "DISTURBED", -1.0)
-    page = "\n".join(served_page.served_page(read_run(sent / "served-run.json"), {}))
-    assert page.startswith("# A server without and with speculation: *disturbed*\n\nNo verdict: between prediction and")
-    assert sentences[0] not in page
-    assert run(asked) == 2
 
 
 def test_an_interrupt_leaves_no_process_and_keeps_what_was_measured(tmp_path: Path) -> None:

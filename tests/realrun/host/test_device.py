@@ -13,10 +13,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-import numpy as np
-
 from realrun.host import cuda
-from realrun.host.device import LOOK_EVERY_S, DeviceClock, Event, RealDevice
+from realrun.host.device import LOOK_EVERY_S, DeviceClock, RealDevice
+from tests.realrun.timed_device import TimedDevice, TimedEvent
 from tests.test_import_arrows import FILES
 
 ONLY = "realrun.host.cuda"
@@ -72,72 +71,46 @@ def test_a_higher_priority_of_ours_is_a_lower_number_of_torchs(pool: None) -> No
     assert stream._raw.priority == -2
 
 
-class Drifting(RealDevice):
-    """A device whose clock drifts from the host's, and says how long ago an event was in float32 milliseconds. The host
-    sees what it does after a while that varies; now and then it is disturbed."""
-
-    def __init__(self, ppm: float, start_s: float = 0.0) -> None:
-        self.true_s, self.rate, self.random = start_s, 1.0 - 1e-6 * ppm, Random(1)
-
-    def now_s(self) -> float:
-        return self.true_s
-
-    def stream(self, priority: int = 0) -> Any:
-        return self
-
-    def record(self) -> Event:
-        return DriftingEvent(self, self.passes(2e-6))
-
-    def passes(self, seconds: float) -> float:
-        self.true_s += seconds
-        return self.true_s
-
-
-class DriftingEvent:
-    def __init__(self, device: Drifting, true_s: float) -> None:
-        self.device, self.true_s = device, true_s
-
-    def synchronize(self) -> None:
-        self.device.passes(4e-6 + (1e-3 if self.device.random.random() < 0.3 else 0.0))
-
-    def seconds_after(self, earlier: Any) -> float:
-        assert earlier.true_s <= self.true_s, "the other way round"
-        ms = 1e3 * self.device.rate * (self.true_s - earlier.true_s)
-        return 1e-3 * float(np.float32(round(ms / 5e-4) * 5e-4))
+def recorded(device: TimedDevice) -> TimedEvent:
+    """An event that is over."""
+    event: Any = device.streams[0].record()
+    event.synchronize()
+    return event
 
 
 @pytest.mark.parametrize("ppm", [-50.0, 20.0, 50.0])
 def test_events_of_a_long_run_are_placed_by_looks_at_both_clocks_at_its_ends(ppm: float) -> None:
-    device = Drifting(ppm)
-    clock = DeviceClock(device, device.now_s)
-    events = []
+    """The host sees what the device does after a while, and now and then it is disturbed."""
+    device, random = TimedDevice(drift_ppm=ppm), Random(1)
+    device.wake_s = lambda: 4e-6 + (1e-3 if random.random() < 0.3 else 0.0)
+    clock, events = DeviceClock(device, device.now_s), []
     for _ in range(400):
-        device.passes(2.5)
+        device.host_s += 2.5
         clock.look_if_due()
-        events.append(device.record())
+        events.append(recorded(device))
     clock.look()
-    assert device.true_s > 900.0
+    assert device.host_s > 900.0
     errors = [abs(clock.host_s(event) - event.true_s) for event in events]
     # One look at the start alone is wrong by the drift, up to 50 ms here.
     assert max(errors) < 5e-6
 
 
 def test_a_look_is_due_every_few_seconds_as_event_times_are_float32() -> None:
-    device = Drifting(0.0)
+    device = TimedDevice(drift_ppm=0.0)
     clock = DeviceClock(device, device.now_s)
     clock.look_if_due()
     assert len(clock._looks) == 1
-    device.passes(LOOK_EVERY_S)
+    device.host_s += LOOK_EVERY_S
     clock.look_if_due()
     assert len(clock._looks) == 2
 
 
 def test_looks_close_together_tell_no_drift() -> None:
-    device = Drifting(50.0)
+    device = TimedDevice(drift_ppm=50.0)
     clock = DeviceClock(device, device.now_s)
     clock.look()
-    device.passes(5.0)
-    event: Any = device.record()
+    device.host_s += 5.0
+    event = recorded(device)
     assert clock.host_s(event) == pytest.approx(event.true_s, abs=5.0 * 60e-6)
 
 

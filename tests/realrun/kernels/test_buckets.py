@@ -14,9 +14,8 @@ from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from realrun.host.gpuhost import GpuHost
-from realrun.kernels.host_slots import PromptChunk, Slot, plan_draft, plan_target
+from realrun.kernels.host_slots import PromptChunk, Slot, decoding_shapes, plan_draft, plan_target
 from realrun.kernels.pair_kernels import PairKernels
-from realrun.kernels.pair_options import decoding_shapes
 from sim.interface.work import Model
 from sim.policies.options import EngineLimits
 from sim.policies.registry import POLICIES, PolicyOptions, find_policy

@@ -15,10 +15,9 @@ torch = pytest.importorskip("torch")
 if not torch.cuda.is_available():
     pytest.skip("no CUDA device", allow_module_level=True)
 
-from realrun.kernels.host_slots import Slot
+from realrun.kernels.host_slots import Slot, decoding_shapes
 from realrun.kernels.issuer import Issuer
 from realrun.kernels.pair_kernels import PairKernels
-from realrun.kernels.pair_options import decoding_shapes
 from realrun.model.attention import GatheringAttention
 from realrun.model.weights import random_model
 from sim.interface.work import Kind

@@ -10,10 +10,9 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from realrun.kernels.device_passes import ChunkShape, PassShape
-from realrun.kernels.host_slots import Slot
+from realrun.kernels.host_slots import Slot, decoding_shapes
 from realrun.kernels.issuer import Issuer
 from realrun.kernels.pair_kernels import PairKernels, PromptChunk
-from realrun.kernels.pair_options import decoding_shapes
 from sim.interface.work import Kind, Model
 from tests.realrun.support import prefill_in_chunks, prefilled, prompts, speculate, tied_pair, tiny_model, tiny_options
 

@@ -13,9 +13,9 @@ torch = pytest.importorskip("torch")
 
 from realrun.host.device import DeviceStream, RealDevice, _CpuStream
 from realrun.kernels.device_passes import ChunkShape, PassShape
+from realrun.kernels.host_slots import PairOptions
 from realrun.kernels.issuer import Issuer
 from realrun.kernels.pair_kernels import PairKernels
-from realrun.kernels.pair_options import PairOptions
 from realrun.replay import replays
 from realrun.replay.pair_executor import PairExecutor
 from realrun.replay.replays import REHEARSAL_REQUESTS, Replay, largest_passes, replay, result_of

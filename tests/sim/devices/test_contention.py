@@ -14,6 +14,7 @@ from sim.devices.contention import (
     Regime,
     contention_of,
     phi_at,
+    plain_rates,
 )
 from sim.interface.work import Chunk, Kind, Work
 
@@ -50,6 +51,14 @@ def test_a_phi_that_is_given_goes_before_the_profiles_and_that_before_the_assume
     brackets = [[phi_at(profile.phi, level) for level in BRACKET] for profile in profiles]
     assert brackets == [[0.0, 0.07, 0.25], [0.06, 0.1, 0.15], [0.2, 0.3, 0.5]]
     assert [profile.phi.source.startswith("measured") for profile in profiles] == [False, True, True]
+
+
+def test_a_work_goes_on_at_phi_while_anothers_kernels_hold_the_device() -> None:
+    """Kernels of 3 and 1 ms have 3/4 and 1/4 of the time. At phi = 1/4 they also have 1/4 of the rest, up to a cap."""
+    leftover = Contention(regime=Regime.LEFTOVER, phi=0.25)
+    kernels_per_s = [1e3 / 3.0, 1e3]
+    assert plain_rates([1.0, 1.0], [0, 0], kernels_per_s, [], leftover) == [0.8125, 0.4375]
+    assert plain_rates([0.8, 1.0], [0, 0], kernels_per_s, [], leftover) == [0.8, 0.4375]
 
 
 def test_kernels_that_are_launched_one_by_one_have_shorter_turns_beside_captured_passes() -> None:

@@ -36,9 +36,8 @@ from calibrate.measure.campaign.plan import (
     Step,
     done_file,
 )
-from calibrate.measure.campaign.report import measured_name, report
+from calibrate.measure.campaign.report import measured_name, report, runs_of
 from calibrate.measure.campaign.smoke import CHECKS
-from calibrate.measure.campaign.verdict import runs_of
 from realrun.replay.machine_speed import PROBED_TOKENS, probe
 from sim.cli.main import run as lanesim
 from sim.costs.profile_files import decode, encode, load

@@ -1,4 +1,4 @@
-"""Gates of a campaign: what counts as disturbed, and what is said then."""
+"""What a campaign says: of disturbed steps, and of lanes beside continuous batching."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from calibrate.fit.point_works import TimedPass
 from calibrate.measure.campaign import runner as campaign
 from calibrate.measure.campaign.evidence_command import campaign_of
 from calibrate.measure.campaign.plan import CAMPAIGNS, done_file
-from calibrate.measure.campaign.report import disturbed
+from calibrate.measure.campaign.report import Change, Runs, change, changes, disturbed, findings
 from realrun.validate.gates import of_profile, of_replay, verdict
 from sim.costs.profile import KindError, Profile
 from sim.costs.profile_files import load
@@ -22,6 +22,7 @@ from tests.calibrate.fit.test_points_file import point
 
 CPU = CAMPAIGNS["cpu"]
 MEASURED = "measure"
+CONTINUOUS = Runs([100.0, 101.0, 99.0], [100.0, 100.5, 99.5])
 
 
 def profile(*, error_pct: float = 10.0, num_noisy: int = 0) -> Profile:
@@ -79,3 +80,23 @@ def test_the_pair_is_that_which_fits_the_memory() -> None:
     named = [campaign_of("cpu", 0.0), *(campaign_of("cuda", gb * 1e9) for gb in (16, 80))]
     assert named == ["cpu", "cuda-24gb", "cuda"]
     assert all(name in CAMPAIGNS for name in named)
+
+
+def test_one_replication_shows_nothing_and_equal_ones_everything() -> None:
+    assert str(change([50.0], [100.0])) == "-50.0, one run each"
+    assert str(change([97.5], [100.0])) == "-2.5, equal, one run each"
+    assert change([99.0, 99.0], [100.0, 100.0]) == Change(-1.0, 0.0)
+    assert str(change([90.0, 91.0, 89.0], CONTINUOUS.real_ms)) == "-10.0 ± 2.3"
+
+
+def test_one_sentence_says_what_the_runs_of_a_load_found() -> None:
+    def run(policy: str, real_ms: float) -> dict[str, object]:
+        return {"policy": policy, "metrics": {"e2el": {"mean": {"real": real_ms, "simulated": 90.0}}}}
+
+    (line,) = findings({"closed": {"runs": [run("continuous", 100.0), run("pd", 90.0)]}, "open": {"runs": []}})
+    assert line.startswith("closed: mean E2EL beside continuous in percent: pd -10.0, one run each (")
+
+
+def test_a_load_without_continuous_batching_says_nothing() -> None:
+    assert changes({"pd": CONTINUOUS, "autoregressive": CONTINUOUS}) == {}
+    assert [*changes({"pd": CONTINUOUS, "continuous": CONTINUOUS})] == ["pd"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import msgspec
@@ -10,14 +11,14 @@ import pytest
 
 pytest.importorskip("torch")
 
-from calibrate.fit.grid import Limits
+from calibrate.fit.grid import Limits, coruns_within
 from calibrate.fit.point_works import work_of
 from calibrate.fit.points_file import Ran, read
+from calibrate.measure.fits.measured_profile import refit
 from calibrate.measure.fits.overlap_fit import MIN_PAIRS, beside, fit_overlap, fitted_pairs, halves, predicted
-from calibrate.measure.overlap_cells import coruns_within
 from sim.costs.forms.build import build_costs
 from sim.costs.profile import ASSUMED_PHI, HOPPER_PHI, Profile
-from sim.costs.profile_files import load
+from sim.costs.profile_files import encode, load
 from sim.devices.contention import Contention, Regime, contention_of
 from tests.calibrate.measure.co_runs import ran
 from tests.properties import some
@@ -25,6 +26,8 @@ from tests.properties import some
 ROOT = Path(__file__).parents[4]
 PAIR = load("h100-sxm/llama-3.1-8b+llama-3.2-1b")
 CPU = load("cpu/tiny")
+FILES = sorted((ROOT / "docs/validation").glob("*-sxm/*.points.jsonl"))
+NUMBER = r"(?<=[:,\[] )-?\d+(?:\.\d+)?(?:e-?\d+)?(?=[,}\]])"
 SLOTS = Limits(rows=64, slot_tokens=4096, pass_tokens=4096, draft_tokens=8, has_draft=True, has_graphs=True)
 TRUTH = Contention(regime=Regime.LEFTOVER, phi=0.13)
 TURNS = Contention(eta_compute=2.0, eta_bandwidth=2.0, tau_s=2e-5, takes_turns=True)
@@ -106,6 +109,17 @@ def test_what_two_gpus_measured_is_within_the_range_that_their_profiles_simulate
     for gpu, turn in (("h200", 0.76), ("h100", 0.6)):
         profile = load(f"{gpu}-sxm/llama-3.1-8b+llama-3.2-1b-measured")
         points = ROOT / "docs" / "validation" / f"{gpu}-sxm" / "llama-3.1-8b+llama-3.2-1b.points.jsonl"
-        refit = some(fit_overlap(profile, read(points).rates).overlap.phi)
-        assert HOPPER_PHI.low <= refit.low < refit.value < refit.high <= HOPPER_PHI.high
-        assert refit.turn == pytest.approx(turn, abs=0.03)
+        phi = some(fit_overlap(profile, read(points).rates).overlap.phi)
+        assert HOPPER_PHI.low <= phi.low < phi.value < phi.high <= HOPPER_PHI.high
+        assert phi.turn == pytest.approx(turn, abs=0.03)
+
+
+@pytest.mark.filterwarnings("ignore::sim.costs.extrapolation.OutsideProfileWarning")
+@pytest.mark.parametrize("path", FILES, ids=[path.parent.name for path in FILES])
+def test_a_shipped_measured_profile_is_the_refit_of_its_committed_points(path: Path) -> None:
+    """Kernels, host, errors and source. Another BLAS may round the last of four digits."""
+    shipped = load(f"{path.parent.name}/{path.name.partition('.points')[0]}-measured")
+    held, fresh = (encode(each).decode() for each in (shipped, refit(read(path), shipped)))
+    assert re.sub(NUMBER, "", fresh) == re.sub(NUMBER, "", held)
+    numbers, others = ([*map(float, re.findall(NUMBER, text))] for text in (held, fresh))
+    assert others == pytest.approx(numbers, rel=2e-3)
