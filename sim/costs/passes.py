@@ -16,7 +16,7 @@ from sim.costs.compact_kernels import AllReduce, Elementwise, Head, Measured
 from sim.costs.layer_kinds import LINEAR, WINDOW
 from sim.costs.profile import Gpu, Profile
 from sim.costs.shapes import ModelShape
-from sim.interface.work import Chunk, Work
+from sim.interface.work import TARGET, Chunk, Model, Work
 
 LOGIT_BYTES = 4
 """The sampler works on fp32 logits."""
@@ -74,7 +74,10 @@ class ModelPasses(ABC):
     has_row_parts: bool = True
     """`row_part` gives one; False: a pass is priced by the sum of its parts."""
 
-    def __init__(self, profile: Profile, shape: ModelShape, graph_sizes: Sequence[int]) -> None:
+    def __init__(self, profile: Profile, model: Model, graph_sizes: Sequence[int]) -> None:
+        """The passes of target or draft, with CUDA graphs of `graph_sizes` tokens."""
+        shape = profile.target if model is TARGET else profile.draft
+        assert shape is not None
         self._gpu = profile.gpu
         self._shape = shape
         self._tensor_parallel = profile.tensor_parallel

@@ -1,4 +1,4 @@
-"""CompactCosts: the cost of a work from a profile's compact constants.
+"""CompactPasses: the cost of a work from a profile's compact constants.
 
 Regimes of attention, by composition of the pass: decode (every row one query; linear in the summed context once it
 exceeds the blocks' time), prefill chunk with history, verify and mixed passes (a row with several queries, or rows
@@ -15,8 +15,6 @@ from math import inf
 from sim.costs.compact_kernels import BLOCK_QUERIES, Prompts, charged_tokens, chunk_pairs, gemm_s, prefill_attention_s
 from sim.costs.passes import Excess, ModelPasses, RowPart, beyond, layer_rest_s, sampler_s
 from sim.costs.profile import Profile
-from sim.costs.shapes import ModelShape
-from sim.costs.work_costs import WorkCosts
 from sim.interface.work import Chunk, Model, Work
 
 
@@ -54,8 +52,9 @@ class CompactRows(RowPart):
 class CompactPasses(ModelPasses):
     """Passes of one model from compact constants."""
 
-    def __init__(self, profile: Profile, shape: ModelShape, graph_sizes: Sequence[int]) -> None:
-        super().__init__(profile, shape, graph_sizes)
+    def __init__(self, profile: Profile, model: Model, graph_sizes: Sequence[int]) -> None:
+        super().__init__(profile, model, graph_sizes)
+        shape = self._shape
         if not shape.is_plain:
             raise ValueError(f"{shape.name}: compact constants price plain dense decoders; want a profile of points")
         kernels, gpu = profile.compact, profile.gpu
@@ -181,12 +180,3 @@ class CompactPasses(ModelPasses):
 
     def chunk(self, tokens: int) -> tuple[float, ...]:
         raise AssertionError("chunks are priced by their pairs")
-
-
-class CompactCosts(WorkCosts[CompactPasses]):
-    """CostModel over the compact constants of `profile`."""
-
-    def _make_passes(self, model: Model, sizes: Sequence[int]) -> CompactPasses:
-        shape = self.profile.target if model is Model.TARGET else self.profile.draft
-        assert shape is not None
-        return CompactPasses(self.profile, shape, sizes)

@@ -1,4 +1,4 @@
-"""TableCosts: the cost of a work from measured points, interpolated; the rules where nothing was measured.
+"""TablePasses: the cost of a work from measured points, interpolated; the rules where nothing was measured.
 
 Rows between measured counts are interpolated at equal context per row, in which fixed + a x rows + b x KV is exact.
 Several chunks in one pass cost what each costs alone, the shortest measured chunk's time counted once: it stands for
@@ -17,14 +17,11 @@ from itertools import pairwise
 from math import inf
 from typing import NamedTuple
 
-from sim.costs.compact_kernels import VerifyAttention
 from sim.costs.forms.interpolation import curve_at, filled, middle, power_curve_at, value_at
 from sim.costs.passes import Excess, ModelPasses, RowPart, sizes
 from sim.costs.profile import Profile
-from sim.costs.shapes import ModelShape
-from sim.costs.table_kernels import DecodeGrid, ModelTable
-from sim.costs.work_costs import WorkCosts
-from sim.interface.work import Chunk, Model, Work
+from sim.costs.table_kernels import DecodeGrid
+from sim.interface.work import TARGET, Chunk, Model, Work
 
 
 class Line(NamedTuple):
@@ -69,12 +66,13 @@ class TableRows(RowPart):
 class TablePasses(ModelPasses):
     """Passes of one model from its measured points."""
 
-    def __init__(
-        self, profile: Profile, shape: ModelShape, table: ModelTable, rule: VerifyAttention, graph_sizes: Sequence[int]
-    ) -> None:
-        super().__init__(profile, shape, graph_sizes)
+    def __init__(self, profile: Profile, model: Model, graph_sizes: Sequence[int]) -> None:
+        super().__init__(profile, model, graph_sizes)
+        kernels, shape = profile.table, self._shape
+        table = kernels.target if model is TARGET else kernels.draft
+        assert table is not None
         self._table = table
-        self._rule = rule
+        self._rule = kernels.verify_rule
         self._ranks = profile.data_parallel
         self._measured = table.measured
         decode, prefill, verify = table.decode_attention, table.prefill_attention, table.verify_attention
@@ -94,7 +92,7 @@ class TablePasses(ModelPasses):
         weights = shape.active_layer_weights / profile.tensor_parallel
         self.compute_roof = max(2.0 * weights * tokens / seconds for tokens, seconds in points)
         self.bandwidth_roof = shape.read_bytes(1) / (shape.layers * profile.tensor_parallel * points[0][1])
-        self._ratio = profile.table.body_ratio
+        self._ratio = kernels.body_ratio
         self._max_contexts = [
             max(context for context, value in zip(decode.context_tokens, curve, strict=True) if value is not None)
             for curve in decode.seconds
@@ -252,18 +250,6 @@ class TablePasses(ModelPasses):
     def chunk(self, tokens: int) -> tuple[float, ...]:
         histories = self._table.prefill_attention.history_tokens
         return float(len(histories)), *histories, *self._chunk_curve(tokens)
-
-
-class TableCosts(WorkCosts[TablePasses]):
-    """CostModel over the measured points of `profile`."""
-
-    def _make_passes(self, model: Model, sizes: Sequence[int]) -> TablePasses:
-        profile, kernels = self.profile, self.profile.table
-        is_target = model is Model.TARGET
-        shape, table = (profile.target, kernels.target) if is_target else (profile.draft, kernels.draft)
-        assert shape is not None
-        assert table is not None
-        return TablePasses(profile, shape, table, kernels.verify_rule, sizes)
 
 
 def _row_line(grid: DecodeGrid, filled_seconds: Sequence[Sequence[float]], rows: int) -> Line:
