@@ -6,13 +6,11 @@ Not here: what becomes of them at another draft length (sim.acceptance.quoted), 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from math import exp, isfinite
 from operator import mul
 
-from sim.acceptance.models import MAX_DRAFT_TOKENS, PerPositionAcceptance, check_rate, to_conditional
+from sim.acceptance.models import MAX_DRAFT_TOKENS, check_rate
 
 _BISECTIONS = 200
 
@@ -45,17 +43,11 @@ def drifting_rates(first: float, drift: float, num_positions: int) -> tuple[floa
     return tuple(min(1.0, first * exp(drift * j)) for j in range(num_positions))
 
 
-def iid_rate_for_length(acceptance_length: float, num_speculative_tokens: int) -> float:
-    """The rate a with (1 - a^(k+1)) / (1 - a) = acceptance_length (Leviathan et al. 2023, eq. 1), by bisection.
+def iid_rate_for_length(acceptance_length: float, num_speculative_tokens: int, drift: float = 0.0) -> float:
+    """The rate a with (1 - a^(k+1)) / (1 - a) = acceptance_length (Leviathan et al. 2023, eq. 1), by bisection. With a
+    drift: the least `first` of drifting_rates, above 1 where several positions must be certain.
 
     Raises ValueError outside 1..k+1.
-    """
-    return first_rate_for_length(acceptance_length, num_speculative_tokens, 0.0)
-
-
-def first_rate_for_length(acceptance_length: float, num_speculative_tokens: int, drift: float) -> float:
-    """The least `first` of drifting_rates with this acceptance length, by bisection; above 1 where several positions
-    must be certain. Raises ValueError outside 1..k+1.
     """
     check_length(acceptance_length, num_speculative_tokens)
     low, high = 0.0, max(1.0, exp(-drift * (num_speculative_tokens - 1)))
@@ -72,65 +64,33 @@ def first_rate_for_length(acceptance_length: float, num_speculative_tokens: int,
     return 0.5 * (low + high)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AcceptanceSummary:
-    """One acceptance at one draft length, in every form it is quoted in. Stored as vLLM's unconditional rates."""
-
-    unconditional_rates: tuple[float, ...]
-    """[k] share of rounds that accept at least j + 1 tokens; never rising."""
-
-    def __post_init__(self) -> None:
-        check_draft(len(self.unconditional_rates))
-        before = 1.0
-        for position, rate in enumerate(self.unconditional_rates, start=1):
-            check_rate(f"unconditional rate {position}", rate)
-            if rate > before:
-                raise ValueError(
-                    f"acceptance: unconditional rate {position}={rate!r} must not be above the one before, {before!r}"
-                )
-            before = rate
-
-    @property
-    def acceptance_length(self) -> float:
-        """Tokens per verify round, bonus included."""
-        return 1.0 + sum(self.unconditional_rates)
-
-    @property
-    def conditional_rates(self) -> tuple[float, ...]:
-        """[k] chance of token j given that all before it were accepted; 0 where that never happens."""
-        return to_conditional(self.unconditional_rates)
-
-    @property
-    def model(self) -> PerPositionAcceptance:
-        """The per-position model with these rates."""
-        return PerPositionAcceptance(self.conditional_rates)
-
-    @classmethod
-    def from_vllm(
-        cls,
-        num_speculative_tokens: int,
-        synthetic_acceptance_length: float | None = None,
-        synthetic_acceptance_rates: Sequence[float] | None = None,
-    ) -> AcceptanceSummary:
-        """vLLM's speculative config read: one of the two, the rates being unconditional, one per drafted token.
-
-        Like vLLM's synthetic sampler a length is spent on the earliest tokens (2.6 is rates 1, 0.6, 0), which is not
-        the iid acceptance of that length: for that, `iid_rate_for_length`.
-
-        >>> summary = AcceptanceSummary.from_vllm(3, synthetic_acceptance_length=2.5)
-        >>> summary.unconditional_rates, summary.acceptance_length
-        ((1.0, 0.5, 0.0), 2.5)
-        """
-        if (synthetic_acceptance_length is None) == (synthetic_acceptance_rates is None):
-            raise ValueError("give one of synthetic_acceptance_length and synthetic_acceptance_rates")
-        if synthetic_acceptance_length is not None:
-            check_length(synthetic_acceptance_length, num_speculative_tokens)
-            left = synthetic_acceptance_length - 1.0
-            return cls(unconditional_rates=tuple(min(1.0, max(0.0, left - j)) for j in range(num_speculative_tokens)))
-        rates = tuple(synthetic_acceptance_rates or ())
-        if len(rates) != num_speculative_tokens:
+def checked_rates(rates: tuple[float, ...]) -> tuple[float, ...]:
+    """[k] shares of rounds that accept at least j + 1 tokens, as vLLM logs them. Raises ValueError for what is no
+    share, or above the one before."""
+    check_draft(len(rates))
+    for position, (before, rate) in enumerate(pairwise((1.0, *rates)), start=1):
+        check_rate(f"unconditional rate {position}", rate)
+        if rate > before:
             raise ValueError(
-                f"synthetic_acceptance_rates has {len(rates)} rates and must have "
-                f"num_speculative_tokens={num_speculative_tokens}"
+                f"acceptance: unconditional rate {position}={rate!r} must not be above the one before, {before!r}"
             )
-        return cls(unconditional_rates=rates)
+    return rates
+
+
+def synthetic_rates(values: tuple[float, ...], num_speculative_tokens: int) -> tuple[float, ...]:
+    """[k] unconditional rates of vLLM's synthetic sampler, given an acceptance length, or a rate per drafted token.
+
+    A length is spent on the earliest tokens, which is not the iid acceptance of that length (iid_rate_for_length).
+
+    >>> synthetic_rates((2.5,), 3)
+    (1.0, 0.5, 0.0)
+    """
+    if len(values) == 1:
+        check_length(values[0], num_speculative_tokens)
+        return tuple(min(1.0, max(0.0, values[0] - 1.0 - j)) for j in range(num_speculative_tokens))
+    if len(values) != num_speculative_tokens:
+        raise ValueError(
+            f"synthetic_acceptance_rates has {len(values)} rates and must have "
+            f"num_speculative_tokens={num_speculative_tokens}"
+        )
+    return checked_rates(values)

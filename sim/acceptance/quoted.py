@@ -17,17 +17,10 @@ from typing import Protocol, Self
 import numpy as np
 
 from sim.acceptance.checked import built_model
-from sim.acceptance.conversions import (
-    AcceptanceSummary,
-    check_draft,
-    drifting_rates,
-    first_rate_for_length,
-    iid_rate_for_length,
-)
-from sim.acceptance.models import MAX_DRAFT_TOKENS, Acceptance, IidAcceptance, PerPositionAcceptance
+from sim.acceptance.conversions import check_draft, checked_rates, drifting_rates, iid_rate_for_length, synthetic_rates
+from sim.acceptance.models import MAX_DRAFT_TOKENS, Acceptance, IidAcceptance, PerPositionAcceptance, to_conditional
 from sim.acceptance.tape import TapeAcceptance
 from sim.draws import Integers
-from sim.plugins import checked_count, shown
 
 DRIFT_FALLING, DRIFT_RISING = 0.11, 0.03
 """Scales of the drift: how much the logarithm of the conditional rate changes from one position of a draft to the next.
@@ -44,7 +37,6 @@ _MAX_LIFT = 0.99
 """Largest lift: below 1 a longer draft never yields less than a shorter one."""
 _NUM_QUANTILES = 40
 _MIN_CHANCE = 1e-12
-_LOWEST_PERCENT, _HIGHEST_PERCENT = 5.0, 95.0
 
 
 class Chances(Protocol):
@@ -140,10 +132,8 @@ class Synthetic(AtEveryLength):
     is_clamped: bool = False
 
     def model(self, k: int) -> Acceptance:
-        if len(self.values) == 1:
-            length = min(self.values[0], k + 1.0) if self.is_clamped else self.values[0]
-            return AcceptanceSummary.from_vllm(k, synthetic_acceptance_length=length).model
-        return AcceptanceSummary.from_vllm(k, synthetic_acceptance_rates=self.values).model
+        values = (min(self.values[0], k + 1.0),) if self.is_clamped else self.values
+        return PerPositionAcceptance(to_conditional(synthetic_rates(values, k)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,7 +209,7 @@ class MeasuredLength:
     _model: Acceptance = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        first = first_rate_for_length(self.length, self.measured_k, self.drift)
+        first = iid_rate_for_length(self.length, self.measured_k, self.drift)
         rates = drifting_rates(first, self.drift, MAX_DRAFT_TOKENS) if self.drift else ()
         object.__setattr__(self, "_model", PerPositionAcceptance(rates) if rates else IidAcceptance(first))
 
@@ -231,16 +221,8 @@ class MeasuredLength:
     def draw(self, rng: Chances) -> MeasuredLength:
         return replace(self, drift=drawn_drift(rng))
 
-    def standard_error(self, k: int) -> float:
-        """Root mean square of the relative differences of the draws' length at `k` from this one's.
-
-        0 at k = measured_k; 2.6 at 3 has 0.023 at k/K = 1/3, 0.020 at 2/3, 0.051 at 5/3 and 0.092 at 7/3. The spread
-        is that of measured drafts (DRIFT_FALLING); docs/acceptance.md has the table.
-        """
-        return _drift_error(self, k)
-
     def notes(self, ks: Iterable[int]) -> tuple[str, ...]:
-        errors = [f"{100.0 * self.standard_error(k):.0f} % at k={k}" for k in sorted(set(ks)) if k != self.measured_k]
+        errors = [f"{100.0 * carried_error(self, k):.0f} % at k={k}" for k in sorted(set(ks)) if k != self.measured_k]
         if not errors:
             return ()
         return (
@@ -250,8 +232,9 @@ class MeasuredLength:
         )
 
 
-def _drift_error(quoted: MeasuredLength | MeasuredRates, k: int) -> float:
-    """Root mean square of the relative differences of the length at `k` with and without the drift that draws have."""
+def carried_error(quoted: MeasuredLength | MeasuredRates, k: int) -> float:
+    """Standard error of the length at `k`: root mean square of the relative differences with and without the drift that
+    draws have. docs/acceptance.md has the table of 2.6 at 3."""
     here = quoted.model(k).expected_length(k)
     chances = (np.arange(_NUM_QUANTILES) + 0.5) / _NUM_QUANTILES
     drawn = [
@@ -286,7 +269,7 @@ class MeasuredRates:
     _conditional: tuple[float, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_conditional", AcceptanceSummary(unconditional_rates=self.rates).conditional_rates)
+        object.__setattr__(self, "_conditional", to_conditional(checked_rates(self.rates)))
 
     @property
     def measured_k(self) -> int:
@@ -314,55 +297,9 @@ class MeasuredRates:
                 f"vllm: has {measured_k} rates; shorter drafts take the first of them, and recordings show "
                 "acceptance lengths 1 to 6 % above that"
             )
-        if errors := [f"{100.0 * _drift_error(self, k):.0f} % at k={k}" for k in ks if k > measured_k]:
+        if errors := [f"{100.0 * carried_error(self, k):.0f} % at k={k}" for k in ks if k > measured_k]:
             lines.append(
                 f"vllm: has {measured_k} rates; longer drafts repeat the last conditional one; standard error of the "
                 f"length: {', '.join(errors)}"
             )
         return tuple(lines)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CarriedLength:
-    """The acceptance length of a quote at one draft length.
-
-    >>> import numpy as np
-    >>> import lanesim
-    >>> lanesim.lengths_by_k(lanesim.parse_quoted("iid:0.5"), [2], 10, np.random.default_rng(0))
-    [CarriedLength(k=2, model=1.75, mean=1.75, low=1.75, high=1.75)]
-    """
-
-    k: int
-    model: float
-    """Length by the quote's model, as in a run without draws."""
-    mean: float
-    """Mean over the draws."""
-    low: float
-    high: float
-    """5 and 95 % of the draws."""
-
-
-def lengths_by_k(quoted: Quoted, ks: Iterable[int], draws: int, rng: np.random.Generator) -> list[CarriedLength]:
-    """The acceptance length at each of `ks`, with the range of `draws` draws, the same ones at every k.
-
-    Raises ValueError for no draws, and where the quote cannot mean one of `ks`.
-
-    >>> import numpy as np
-    >>> import lanesim
-    >>> for at in lanesim.lengths_by_k(lanesim.parse_quoted("length:2.6@3"), (1, 3, 5), 1000, np.random.default_rng(0)):
-    ...     print(f"k={at.k}: {at.model:.2f}; draws {at.mean:.2f}, from {at.low:.2f} to {at.high:.2f}")
-    k=1: 1.72; draws 1.74, from 1.70 to 1.80
-    k=3: 2.60; draws 2.60, from 2.60 to 2.60
-    k=5: 3.05; draws 2.95, from 2.76 to 3.15
-    """
-    checked_count("draws", draws, 1)
-    if not hasattr(quoted, "draw"):
-        raise ValueError(f"lengths_by_k: {shown(quoted)} is nothing quoted; want what parse_quoted gives")
-    drawn = [quoted.draw(rng) for _ in range(draws)]
-    carried = []
-    for k in ks:
-        lengths = [one.model(k).expected_length(k) for one in drawn]
-        low, high = np.percentile(lengths, [_LOWEST_PERCENT, _HIGHEST_PERCENT]).tolist()
-        mean = float(np.mean(lengths))
-        carried.append(CarriedLength(k=k, model=quoted.model(k).expected_length(k), mean=mean, low=low, high=high))
-    return carried

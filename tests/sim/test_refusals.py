@@ -18,7 +18,7 @@ import msgspec
 import pytest
 
 from calibrate.served.reports import read_bench
-from sim.acceptance.conversions import AcceptanceSummary
+from sim.acceptance.conversions import synthetic_rates
 from sim.acceptance.forms import parse_quoted
 from sim.costs.compact_kernels import LinearPass
 from sim.costs.engine_costs import ENGINES, load_engine
@@ -109,17 +109,15 @@ def test_a_bad_tape_names_its_file_and_line(tmp_path: Path, text: str, field: st
     assert_refused(lambda: parse_quoted(f"tape:{tape}{field}").model(4), named, str(tape))
 
 
-VLLM_KEYS: list[tuple[dict[str, Any], str]] = [
-    ({}, "give one of"),
-    ({"synthetic_acceptance_length": 2.0, "synthetic_acceptance_rates": [0.5, 0.5]}, "give one of"),
-    ({"synthetic_acceptance_rates": [0.5]}, "has 1 rates and must have num_speculative_tokens=2"),
-    ({"synthetic_acceptance_rates": [0.5, 0.6]}, "must not be above the one before"),
-]
-
-
-@pytest.mark.parametrize(("keys", "named"), VLLM_KEYS)
-def test_bad_keys_of_vllm_are_refused(keys: dict[str, Any], named: str) -> None:
-    assert_refused(lambda: AcceptanceSummary.from_vllm(2, **keys), named)
+@pytest.mark.parametrize(
+    ("values", "named"),
+    [
+        ((0.5, 0.4, 0.3), "has 3 rates and must have num_speculative_tokens=2"),
+        ((0.5, 0.6), "must not be above the one before"),
+    ],
+)
+def test_synthetic_rates_that_cannot_be_are_refused(values: tuple[float, ...], named: str) -> None:
+    assert_refused(lambda: synthetic_rates(values, 2), named)
 
 
 GONE = object()
