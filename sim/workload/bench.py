@@ -14,7 +14,6 @@ requests one by one, as workloads.
                      (request_latency - time_to_first_token) / (output_len - 1); requests:
                      per_request_lifecycle_metrics.json (kubernetes-sigs/inference-perf, docs/reports.md,
                      inference_perf/apis/base.py)
-    InferenceX       means: rows of one engine (SemiAnalysisAI/InferenceX, utils/process_result.py)
 
 bench.json says where each tool has which mean, trace_rows.json where it has what of a request. Requests that failed or
 were cancelled are left out and counted; they are in order of the last token, so all is read, and put in order of
@@ -31,7 +30,7 @@ import msgspec
 
 from sim.files.json_values import Json, json_lines, parse_json, read_json, value_at
 from sim.files.read import read_text
-from sim.workload.sharegpt import MAX_CONVERSATION_BYTES
+from sim.workload.sharegpt import MAX_CONVERSATION_BYTES, conversations
 from sim.workload.trace_files import TRACE, Row, json_objects, number_of
 
 WHAT = "bench result"
@@ -110,8 +109,6 @@ def _rows(entry: Json, where: str) -> list[dict[str, Json]]:
         return [_row(MEANS[kind], each, f"{where} benchmark {number}") for number, each in enumerate(found)]
     if kind in MEANS:
         return [_row(MEANS[kind], entry, where)]
-    if kind == "InferenceX":
-        return [_inferencex(entry, where)]
     if kind == "lanesim":
         # What `lanesim compare --json` wrote: its load is the scenario's.
         load, runs = value_at(entry, "scenario.workload"), _objects(entry["runs"], f"{where}: runs")
@@ -170,41 +167,6 @@ def _ms(means: Means, result: Json, name: str, where: str) -> float:
     return 1.0 if unit == "ms" else 1e3
 
 
-def _inferencex(result: dict[str, Json], where: str) -> dict[str, Json]:
-    gpus = _one_engine_gpus(result, where)
-    concurrency = int(_number(result, "conc", where))
-    row: dict[str, Json] = {
-        "backend": "inferencex",
-        "max_concurrency": concurrency,
-        "output_throughput": _number(result, "output_tput_per_gpu", where) * gpus,
-        "mean_ttft_ms": _number(result, "mean_ttft", where) * 1e3,
-        "mean_tpot_ms": _number(result, "mean_tpot", where) * 1e3,
-    }
-    if _has(result, "isl"):
-        # How many requests ran is not written; means of one per client say as much.
-        row |= {
-            "completed": concurrency,
-            "total_input_tokens": _number(result, "isl", where) * concurrency,
-            "total_output_tokens": _number(result, "osl", where) * concurrency,
-        }
-    return row | {name: result[name] for name in ("hw", "framework", "precision") if isinstance(result.get(name), str)}
-
-
-def _one_engine_gpus(result: dict[str, Json], where: str) -> float:
-    """GPUs that the throughput was divided by: `tp` of one engine. Rows of several nodes divide by their decode GPUs,
-    and rows in stages by tp x pp x pcp in some versions alone: both are refused."""
-    for key in ("is_multinode", "disagg"):
-        if result.get(key) not in (None, False):
-            raise ValueError(f"{where}: {key}={result[key]!r} is not understood; want a row of one engine on one node")
-    for key in ("pp", "pp_size", "pcp", "pcp_size"):
-        if _has(result, key) and _number(result, key, where) != 1.0:
-            raise ValueError(f"{where}: {key}={result[key]!r} is not understood; want 1")
-    gpus = _number(result, "tp", where)
-    if gpus < 1.0:
-        raise ValueError(f"{where}: tp={result['tp']!r} must be at least 1")
-    return gpus
-
-
 def _has(value: Json, path: str) -> bool:
     return value_at(value, path) is not None
 
@@ -223,7 +185,7 @@ def _number(value: Json, path: str, where: str) -> float:
 
 Entries = Iterator[tuple[str, Row | None]]
 """Requests and where they stand; None = a failed one."""
-RESULT_OPTIONS = {"guidellm": ["benchmark"]}
+RESULT_OPTIONS = {"sharegpt": ["tokenizer"], "guidellm": ["benchmark"]}
 WARM_UP = "warmup"
 
 
@@ -285,6 +247,7 @@ def _vllm_bench(path: str, options: dict[str, str]) -> Entries:
 
 
 REQUESTS: dict[str, Callable[[str, dict[str, str]], Entries]] = {
+    "sharegpt": conversations,
     "guidellm": _guidellm,
     "aiperf": _aiperf,
     "inference-perf": _inference_perf,

@@ -19,11 +19,11 @@ MIN_TOKENS = 4
 not applied."""
 
 
-def conversations(path: str, tokenizer: str | None) -> Iterator[tuple[str, Row]]:
+def conversations(path: str, options: dict[str, str]) -> Iterator[tuple[str, Row]]:
     """`prompt_tokens`, `output_tokens` and `id` of each conversation of at least two turns, and where it stands.
 
     An entry has the two, or `conversations` with texts under `value`, which are counted by the tokenizer.json in the
-    local directory `tokenizer`. Raises ValueError, one line naming the entry.
+    local directory that the option `tokenizer` names. Raises ValueError, one line naming the entry.
     """
     entries = read_json(path, "trace", max_bytes=MAX_CONVERSATION_BYTES, has_prose=True)
     if not isinstance(entries, list) or not entries:
@@ -45,7 +45,7 @@ def conversations(path: str, tokenizer: str | None) -> Iterator[tuple[str, Row]]
                 continue
             if not all(isinstance(text, str) for text in texts):
                 raise ValueError(f"{where}: its first two turns must have a text under `value`")
-            count = count or _counter(path, tokenizer)
+            count = count or _counter(path, options.get("tokenizer"))
             lengths = [count(str(text)) for text in texts]
             if min(lengths) < MIN_TOKENS:
                 num_short += 1

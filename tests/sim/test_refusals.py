@@ -17,7 +17,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from calibrate.served.reports import read_bench
 from sim.acceptance.conversions import synthetic_rates
 from sim.acceptance.forms import parse_quoted
 from sim.costs.compact_kernels import LinearPass
@@ -270,14 +269,7 @@ def test_an_absent_or_binary_trace_or_a_broken_archive_is_one_line(tmp_path: Pat
         assert_refused(lambda: read_trace(dataset, str(tmp_path / "t.jsonl.gz")), "line 1: damaged archive")
 
 
-CELL = {"hw": "h200", "conc": 4, "tp": 8, "pp": 1, "isl": 1024, "osl": 512, "tput_per_gpu": 30.0}
-CELL |= {"output_tput_per_gpu": 10.0, "mean_ttft": 0.2, "mean_tpot": 0.05}
 FILES: list[tuple[Callable[[Path], object], Any, str]] = [
-    (read_bench, [CELL | {"tp": None}], "entry 0: no number under 'tp'"),
-    *(
-        (read_bench, [CELL | {key: True}], f"{key}=True is not understood; want a row of one engine on one node")
-        for key in ("disagg", "is_multinode")
-    ),
     (lambda path: read_prompts(path, 16), {"x": 1}, "no prefix_blocks, hash_ids, input_tok_ids, prompt_token_ids"),
     (
         lambda path: read_prompts(path, 16),
