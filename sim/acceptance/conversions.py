@@ -38,8 +38,8 @@ def check_length(acceptance_length: float, num_speculative_tokens: int) -> None:
 
 
 def drifting_rates(first: float, drift: float, num_positions: int) -> tuple[float, ...]:
-    """[num_positions] conditional rates first * exp(drift * j), at most 1: each is lower by `drift` than the one
-    before, or higher."""
+    """[num_positions] conditional rates first * exp(drift * j), at most 1: each differs by `drift` from the one
+    before."""
     return tuple(min(1.0, first * exp(drift * j)) for j in range(num_positions))
 
 

@@ -1,8 +1,7 @@
-"""Acceptance belongs to the request: how many drafted tokens are accepted depends on (seed, arrival index, position)
-alone.
+"""Acceptance belongs to the request: accepted tokens depend on (seed, arrival index, position) alone.
 
-Every answer equals a fresh computation from keyed draws; what is kept here only saves time, and is bounded. Not here:
-the models (sim.acceptance.models).
+Every answer equals a fresh computation from keyed draws; what is kept here only saves time, and is bounded.
+Not here: the models (sim.acceptance.models).
 """
 
 from __future__ import annotations
@@ -84,8 +83,8 @@ class AcceptanceDraws:
         return np.frombuffer(accepted, dtype=np.int8)
 
     def all_rounds(self, indexes: Integers, output_tokens: Integers, draft_tokens: int) -> AllRounds:
-        """`rounds` of all these requests from their first token on. The last ones are kept: a search asks for the
-        same at every load."""
+        """`rounds` of all these requests from their first token on; the last ones are kept, for a search's next
+        load."""
         key = self._seed, draft_tokens, indexes.tobytes(), output_tokens.tobytes()
         for kept in _last:
             if kept.acceptance is self._acceptance and kept.key == key:
@@ -137,8 +136,7 @@ class AcceptanceDraws:
     # -- blocks of rounds
 
     def _rounds_of(self, indexes: Integers, outputs: Integers, depth: int) -> tuple[Accepted, Integers]:
-        """Rounds of a block's requests, one request after the other, and [requests] how many: all jump from round to
-        round together."""
+        """Rounds of a block's requests, one request after the other, and [requests] how many."""
         widths = outputs + _checked_depth(depth) + 1
         window = Positions(self._seed, indexes, 0, widths + (widths & 1))
         offsets = window.offsets()

@@ -1,8 +1,7 @@
 """The text forms of acceptance: what people write becomes something quoted, or a model at one draft length.
 
-Not here: what a quote means at other draft lengths (sim.acceptance.quoted), the conversions at one (conversions), the
-models' mathematics (models), recorded tapes (tape), a request's draws (draws), fits to recordings
-(validation.judge.sources).
+Not here: what a quote means at other draft lengths (quoted), conversions at one (conversions), models and tapes
+(models, tape), a request's draws (draws), fits to recordings (validation.judge.sources).
 """
 
 from __future__ import annotations

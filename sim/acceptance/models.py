@@ -247,7 +247,7 @@ class MarkovAcceptance(Acceptance):
         """[positions] 1 in hit, 0 in miss.
 
         A draw below to_hit means hit and one from 1 - to_miss on means miss, from either state; others keep it. So a
-        state is what the newest such draw says, in whatever order positions are requested.
+        state is what the newest such draw says.
         """
         to_hit, stay_hit = thresholds(np.array([self.to_hit, 1.0 - self.to_miss]))
         back = 0 if window.first == 0 else _LOOK_BACK

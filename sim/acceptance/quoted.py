@@ -1,8 +1,7 @@
 """Acceptance as people quote it: measured at some draft length, carried to others, and how far it can then be trusted.
 
-A quoted thing gives its model at any draft length k, and draws other ones that the quote allows just as well. What is
-measured at K is exact at K; beyond that a length or a list of rates says little by itself, so drafts that were measured
-at several k decide how wide the draws are (docs/adr/021-draws-and-tuning.md).
+What is measured at K is exact at K. At other draft lengths a length or a list of rates says little by itself, so drafts
+that were measured at several lengths decide how wide the draws are (docs/adr/021-draws-and-tuning.md).
 Not here: the text forms (sim.acceptance.forms), conversions at one draft length (sim.acceptance.conversions).
 """
 
@@ -23,7 +22,7 @@ from sim.acceptance.tape import TapeAcceptance
 from sim.draws import Integers
 
 DRIFT_FALLING, DRIFT_RISING = 0.11, 0.03
-"""Scales of the drift: how much the logarithm of the conditional rate changes from one position of a draft to the next.
+"""Scales of the drift: change of the conditional rate's logarithm from one position of a draft to the next.
 
 Falling: root mean square of the drifts that fit 19 measured drafts' lengths at k = 1..7 best; all of them fall. Rising
 is a choice: it leaves the iid rate within 5 to 95 % of the draws, at 79 %. Sources: docs/adr/021-draws-and-tuning.md.

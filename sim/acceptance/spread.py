@@ -1,8 +1,8 @@
 """Requests that differ in draws beside given rates by position: the rates stay what they are in the mean, tails widen.
 
-Every request shifts all its acceptance chances by the same amount on the logit scale; the shifts of the requests are
-normal with a given standard deviation. Means over rounds were measured with such requests in them, so the chances of
-the middle request are solved for. Not here: how it is written (sim.acceptance.forms).
+Every request shifts all its acceptance chances by the same amount on the logit scale, normally distributed. Measured
+rates are means over such requests, so the chances of the middle request are solved for.
+Not here: how it is written (sim.acceptance.forms).
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ class SpreadAcceptance(Acceptance):
         return tuple((rounds @ reached / rounds.sum()).tolist())
 
     def round_tokens(self, num_speculative_tokens: int) -> tuple[Floats, Floats, Floats]:
-        """[NUM_NODES] shifts of requests of equal chance, in standard deviations, and mean and variance of the tokens
-        of their rounds, bonus included."""
+        """[NUM_NODES] shifts of requests of equal chance, in standard deviations; mean and variance of their rounds'
+        tokens."""
         reached = np.cumprod(self._chances(_nodes(), num_speculative_tokens), axis=1)
         accepted = reached.sum(axis=1)
         return _nodes(), 1.0 + accepted, reached @ (2.0 * np.arange(num_speculative_tokens) + 1.0) - accepted**2
@@ -87,11 +87,10 @@ class SpreadAcceptance(Acceptance):
 
 @dataclass(frozen=True, slots=True)
 class QuotedSpread:
-    """A quote whose requests differ by `spread`: exact at the draft length that it was measured at, and at every one
-    where it names none.
+    """A quote whose requests differ by `spread`: exact at the draft length of its measurement, or at every one.
 
-    At others the spread says more than the rates alone: lucky requests take fewer rounds, the more so the longer the
-    drafts, so rounds of shorter drafts start with better chances (docs/adr/018).
+    At others, lucky requests take fewer rounds, the more so the longer the drafts, so rounds of shorter drafts start
+    with better chances (docs/adr/018).
     """
 
     inner: Quoted
@@ -177,8 +176,8 @@ def _normal(shares: Floats) -> Floats:
 
 
 def _shifts(window: Positions) -> Floats:
-    """[requests] by arrival index: quantiles spread evenly from a start that the seed draws, so that a few hundred
-    requests have the mean of all of them."""
+    """[requests] quantiles spread evenly from a start that the seed draws, so that a few hundred have the mean of
+    all."""
     first: Integers = np.zeros(1, dtype=np.int64)
     (start,) = window._replace(indexes=first).per_request(_REQUEST_SHIFT)
     shares = (float(start) + GOLDEN * window.indexes) % 1.0

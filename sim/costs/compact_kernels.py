@@ -1,8 +1,8 @@
 """The compact form of kernel costs: a few physical constants per GPU, and the formulas that turn them into seconds.
 
-The formulas use arithmetic alone, so they take floats (sim.costs.forms.compact) and arrays
-alike: what is fitted is what runs. All are monotone: more tokens, more context or less bandwidth never make a kernel
-faster. Not here: what a pass is made of (sim.costs.forms.compact), files (sim.costs.profile).
+The formulas use arithmetic alone, so they take floats and arrays: what is fitted is what runs. More tokens, more
+context or less bandwidth never make a kernel faster.
+Not here: what a pass is made of (sim.costs.forms.compact), files (sim.costs.profile).
 """
 
 from bisect import bisect_left
@@ -126,8 +126,8 @@ class PrefillAttention(Bounded, frozen=True, kw_only=True):
 
 
 def chunk_pairs(c: PrefillAttention, tokens: float, padded: float, history: float) -> float:
-    """Query-key pairs that one causal chunk of `tokens` after `history` is charged for; `padded` is `tokens` rounded up
-    to BLOCK_QUERIES."""
+    """Query-key pairs that a causal chunk after `history` is charged for; `padded` = `tokens` in whole
+    BLOCK_QUERIES."""
     queries = tokens + c.tile_share * (padded - tokens)
     return queries * (history + 0.5 * queries + 0.5 * c.extra_keys)
 
@@ -159,26 +159,23 @@ class VerifyAttention(Bounded, frozen=True, kw_only=True):
     """Decode rows in a pass where some row has several queries, or that stands beside prefill chunks.
 
     KV streams once, `kv_slowdown` times slower, or the padded query tiles are computed, whichever takes longer.
-    FlashAttention-3 packs the queries of a KV group and keeps 1.0 and 1; FlashAttention-2 loses packing and split-KV in
-    such a pass, and every head of every row computes a whole tile (docs/adr/008).
+    FlashAttention-3 packs the queries of a KV group and keeps 1.0 and 1. FlashAttention-2 loses packing and split-KV,
+    and every head of every row computes a whole tile (docs/adr/008).
     """
 
     kv_slowdown: Factor
     query_tile: Count = 1
     """Queries that one thread block computes whether there are so many or not; 1 where none is wasted."""
     tile_compute_share: Positive = 0.73
-    """Share of the peak FLOP/s at which whole tiles compute: what FlashAttention-2 reaches on A100 (Dao 2023,
-    arXiv 2307.08691)."""
+    """Share of the peak FLOP/s in whole tiles: FlashAttention-2 on A100 (Dao 2023, arXiv 2307.08691)."""
 
     def padded_queries(self, queries: float) -> int:
         """Queries per row and head that are computed for a mean of `queries`."""
         return ceil(queries / self.query_tile) * self.query_tile
 
     def tile_kv_token_s(self, queries: float, head_size: float, peak_flops: float) -> float:
-        """Seconds per layer and token of KV to compute the padded tiles of a row of `queries`; 0 where none is padded.
-
-        `head_size` = query heads x head dimension on one device.
-        """
+        """Seconds per layer and token of KV for the padded tiles of a row; `head_size` = query heads x dimension on a
+        device."""
         if self.query_tile == 1:
             return 0.0
         return 4.0 * head_size * self.padded_queries(queries) / (self.tile_compute_share * peak_flops)
@@ -193,8 +190,7 @@ class Elementwise(Bounded, frozen=True, kw_only=True):
 
 
 class Head(Bounded, frozen=True, kw_only=True):
-    """Kernels after the layers: the LM head is a GEMM over the rows that sample; the sampler reads its fp32
-    logits."""
+    """Kernels after the layers: the LM head is a GEMM over rows that sample; the sampler reads its fp32 logits."""
 
     sampler_s: Seconds
     """Fixed time of the sampler's kernels."""
@@ -261,8 +257,7 @@ class CompactKernels(KernelsUnderLoad, frozen=True, kw_only=True, tag_field="for
 
 
 class LinearPass(Bounded, frozen=True, kw_only=True):
-    """One model's pass as a straight line: pass_s + token_s x tokens + row_s x rows that sample + kv_token_s x KV; rows
-    that decode may have times of their own."""
+    """One model's pass as a line: pass_s + token_s x tokens + row_s x rows that sample + kv_token_s x KV."""
 
     pass_s: Seconds
     token_s: Seconds = 0.0

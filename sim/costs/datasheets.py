@@ -46,11 +46,10 @@ POWER = {
     "h200-sxm": Power(75.0, 700.0),
     "b200-sxm": Power(140.0, 1000.0),
 }
-"""Power of GPUs whose idle power somebody published; data sheets do not have it. What nvidia-smi read with no process
-on the GPU, in this order: 59 to 62 W (chuyishang/inference-energy@6e617d2b98e0), 69 to 73 W
-(digitalocean/do-dcgm-exporter and a guide of Nebius), 74 and 80 W (conservemode.com, serialalice.pt), 136 to 144 W (two
-reports of an installation). A process that holds a CUDA context adds 26 to 50 W (arXiv 2605.23918), which is left
-out."""
+"""Power of GPUs whose idle power was published; data sheets do not have it. What nvidia-smi read with no process on the
+GPU: 59 to 62 W (chuyishang/inference-energy@6e617d2b98e0), 69 to 73 W (digitalocean/do-dcgm-exporter and a guide of
+Nebius), 74 and 80 W (conservemode.com, serialalice.pt), 136 to 144 W (two reports of an installation). Left out: 26 to
+50 W of a process that holds a CUDA context (arXiv 2605.23918)."""
 ALIASES = {"rtx-pro-6000": "rtx-pro-6000-server"}
 """Other names of the same GPU."""
 

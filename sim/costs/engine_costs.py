@@ -1,8 +1,7 @@
 """Engines: what a serving engine of one version adds to the GPU's time, and the limits that it sets by default.
 
-A profile says what the GPU takes; an engine adds a few constants, as they were measured on that GPU or, for a pair that
-never was, pooled over what was, with the spread. Data in sim/engines, one JSON per engine and version. A profile that
-was measured together with an engine keeps those constants in `host` and names the engine there.
+A profile says what the GPU takes. An engine adds constants, measured on that GPU or pooled over others, with the
+spread. Data in sim/engines, a JSON per engine and version. A profile measured with an engine has them in `host`.
 Not here: what the constants do to a work (sim.costs.work_costs), how they are fitted (calibrate, realrun.validate).
 """
 
@@ -75,9 +74,9 @@ class CapRule(Bounded, frozen=True, kw_only=True):
 
 
 class TokenRatio(Bounded, frozen=True, kw_only=True):
-    """SGLang's new_token_ratio: the share of what running answers still lack that admission keeps free. A request is
-    admitted where its prompt and its whole answer fit beside that share; where memory runs out, running requests are
-    retracted, and the share is set anew."""
+    """SGLang's new_token_ratio: the share of what running answers still lack that admission keeps free. A request needs
+    room for its prompt and answer beside it. Where memory runs out, requests are retracted, and the share is set
+    anew."""
 
     initial: Share
     """The share at the start, and whenever nothing runs."""
@@ -123,9 +122,8 @@ class StatePool(Bounded, frozen=True, kw_only=True):
 
 
 class Rules(Bounded, frozen=True, kw_only=True):
-    """Behaviour of one version of an engine beside its steps, each as its source has it (`rules_source` of its file);
-    an engine without one of them does nothing of the kind. Drafters go by their names (sim.drafters); a head that
-    drafts in parallel is parallel_eagle."""
+    """Behaviour of one version of an engine, each rule as its source has it (`rules_source` of its file). Drafters go
+    by their names (sim.drafters); a head that drafts in parallel is parallel_eagle."""
 
     draft_slots: dict[str, tuple[int, int]] = msgspec.field(default_factory=dict)
     """Drafter -> (a, b): a + b k slots of a step's token budget are kept for the drafts of each seat."""
@@ -172,8 +170,7 @@ class Rules(Bounded, frozen=True, kw_only=True):
     max_graph_tokens: int | None = None
     """Captured sizes end here, at two steps' tokens of all seats, and at the token budget; multiples of a row's."""
     ends_at_max_model_len: bool = False
-    """An answer ends where prompt and answer are as long as the context; False: a request that would be longer is
-    rejected."""
+    """An answer ends where prompt and answer are as long as the context; False: such a request is rejected."""
     whole_prompts: bool = False
     """No chunked prefill: a prompt waits for a step that has room for all of it."""
     no_evict: bool = False
@@ -188,15 +185,14 @@ class Rules(Bounded, frozen=True, kw_only=True):
     waits_for_seats: tuple[str, ...] = ()
     """Drafters with which prompts begin once several seats are free: a sixth of all, 2 to 4."""
     seats_by_memory: tuple[int, int] | None = None
-    """(a, b): without drafts, seats by default are a for each context of the model that the KV cache holds, where that
-    is more than the least, at most b."""
+    """(a, b): default seats without drafts are a for each context that the KV cache holds, at most b, at least the
+    caps'."""
     window_share: float = 0.0
     """KV of windows has a pool of its own, with this share of the other's tokens; 0: both share blocks."""
     state_pool: StatePool | None = None
     """States of linear attention have a pool of their own; None: they share the KV cache's blocks."""
     captures_prompts: bool = True
-    """Passes with prompt chunks replay captured pieces, and are compiled where they are longer; False: each operator is
-    launched from Python."""
+    """Passes with prompt chunks replay captured or compiled pieces; False: Python launches each operator."""
     drafts_before_verify: bool = False
     """Drafter passes but the first run just before the verify, so that behind a prompt only the first one runs."""
 

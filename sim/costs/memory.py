@@ -31,8 +31,8 @@ def kv_capacity_tokens(
 ) -> int:
     """Tokens whose KV fits beside the weights in `gpu_memory_utilization` of the group's memory; 0 where none does.
 
-    Models `beside` the profile's own have weights there and KV of every token, too. `engine` keeps some of the memory
-    for itself; None: nothing. Each of several `processes` has the weights, and keeps that, for itself.
+    Models `beside` the profile's own have weights and KV of every token there. `engine` keeps some of the memory for
+    itself. Each of several `processes` has the weights, and keeps that, for itself.
     """
     if not 0.0 < gpu_memory_utilization <= 1.0:
         raise ValueError(f"gpu_memory_utilization={gpu_memory_utilization!r} must be in (0, 1]")
@@ -47,12 +47,12 @@ def kv_capacity_tokens(
 
 
 def pool_bytes_per_token(models: Sequence[ModelShape], tensor_parallel: int, window_share: float = 0.0) -> int:
-    """KV of one token in the pool that `models` share. Where windows have a pool of their own, it holds `window_share`
-    of the tokens (SGLang's swa_full_tokens_ratio).
+    """KV of one token in the pool that `models` share, and `window_share` of it in windows that have a pool of their
+    own (SGLang's swa_full_tokens_ratio).
 
-    A block of the pool holds the same layers for whoever takes it. Where every layer of a draft has a window and the
-    target's have none, layers are in groups of as many as that draft has, and the target's last group is filled up
-    (vLLM's hybrid KV pool; its measured effect: docs/adr/012-engines-and-caps.md).
+    A block holds the same layers for every request. Where every layer of a draft has a window and the target's have
+    none, layers are in groups of as many as that draft has, and the target's last group is filled up (vLLM's hybrid KV
+    pool; its measured effect: docs/adr/012-engines-and-caps.md).
     """
     total = sum(kv_bytes_per_token(shape, tensor_parallel) for shape in models)
     target, *drafts = models
@@ -109,11 +109,9 @@ def kept_blocks(
     has_state_pool: bool = False,
 ) -> int:
     """Blocks that a sequence takes beside those of its tokens: windows and growing groups of compressed KV, and states
-    of linear attention, one for itself and one for each of `draft_tokens`, to which a rejection goes back. States that
-    have a pool of their own take none.
+    of linear attention without a pool of their own, one for itself and one for each of `draft_tokens`.
 
-    Source: vLLM 0.32, MambaSpec.max_memory_usage_bytes. Windows of grouped attention, which short sequences do not
-    fill, are left out.
+    Source: vLLM 0.32, MambaSpec.max_memory_usage_bytes. Windows of grouped attention are left out.
     """
     kept = [
         (kind.layers * kind.sequence_bytes, 1 + draft_tokens if kind.name == LINEAR else 1)

@@ -136,8 +136,7 @@ class ModelPasses(ABC):
         raise NotImplementedError
 
     def shared_s(self, tokens: int, group_tokens: int) -> float:
-        """Seconds added to a pass of `tokens` tokens on this rank that all ranks have `group_tokens` rather than as
-        many each."""
+        """Seconds added to a pass of `tokens` tokens on this rank where all ranks have `group_tokens`."""
         return 0.0
 
     @abstractmethod
@@ -245,8 +244,7 @@ def layer_kv_bytes(shape: ModelShape, tensor_parallel: int) -> float:
 
 
 def sizes(work: Work) -> tuple[int, int, int, int]:
-    """Sizes by which a work's range is judged: tokens through the body, longest chunk, longest history of a chunk, and
-    mean context per row, rounded down."""
+    """Sizes by which a work's range is judged: tokens, longest chunk, longest history, mean context per row."""
     tokens = work.row_tokens
     longest_chunk = longest_history = 0
     for new_tokens, history_tokens in work.chunks:

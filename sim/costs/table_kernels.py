@@ -133,8 +133,7 @@ class ModelTable(Points, frozen=True, kw_only=True, forbid_unknown_fields=True):
     rows_beside_chunks: DecodeGrid | None = None
     """Seconds that rows of one query add to a pass with prefill chunks; null where mixed passes were not measured."""
     experts: Curve | None = None
-    """The part of `body` that data-parallel ranks do together, by tokens of each: experts, and bringing tokens to them
-    and back; null for one rank."""
+    """The part of `body` that data-parallel ranks do together, by tokens of each: experts and their traffic."""
 
     @property
     def measured(self) -> Measured:

@@ -1,6 +1,5 @@
 """WorkCosts: from the passes of a model pair to the cost of a work, whatever form the kernel costs have.
 
-Host time, launches (captured or eager), draft works of several passes, demands, and the measured range.
 Every work costs its engine the same preparation (step_s, row_s); it is hidden where the device is busy meanwhile.
 Not here: one pass (passes), the forms (sim.costs.forms).
 """
@@ -20,11 +19,10 @@ from sim.costs.profile import HostCosts, Profile
 from sim.interface.work import HOST, TARGET, Kind, Model, Work
 
 PIECE_KERNELS = 2
-"""Kernels per layer that a captured pass with prompt chunks still launches eagerly: attention and KV write (vLLM's
-piecewise graphs)."""
+"""Kernels per layer of a captured pass with chunks that stay eager: attention and KV write (vLLM's piecewise
+graphs)."""
 MIXED_LAUNCHES = 720 / 601
-"""Launches of our own pass of prompts and rows over those of the prompts alone, counted (docs/validation/host.md): rows
-have attention and acceptance of their own."""
+"""Launches of our pass of prompts and rows over those of prompts alone, counted (docs/validation/host.md)."""
 GRAPHED_DRAFT = "draft"
 """`cuda_graph`: passes of the draft model are captured, the target's are launched eagerly."""
 GRAPHED_DECODE = "decode"
@@ -223,7 +221,7 @@ class WorkCosts:
         return self._draft
 
     def turns(self, passes: ModelPasses, tokens: int) -> float:
-        """Kernels of a pass with prompts: beside captured ones, those that are launched one by one have shorter turns
+        """Kernels of a pass with prompts: beside captured ones, those launched one by one have shorter turns
         (Phi.turn)."""
         is_beside_captured = self.cuda_graph in (True, GRAPHED_DECODE) and not self._is_synchronous
         is_captured = self._has_pieces and tokens <= self._max_graph_tokens

@@ -1,10 +1,8 @@
-"""Destinations: whether something can be written there, with whose consent, that it is nothing we read, and that
-nobody else writes there.
+"""Destinations: whether something can be written there, with whose consent, and that nobody else writes there.
 
-Nothing that is there is replaced without consent, nothing that lanesim ships is replaced at all. All of it is checked
-before any work begins, and the lock is held until the work is written. A lock is the operating
-system's, so a process that was killed leaves none behind, but its file, `.NAME.lanesim.lock`, which the next one takes
-away.
+Nothing that is there is replaced without consent, nothing that lanesim reads or ships is replaced at all. All of it is
+checked before any work begins, and the lock is held until the work is written. A lock is the operating system's: a
+process that was killed leaves only its file, `.NAME.lanesim.lock`, which the next one removes.
 Not here: writing (sim.files.write).
 """
 

@@ -96,8 +96,8 @@ def read_text(path: str | Path, what: str, *, max_bytes: int = MAX_BYTES) -> str
 
 
 def lines_of(path: str | Path, what: str) -> Iterator[tuple[int, str]]:
-    """Line by line, numbered from 1, each with its end where it has one; unpacked where the name ends in .gz. Raises
-    ValueError naming the line."""
+    """Lines with their ends, numbered from 1; unpacked where the name ends in .gz. Raises ValueError naming the
+    line."""
     with ExitStack() as stack:
         file, most = stack.enter_context(opened(path, what, max_bytes=MAX_TABLE_BYTES)), MAX_TABLE_BYTES
         if str(path).endswith(".gz"):
@@ -131,8 +131,7 @@ def lines_of(path: str | Path, what: str) -> Iterator[tuple[int, str]]:
 
 
 def _check_unpacked(file: BinaryIO, most: int, where: str) -> None:
-    """Raise ValueError where an archive says at its end that it unpacks to more, as one of a single part does; one that
-    was cut off says anything."""
+    """Raise ValueError where an archive of one part says at its end that it unpacks to more than `most` bytes."""
     packed = file.seek(0, os.SEEK_END)
     if packed >= GZIP_END_BYTES:
         file.seek(-GZIP_END_BYTES, os.SEEK_END)

@@ -30,8 +30,7 @@ END_OF_NAMED = b"\xd9\xd5\x05\xf9\x20\xa1\x63\xd7"
 
 
 def connected(path: Path, mode: str) -> sqlite3.Connection:
-    """A connection that trusts nothing in the file; `mode` is `ro`, `rw` or `rwc`. Raises ValueError where a file
-    beside it could make SQLite touch others."""
+    """A connection, `mode` ro, rw or rwc. Raises ValueError where a file beside it could make SQLite touch others."""
     journal, log = (path.with_name(path.name + ending) for ending in (JOURNAL, LOG))
     if log.exists() or journal.is_fifo():
         raise ValueError(f"store {str(path.parent)!r} has files beside {path.name!r} that lanesim never writes")

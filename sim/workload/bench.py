@@ -78,10 +78,8 @@ def kind_of(content: Json) -> str:
 
 
 def bench_rows(path: Path) -> list[dict[str, Json]]:
-    """The results in a file, each as a row with vLLM's keys; a result of vLLM keeps all it has.
-
-    Raises ValueError, one line naming the file and what it lacks.
-    """
+    """The results in a file as rows with vLLM's keys; vLLM's own keep all keys. Raises ValueError naming file and
+    lack."""
     where = f"{WHAT} {str(path)!r}"
     if str(path).endswith(LINE_ENDINGS):
         entries = [(f"{where} line {number}", entry) for number, entry in json_lines(path, WHAT, has_prose=True)]

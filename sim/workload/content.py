@@ -1,8 +1,8 @@
 """Common content of prompts: chained ids of their blocks, from whatever a file or a generator says of them.
 
-An id stands for a block and for all that comes before it, so that requests which begin alike have equal ids as far as
-they are alike. Ids count up from 0 and mean nothing else; what no other request has is left out. Not here: who holds
-which block (sim.engine.paged).
+An id stands for a block and all that comes before it, so that requests which begin alike have equal ids. Ids count up
+from 0; what no other request has is left out.
+Not here: who holds which block (sim.engine.paged).
 """
 
 from __future__ import annotations

@@ -204,9 +204,8 @@ def build_requests(workload: Workload, seed: int, block_tokens: int = BLOCK_TOKE
 
 
 def _sessions(workload: Workload, count: int, seed: int) -> tuple[Sessions, Sharing]:
-    """Sessions that `count` requests are of, in order of their beginning, and what they share. As many as are open at
-    any time have begun before the run, which so has the rate and the lengths of a long one from its first request on.
-    """
+    """Sessions of `count` requests, in order of their beginning, and what they share. As many as are open at any time
+    begin before the run, so that its rate and lengths are a long run's from its first request on."""
     sharing = workload.sharing
     turns, forks = sharing.num_turns, sharing.num_forks
     rate, gap_s = workload.request_rate / sharing.requests_per_session, sharing.turn_gap_s
@@ -230,8 +229,7 @@ def _sessions(workload: Workload, count: int, seed: int) -> tuple[Sessions, Shar
 
 
 def sent_lengths(workload: Workload, seed: int) -> tuple[Integers, Integers]:
-    """Prompt and output tokens of requests as they are sent, whose means are the workload's: a whole trace's, or of
-    MEAN_SAMPLE draws."""
+    """Prompt and output tokens of requests as they are sent: a whole trace's, or of MEAN_SAMPLE draws."""
     if is_trace(workload):
         trace = _trace(workload, None)
         return trace.prompt_tokens, trace.output_tokens

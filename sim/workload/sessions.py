@@ -1,10 +1,9 @@
 """Requests that have prompts in common by the way they come about: system prompts, turns of a session, forks.
 
-Every prompt begins with one of several system prompts. A session's next turn comes `turn_gap_s` after the last one,
-answered or not, with all that was said before it, answers too; without a request rate, as many requests later as are
-served at once. Sessions have begun before the run: its first requests are of all turns. Each prompt may be asked
-several times at once, with further answers (samples, branches of a search); a session goes on from the first. Not here:
-how long what is said is, and when sessions begin (sim.workload.generate).
+A session's next turn comes `turn_gap_s` after the last one, answered or not, with all that was said before it; without
+a request rate, as many requests later as are served at once. Sessions have begun before the run. Each prompt may be
+asked several times at once (samples, branches of a search); a session goes on from the first answer.
+Not here: how long what is said is, and when sessions begin (sim.workload.generate).
 """
 
 from __future__ import annotations

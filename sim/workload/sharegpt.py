@@ -15,8 +15,7 @@ from sim.workload.trace_files import Row
 MAX_CONVERSATION_BYTES = 2 << 30
 """Size of such a file, which is read at once: the one that everybody uses has 640 MB."""
 MIN_TOKENS = 4
-"""Counted conversations with a shorter prompt or answer are passed over, as in `vllm bench serve`; its upper bounds are
-not applied."""
+"""Shorter counted conversations are passed over, as in `vllm bench serve`, whose upper bounds are not applied."""
 
 
 def conversations(path: str, options: dict[str, str]) -> Iterator[tuple[str, Row]]:

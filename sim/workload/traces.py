@@ -1,22 +1,10 @@
 """Recorded workloads from files: published traces, results of benchmarks, ShareGPT, and any CSV or JSON lines.
 
-`read_trace(name, source, num_prompts)` takes the first requests of a file; `source` is FILE, or FILE#key=value,.. where
-a format has something to say about it (docs/guide.md is the table of all):
-
-    trace-azure, burstgpt, mooncake                       CSV; of mooncake also JSON lines, with and without sessions:
-                  FILE#turns=new where input_length is what a turn adds, FILE#block_tokens= where hash_ids stand for
-                  another number of tokens than 512
-    guidellm, aiperf, inference-perf, vllm-bench          sim.workload.bench
-    sharegpt      a JSON list of conversations, lengths given or counted: FILE#tokenizer=DIRECTORY
-    csv, jsonl    FILE, with columns such as arrival_s or arrival_time (s), prompt_tokens or input_len, output_tokens or
-                  output_len (ALIASES); or FILE#arrival=ts_ms,prompt=in,output=out[,unit=ms][,id=..][,session=..]
-                  [,blocks=..[,block_tokens=16]][,tokens=..]
-
-What prompts have in common is read from blocks (prefix_blocks, hash_ids), tokens (input_tok_ids) or sessions, whose
-next prompt goes on from the last prompt and its answer. Any file may be packed with gzip (.gz).
-
-Files are checked row by row: errors are one line with file, line and field. Not here: opening files
-(sim.workload.trace_files), what each format's columns mean (trace_rows), and drawn arrivals (sim.workload.generate).
+`read_trace(name, source, num_prompts)` takes the first requests of a file. `source` is FILE, or FILE#key=value,.. with
+options of its format; docs/guide.md is the table of all formats and options. What prompts have in common is read from
+blocks (prefix_blocks, hash_ids), tokens (input_tok_ids) or sessions, whose next prompt goes on from the last prompt and
+its answer. Any file may be packed with gzip (.gz). Errors are one line with file, line and field.
+Not here: opening files (trace_files), what each format's columns mean (trace_rows), drawn arrivals (generate).
 """
 
 from __future__ import annotations
@@ -203,8 +191,7 @@ def _options(text: str, known: list[str]) -> dict[str, str]:
 def _collected(
     path: str, rows: Iterable[tuple[str, TraceRow | None]], most: int | None, content_tokens: int, *, is_in_order: bool
 ) -> Trace:
-    """The first `most` of `rows` in order of arrival, each with where it stands; None = a request that failed. Of equal
-    arrivals in order of the file.
+    """The first `most` of `rows` in order of arrival, each with where it stands; None = a request that failed.
 
     Rows must come in order of arrival, unless `is_in_order` is False: then all are read. Columns of numbers take about
     40 MB for a million requests.

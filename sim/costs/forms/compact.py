@@ -1,9 +1,8 @@
 """CompactPasses: the cost of a work from a profile's compact constants.
 
-Regimes of attention, by composition of the pass: decode (every row one query; linear in the summed context once it
-exceeds the blocks' time), prefill chunk with history, verify and mixed passes (a row with several queries, or rows
-beside chunks: KV is streamed once, `kv_slowdown` times slower, plus the further queries' compute; no public table has
-this shape, so profiles mark it as not validated).
+Regimes of attention: decode (every row one query), prefill chunk with history, verify and mixed passes (several queries
+in a row, or rows beside chunks: KV streams once, `kv_slowdown` times slower, plus the further queries' compute). No
+public table has the last, so profiles mark it as not validated.
 Not here: the kernels' formulas (compact_kernels), what all forms share (passes, work_costs), the file (profile).
 """
 

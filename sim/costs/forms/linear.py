@@ -1,8 +1,7 @@
 """LinearPasses: the cost of a work where a report gives a few times of whole passes, and nothing of their kernels.
 
-A pass is a straight line in its tokens, rows and KV; eager launches, graphs and the engine's constants act on it as on
-every form. Not here: the constants (sim.costs.compact_kernels.LinearKernels), what all forms share (passes,
-work_costs).
+Eager launches, graphs and the engine's constants act on these lines as on every form.
+Not here: the constants (sim.costs.compact_kernels.LinearKernels), what all forms share (passes, work_costs).
 """
 
 from __future__ import annotations

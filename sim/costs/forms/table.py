@@ -1,12 +1,10 @@
 """TablePasses: the cost of a work from measured points, interpolated; the rules where nothing was measured.
 
 Rows between measured counts are interpolated at equal context per row, in which fixed + a x rows + b x KV is exact.
-Several chunks in one pass cost what each costs alone, the shortest measured chunk's time counted once: it stands for
-the kernel's fixed time. Where no chunk with history was measured, history adds its query-key pairs at the rate of the
-longest chunk and its KV at the rate of the largest decode. Verify rows, and rows beside chunks, where they were not
-measured: TableKernels.verify_rule.
-Not here: interpolation itself (interpolation), points (sim.costs.table_kernels), what all forms share (passes,
-work_costs).
+Chunks in one pass cost what each costs alone, the shortest measured chunk's time counted once: it is the kernel's fixed
+time. Without measured history, a chunk's query-key pairs cost the rate of the longest chunk, and its KV that of the
+largest decode. Verify rows, and rows beside chunks, that were not measured: TableKernels.verify_rule.
+Not here: interpolation itself (interpolation), points (sim.costs.table_kernels), what all forms share (passes).
 """
 
 from __future__ import annotations
