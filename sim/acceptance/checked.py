@@ -31,40 +31,29 @@ def built_model(
     if type(model).__module__.startswith("sim.acceptance."):
         return model
     checked = CheckedAcceptance(model, what)
-    checked.expected_length(k)
-    checked.conditional_rates(k)
+    checked.unconditional_rates(k)
     return checked
 
 
 @dataclass(frozen=True, slots=True)
 class CheckedAcceptance(Acceptance):
-    """`model`, whose answers are refused where they are no answers; `what` begins messages."""
+    """`model`, whose answers are refused where they are no answers; `what` begins messages. Other rates and the length
+    follow from its unconditional rates."""
 
     model: Acceptance
     what: str
 
     def unconditional_rates(self, num_speculative_tokens: int) -> tuple[float, ...]:
-        with naming_plugin(f"{self.what}: unconditional_rates"):
+        what = f"{self.what}: unconditional_rates"
+        with naming_plugin(what):
             given = self.model.unconditional_rates(num_speculative_tokens)
-        rates = self._rates("unconditional_rates", given, num_speculative_tokens)
+        with naming_plugin(f"{what} gave {shown(given)}"):
+            rates = tuple(float(rate) for rate in given)
+        if len(rates) != num_speculative_tokens or not all(0.0 <= rate <= 1.0 + SLACK for rate in rates):
+            raise PluginError(f"{what} gave {shown(given)}; want {num_speculative_tokens} numbers from 0 to 1")
         if any(rate > before + SLACK for before, rate in pairwise(rates)):
-            raise PluginError(f"{self.what}: unconditional_rates gave {shown(given)}; they cannot rise")
+            raise PluginError(f"{what} gave {shown(given)}; they cannot rise")
         return rates
-
-    def conditional_rates(self, num_speculative_tokens: int) -> tuple[float, ...]:
-        self.unconditional_rates(num_speculative_tokens)
-        with naming_plugin(f"{self.what}: conditional_rates"):
-            given = self.model.conditional_rates(num_speculative_tokens)
-        return self._rates("conditional_rates", given, num_speculative_tokens)
-
-    def expected_length(self, num_speculative_tokens: int) -> float:
-        self.unconditional_rates(num_speculative_tokens)
-        with naming_plugin(f"{self.what}: expected_length"):
-            length = float(self.model.expected_length(num_speculative_tokens))
-        if not 1.0 <= length <= num_speculative_tokens + 1.0 + SLACK:
-            most = num_speculative_tokens + 1
-            raise PluginError(f"{self.what}: expected_length gave {length!r}; want a number from 1 to {most}")
-        return length
 
     def run_lengths(self, window: Positions, depth: int) -> RunLengths:
         what = f"{self.what}: run_lengths"
@@ -80,10 +69,3 @@ class CheckedAcceptance(Acceptance):
         if least < 0 or most > depth:
             raise PluginError(f"{what} gave lengths from {least} to {most}; want 0 to {depth}, the depth requested")
         return lengths.astype(np.uint8, copy=False)
-
-    def _rates(self, method: str, given: object, count: int) -> tuple[float, ...]:
-        with naming_plugin(f"{self.what}: {method} gave {shown(given)}"):
-            rates = tuple(float(rate) for rate in given)  # type: ignore[attr-defined]
-        if len(rates) != count or not all(0.0 <= rate <= 1.0 + SLACK for rate in rates):
-            raise PluginError(f"{self.what}: {method} gave {shown(given)}; want {count} numbers from 0 to 1")
-        return rates

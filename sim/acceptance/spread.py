@@ -86,22 +86,31 @@ class SpreadAcceptance(Acceptance):
 
 
 @dataclass(frozen=True, slots=True)
-class QuotedSpread:
+class _AroundAQuote:
+    """Base of a quote whose requests differ."""
+
+    inner: Quoted
+
+    @property
+    def measured_k(self) -> int | None:
+        return self.inner.measured_k
+
+    def notes(self, ks: Iterable[int]) -> tuple[str, ...]:
+        return self.inner.notes(ks)
+
+
+@dataclass(frozen=True, slots=True)
+class QuotedSpread(_AroundAQuote):
     """A quote whose requests differ by `spread`: exact at the draft length of its measurement, or at every one.
 
     At others, lucky requests take fewer rounds, the more so the longer the drafts, so rounds of shorter drafts start
     with better chances (docs/adr/018).
     """
 
-    inner: Quoted
     spread: float
 
     def __post_init__(self) -> None:
         check_spread(self.spread)
-
-    @property
-    def measured_k(self) -> int | None:
-        return self.inner.measured_k
 
     def model(self, k: int) -> Acceptance:
         measured = self.measured_k or k
@@ -111,12 +120,9 @@ class QuotedSpread:
         """Itself: how rates carry with a spread was measured on one draft only."""
         return self
 
-    def notes(self, ks: Iterable[int]) -> tuple[str, ...]:
-        return self.inner.notes(ks)
-
 
 @dataclass(frozen=True, slots=True)
-class AssumedSpread:
+class AssumedSpread(_AroundAQuote):
     """A quote whose requests differ by something in `spreads`: by their middle, in a draw by any of them. Rates at
     every draft length are the quote's.
 
@@ -125,7 +131,6 @@ class AssumedSpread:
     3.054
     """
 
-    inner: Quoted
     spreads: tuple[float, float] = NATURAL
     """Least and largest; all between them are as likely."""
     share: float = 0.5
@@ -139,19 +144,12 @@ class AssumedSpread:
                 "acceptance: spread of requests from {:g} to {:g}: write the smaller one first".format(*self.spreads)
             )
 
-    @property
-    def measured_k(self) -> int | None:
-        return self.inner.measured_k
-
     def model(self, k: int) -> Acceptance:
         low, high = self.spreads
         return SpreadAcceptance(self.inner.model(k).unconditional_rates(k), low + self.share * (high - low))
 
     def draw(self, rng: Chances) -> AssumedSpread:
         return replace(self, inner=self.inner.draw(rng), share=rng.random())
-
-    def notes(self, ks: Iterable[int]) -> tuple[str, ...]:
-        return self.inner.notes(ks)
 
 
 def check_spread(spread: float) -> None:

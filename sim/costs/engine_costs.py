@@ -254,10 +254,8 @@ class EngineCosts(EngineTimes, frozen=True, kw_only=True):
     """An engine on one GPU: its times, its limits, its rules."""
 
     name: str
-    is_async: bool
-    """It plans a step while the one before it runs, where nothing is drafted and nobody says otherwise."""
     async_methods: tuple[str, ...] = ()
-    """Drafters with which it plans ahead by default: `none` or values of speculation.method."""
+    """Drafters with which it plans a step while the one before it runs, by default: `none`, or speculation.method."""
     caps: tuple[CapRule, ...] = ()
     rules: Rules = Rules()
     scheduler: str | None = None
@@ -266,11 +264,6 @@ class EngineCosts(EngineTimes, frozen=True, kw_only=True):
     """Engine, GPU and tensor-parallel degrees that the constants are for; they act nowhere else."""
     mixes_prompts: bool = True
     """Prompt chunks share a step with the rows that decode; False: they go first, in separate steps."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.is_async != (NO_SPECULATION in self.async_methods):
-            raise ValueError(f"engine {self.name!r}: is_async says whether async_methods holds {NO_SPECULATION!r}")
 
     def plans_ahead(self, method: str) -> bool:
         """True where it schedules asynchronously by default when drafting with `method`; `none` drafts nothing."""
@@ -351,7 +344,9 @@ def load_engine(name: str, gpu: str, tensor_parallel: int = 1) -> EngineCosts:
     if not is_path and name not in engine_names():
         installed = installed_engines()
         if name in installed:
-            return _scheduled_by(name, gpu, tensor_parallel)
+            engine = installed_engine(name)
+            like = load_engine(engine.like, gpu, tensor_parallel)
+            return msgspec.structs.replace(like, name=engine.label, scheduler=name)
         raise ValueError(unknown("engine", name, [*engine_names(), *sorted(installed)]))
     held = _read(Path(name) if is_path else ENGINES / f"{name}.json")
     entry = next(entry for entry in held.constants if entry.holds_on(gpu, tensor_parallel))
@@ -359,7 +354,6 @@ def load_engine(name: str, gpu: str, tensor_parallel: int = 1) -> EngineCosts:
     return EngineCosts(
         **times | {"source": f"{'pooled: ' if entry.is_pooled else ''}{entry.source}"},
         name=held.name,
-        is_async=NO_SPECULATION in held.async_methods,
         async_methods=held.async_methods,
         caps=held.caps,
         rules=held.rules,
@@ -401,12 +395,6 @@ def installed_engine(name: str) -> InstalledEngine:
     if not isinstance(made, InstalledEngine):
         raise PluginError(f"engine {name!r} gives {shown(made)}: want a lanesim.InstalledEngine")
     return made
-
-
-def _scheduled_by(name: str, gpu: str, tensor_parallel: int) -> EngineCosts:
-    engine = installed_engine(name)
-    like = load_engine(engine.like, gpu, tensor_parallel)
-    return msgspec.structs.replace(like, name=engine.label, scheduler=name)
 
 
 def _scope(name: str, entry: _Measured) -> str:
@@ -451,7 +439,6 @@ def own_engine(profile: Profile) -> EngineCosts | None:
         like,
         name=name,
         **{constant: getattr(host, constant) for constant in CONSTANTS},
-        is_async=NO_SPECULATION in async_methods,
         async_methods=async_methods,
         rules=like.rules if is_public else Rules(),
         source=host.source,
@@ -473,7 +460,7 @@ def engine_of(name: str | None, profile: Profile) -> EngineCosts:
 def without_engine(profile: Profile) -> EngineCosts:
     """Nothing added to `profile`, and nothing planned ahead: passes that no engine's loop drove."""
     ideal = load_engine("ideal", profile.gpu.name)
-    return msgspec.structs.replace(ideal, name=NO_ENGINE, is_async=False, async_methods=(), source=NO_ENGINE)
+    return msgspec.structs.replace(ideal, name=NO_ENGINE, async_methods=(), source=NO_ENGINE)
 
 
 def with_engine(profile: Profile, engine: EngineCosts) -> Profile:

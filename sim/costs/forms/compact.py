@@ -3,18 +3,38 @@
 Regimes of attention: decode (every row one query), prefill chunk with history, verify and mixed passes (several queries
 in a row, or rows beside chunks: KV streams once, `kv_slowdown` times slower, plus the further queries' compute). No
 public table has the last, so profiles mark it as not validated.
-Not here: the kernels' formulas (compact_kernels), what all forms share (passes, work_costs), the file (profile).
+Not here: the constants (compact_kernels), what all forms share (passes, work_costs), the file (profile).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import inf
+from math import ceil, inf
 
-from sim.costs.compact_kernels import BLOCK_QUERIES, Prompts, charged_tokens, chunk_pairs, gemm_s, prefill_attention_s
+from sim.costs.compact_kernels import BLOCK_QUERIES, REFERENCE_DEPTH, SMALL_TILES_UP_TO, Gemm
 from sim.costs.passes import Excess, ModelPasses, RowPart, beyond, layer_rest_s, sampler_s
-from sim.costs.profile import Profile
+from sim.costs.profile import Gpu, Profile
 from sim.interface.work import Chunk, Model, Work
+
+
+def gemm_s(c: Gemm, gpu: Gpu, tokens: int, columns: int, depth: int, dtype_bytes: float) -> float:
+    """Seconds of one [tokens, depth] x [depth, columns] GEMM with weights that are not in cache. Tokens are charged as
+    they are, rounded up to tiles of the kernel grid, and to waves of tiles."""
+    if tokens <= SMALL_TILES_UP_TO:
+        tiles = waves = float(ceil(tokens / c.small_tile_tokens) * c.small_tile_tokens)
+    else:
+        rows = ceil(tokens / c.tile_tokens)
+        tiles = float(rows * c.tile_tokens)
+        blocks = rows * ceil(columns / c.tile_columns)
+        in_waves = ceil(blocks / c.multiprocessors) * c.multiprocessors
+        waves = max(tiles, in_waves * c.tile_tokens * c.tile_columns / columns)
+    charged = (1.0 - c.tile_share - c.wave_share) * tokens + c.tile_share * tiles + c.wave_share * waves
+    compute = 2.0 * charged * columns * (depth + c.extra_depth) / (c.compute_share * gpu.peak_flops)
+    compute *= 1.0 + c.long_kernel_change * compute / (compute + c.long_kernel_s)
+    moved = dtype_bytes * (columns * depth + tokens * (columns + depth))
+    memory = moved / (c.bandwidth_share * gpu.bandwidth_bytes_per_s)
+    together: float = (compute**c.sharpness + memory**c.sharpness) ** (1.0 / c.sharpness)
+    return together + c.fixed_s + c.depth_s * depth / REFERENCE_DEPTH
 
 
 class CompactRows(RowPart):
@@ -88,9 +108,7 @@ class CompactPasses(ModelPasses):
         return (gemms_s + rest_s) * kernels.body_ratio(tokens)
 
     def _gemm_s(self, tokens: int, columns: int, depth: int) -> float:
-        gemm, gpu = self.kernels.gemm, self._gpu
-        charged = charged_tokens(gemm, tokens, columns)
-        return gemm_s(gemm, gpu.peak_flops, gpu.bandwidth_bytes_per_s, charged, columns, depth, self._shape.dtype_bytes)
+        return gemm_s(self.kernels.gemm, self._gpu, tokens, columns, depth, self._shape.dtype_bytes)
 
     def logits_s(self, rows: int) -> float:
         lm_head_s = self._gemm_s(rows, self._shape.vocab // self._tensor_parallel, self._shape.hidden)
@@ -135,17 +153,20 @@ class CompactPasses(ModelPasses):
         return self._pair_s * (row_tokens - rows) * (kv_tokens / rows)
 
     def chunks_attention_s(self, chunks: Sequence[Chunk]) -> float:
-        constants = self.kernels.prefill_attention
+        c, gpu = self.kernels.prefill_attention, self._gpu
         pairs, longest, new_tokens, history_tokens = 0.0, 0, 0, 0
         for tokens, history in chunks:
             padded = -(-tokens // BLOCK_QUERIES) * BLOCK_QUERIES
-            pairs += chunk_pairs(constants, tokens, padded, history)
+            queries = tokens + c.tile_share * (padded - tokens)
+            pairs += queries * (history + 0.5 * queries + 0.5 * c.extra_keys)
             if tokens > longest:
                 longest = tokens
             new_tokens += tokens
             history_tokens += history
-        prompts = Prompts(self._head_size, self._is_small_head, pairs, longest, new_tokens * self.kv_bytes)
-        new_s = prefill_attention_s(constants, self._gpu.peak_flops, self._gpu.bandwidth_bytes_per_s, prompts)
+        compute = 4.0 * self._head_size * pairs / (c.compute_share * gpu.peak_flops)
+        compute *= 1.0 + c.small_head_change * self._is_small_head
+        memory = new_tokens * self.kv_bytes / (c.kv_bandwidth_share * gpu.bandwidth_bytes_per_s)
+        new_s = c.fixed_s + compute + memory + c.block_s * longest / BLOCK_QUERIES
         return new_s + history_tokens * self.context_coefficient
 
     def beyond(self, work: Work) -> Sequence[Excess]:

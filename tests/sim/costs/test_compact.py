@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from sim.costs.compact_kernels import (
     BLOCK_QUERIES,
     REFERENCE_DEPTH,
-    Charged,
     DecodeAttention,
     Elementwise,
     Gemm,
@@ -20,11 +19,10 @@ from sim.costs.compact_kernels import (
     Measured,
     PrefillAttention,
     VerifyAttention,
-    gemm_s,
 )
 from sim.costs.extrapolation import OutsideProfileWarning
 from sim.costs.forms.build import build_costs
-from sim.costs.forms.compact import CompactPasses
+from sim.costs.forms.compact import CompactPasses, gemm_s
 from sim.costs.profile import Profile
 from sim.costs.profile_files import load
 from sim.costs.work_costs import WorkCosts, graph_sizes
@@ -337,8 +335,8 @@ def test_the_serial_loop_of_a_gemm_grows_with_its_depth(share: float) -> None:
     """`depth_s` holds for REFERENCE_DEPTH."""
     constants = plain(load("h100-sxm/llama-2-7b")).compact.gemm
     looped = msgspec.structs.replace(constants, depth_s=7.0)
-    shape = {"charged": Charged(1.0, 1.0, 1.0), "columns": 1.0, "depth": share * REFERENCE_DEPTH, "dtype_bytes": 2.0}
-    bare_s, looped_s = (gemm_s(each, 1.0, 1.0, **shape) for each in (constants, looped))
+    depth = int(share * REFERENCE_DEPTH)
+    bare_s, looped_s = (gemm_s(each, PLAIN.gpu, 1, 1, depth, 2.0) for each in (constants, looped))
     assert looped_s - bare_s == pytest.approx(7.0 * share)
 
 
