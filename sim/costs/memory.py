@@ -121,25 +121,3 @@ def kept_blocks(
     ]
     total = tensor_parallel * sum(num_bytes * count for num_bytes, count in kept)
     return ceil(total / (block_size * pool_bytes_per_token(models, tensor_parallel))) if total else 0
-
-
-def kv_capacity_blocks(
-    profile: Profile,
-    block_size: int,
-    gpu_memory_utilization: float = 0.9,
-    *,
-    with_draft: bool = True,
-    beside: Sequence[ModelShape] = (),
-    engine: EngineCosts | None = None,
-    processes: int = 1,
-) -> int:
-    """Blocks of `block_size` tokens that fit. Raises ValueError where the weights leave no room for one."""
-    num_tokens = kv_capacity_tokens(
-        profile, gpu_memory_utilization, with_draft=with_draft, beside=beside, engine=engine, processes=processes
-    )
-    if num_tokens < block_size:
-        raise ValueError(
-            f"profile {profile.name!r}: the weights leave no room for KV within "
-            f"gpu_memory_utilization={gpu_memory_utilization} of the GPU's memory"
-        )
-    return num_tokens // block_size

@@ -6,7 +6,6 @@ those of each model's config.json.
 Not here: how fast they run (sim.costs), reading a config.json (calibrate.catalogue.model_configs).
 """
 
-from difflib import get_close_matches
 from functools import cached_property
 from math import prod
 from pathlib import Path
@@ -35,6 +34,7 @@ from sim.costs.layer_kinds import (
     LayerKind,
     Linear,
 )
+from sim.names import unknown
 
 WEIGHT_BITS = {
     "bf16": 16.0,
@@ -387,9 +387,6 @@ MODELS = msgspec.json.decode(Path(__file__).with_name("models.json").read_bytes(
 
 def model(name: str) -> ModelShape:
     """The shape called `name`; raises ValueError with the nearest name."""
-    shape = MODELS.get(name)
-    if shape is None:
-        nearest = get_close_matches(name, MODELS, n=1, cutoff=0.4)
-        hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
-        raise ValueError(f"unknown model {name!r}{hint} (known: {', '.join(MODELS)})")
-    return shape
+    if name not in MODELS:
+        raise ValueError(unknown("model", name, MODELS))
+    return MODELS[name]

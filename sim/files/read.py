@@ -32,10 +32,6 @@ MAX_UNPACKED, FREE_UNPACKED_BYTES = 50, 16 * MIB
 that is made to fill a memory to a thousandth."""
 MAX_LINE_BYTES = 16 * MIB
 """One line of such a table."""
-GZIP_END_BYTES = 4
-"""An archive's last bytes: how many it unpacks to."""
-DEFLATED = 1032
-"""Times its size that an archive can unpack to at most (RFC 1951: 258 bytes from two bits)."""
 CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]")
 """Characters that a terminal obeys or no file can hold; tab and line ends are none of them."""
 
@@ -102,7 +98,6 @@ def lines_of(path: str | Path, what: str) -> Iterator[tuple[int, str]]:
         file, most = stack.enter_context(opened(path, what, max_bytes=MAX_TABLE_BYTES)), MAX_TABLE_BYTES
         if str(path).endswith(".gz"):
             most = min(most, max(FREE_UNPACKED_BYTES, MAX_UNPACKED * os.fstat(file.fileno()).st_size))
-            _check_unpacked(file, most, f"{what} {str(path)!r}")
             file = cast(BinaryIO, stack.enter_context(gzip.GzipFile(fileobj=file)))
         number = num_bytes = 0
         while True:
@@ -128,17 +123,6 @@ def lines_of(path: str | Path, what: str) -> Iterator[tuple[int, str]]:
                 yield number, line.decode("utf-8-sig" if number == 1 else "utf-8")
             except UnicodeDecodeError:
                 raise ValueError(f"{what} {str(path)!r} line {number}: not UTF-8 text") from None
-
-
-def _check_unpacked(file: BinaryIO, most: int, where: str) -> None:
-    """Raise ValueError where an archive of one part says at its end that it unpacks to more than `most` bytes."""
-    packed = file.seek(0, os.SEEK_END)
-    if packed >= GZIP_END_BYTES:
-        file.seek(-GZIP_END_BYTES, os.SEEK_END)
-        num_bytes = int.from_bytes(file.read(GZIP_END_BYTES), "little")
-        if most < num_bytes <= DEFLATED * packed:
-            raise ValueError(f"{where} unpacks to {num_bytes // MIB} MiB, and at most {most // MIB} are read")
-    file.seek(0)
 
 
 def printable(text: str) -> str:

@@ -22,7 +22,7 @@ from sim.acceptance.spread import AssumedSpread
 from sim.costs.cost import Link
 from sim.costs.engine_costs import NO_SPECULATION, EngineCosts
 from sim.costs.forms.build import build_costs
-from sim.costs.memory import beside_states, kept_blocks, kv_capacity_blocks, loaded_models
+from sim.costs.memory import beside_states, kept_blocks, kv_capacity_tokens, loaded_models
 from sim.costs.profile import Profile
 from sim.costs.profile_files import load
 from sim.costs.shapes import ModelShape, kv_bytes_per_token, rank_weight_bytes
@@ -392,15 +392,16 @@ def _memory(
     given, rules, seats, degree = scenario.engine, engine.rules, limits.max_num_seqs, profile.tensor_parallel
     num_blocks = given.num_gpu_blocks
     if num_blocks is None or rules.state_pool is not None:
-        fitting = kv_capacity_blocks(
-            profile,
-            given.block_size,
-            given.gpu_memory_utilization,
-            with_draft=len(models) > 1,
-            beside=models[2:],
-            engine=engine,
-            processes=processes,
+        with_draft, share = len(models) > 1, given.gpu_memory_utilization
+        tokens = kv_capacity_tokens(
+            profile, share, with_draft=with_draft, beside=models[2:], engine=engine, processes=processes
         )
+        fitting = tokens // given.block_size
+        if not fitting:
+            raise ValueError(
+                f"profile {profile.name!r}: the weights leave no room for KV within gpu_memory_utilization={share} of "
+                "the GPU's memory"
+            )
         if (pool := rules.state_pool) is not None:
             is_caching = given.rules.get("enable_prefix_caching", True) is True
             slots = pool.slots_of(is_async=limits.async_scheduling, is_caching=is_caching)

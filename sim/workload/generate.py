@@ -193,10 +193,9 @@ def build_requests(workload: Workload, seed: int, block_tokens: int = BLOCK_TOKE
         prompts, outputs = trace.prompt_tokens, trace.output_tokens
     elif workload.sharing.is_any:
         drawn = requests_of(*_sessions(workload, count, seed), count, block_tokens)
-        arrivals = np.array([0.0 if workload.request_rate == inf else each.arrival_s for each in drawn])
-        prompts = np.array([each.prompt_tokens for each in drawn])
-        outputs = np.array([each.output_tokens for each in drawn])
-        contents = [each.content for each in drawn]
+        if workload.request_rate == inf:
+            drawn.change({"arrival_s": np.zeros(count)})
+        return drawn
     else:
         arrivals = arrival_times(count, workload.request_rate, workload.burstiness, seed)
         prompts, outputs = _lengths(workload, count, seed)

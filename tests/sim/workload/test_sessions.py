@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from sim.workload.sessions import Arrival, Sessions, Sharing, requests_of
+from sim.interface.request_columns import Requests
+from sim.workload.sessions import Sessions, Sharing, requests_of
 
 BLOCK = 16
 
 
-def arrivals(num_turns: int, num_forks: int) -> list[Arrival]:
+def arrivals(num_turns: int, num_forks: int) -> Requests:
     """One session after a system prompt of 32 tokens: every turn says 48 tokens and is answered with 64."""
     answered = np.full((1, num_turns, num_forks), 64)
     sessions = Sessions(np.zeros(1), np.zeros(1, int), np.full((1, num_turns), 48), answered)
