@@ -9,12 +9,12 @@ Not here: the constants (compact_kernels), what all forms share (passes, work_co
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import ceil, inf
+from math import ceil
 
 from sim.costs.compact_kernels import BLOCK_QUERIES, REFERENCE_DEPTH, SMALL_TILES_UP_TO, Gemm
-from sim.costs.passes import Excess, ModelPasses, RowPart, beyond, layer_rest_s, sampler_s
+from sim.costs.passes import ModelPasses, RowPart, bounds_of, layer_rest_s, sampler_s
 from sim.costs.profile import Gpu, Profile
-from sim.interface.work import Chunk, Model, Work
+from sim.interface.work import Chunk, Model
 
 
 def gemm_s(c: Gemm, gpu: Gpu, tokens: int, columns: int, depth: int, dtype_bytes: float) -> float:
@@ -77,7 +77,7 @@ class CompactPasses(ModelPasses):
         if not shape.is_plain:
             raise ValueError(f"{shape.name}: compact constants price plain dense decoders; want a profile of points")
         kernels, gpu = profile.compact, profile.gpu
-        self.kernels = kernels
+        self.kernels, self.bounds = kernels, bounds_of(kernels.measured)
         self._gemms = shape.gemms(profile.tensor_parallel)
         self._is_small_head = float(shape.head_dim < 128)
         is_multi_head = shape.heads == shape.kv_heads
@@ -169,9 +169,6 @@ class CompactPasses(ModelPasses):
         new_s = c.fixed_s + compute + memory + c.block_s * longest / BLOCK_QUERIES
         return new_s + history_tokens * self.context_coefficient
 
-    def beyond(self, work: Work) -> Sequence[Excess]:
-        return beyond(self.kernels.measured, work)
-
     # -- as slots (sim.costs.forms.slots)
 
     widths = (4, 4, 1)
@@ -184,14 +181,6 @@ class CompactPasses(ModelPasses):
         small = 1.0 + c.small_head_change * self._is_small_head
         shape = (c.block_s, c.tile_share, 0.5 * c.extra_keys, self.context_coefficient)
         return c.fixed_s, self.sharpness, self.inverse_sharpness, *prefill, small, *memory, *shape, 0.0, 0.0
-
-    @property
-    def bounds(self) -> tuple[float, ...]:
-        most = self.kernels.measured
-        return most.tokens, inf, most.rows, most.chunk_tokens, most.row_context_tokens, inf
-
-    def max_row_context_tokens(self, rows: int) -> int:
-        return self.kernels.measured.row_context_tokens
 
     def beside(self, rows: int, row_tokens: int) -> tuple[float, ...]:
         kv_token_s = self.row_kv_token_s(row_tokens / rows, is_decode=False)

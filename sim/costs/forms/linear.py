@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sim.costs.passes import Excess, ModelPasses, beyond
+from sim.costs.passes import ModelPasses, bounds_of
 from sim.costs.profile import Profile
-from sim.interface.work import TARGET, Chunk, Model, Work
+from sim.interface.work import TARGET, Chunk, Model
 
 
 class LinearPasses(ModelPasses):
@@ -23,7 +23,7 @@ class LinearPasses(ModelPasses):
         kernels = profile.linear
         line = kernels.target if model is TARGET else kernels.draft
         assert line is not None
-        self._line, self._measured = line, kernels.measured
+        self._line, self.bounds = line, bounds_of(kernels.measured)
         self.compute_roof = profile.gpu.peak_flops
         self.bandwidth_roof = profile.gpu.bandwidth_bytes_per_s
         if line.launches is not None:
@@ -46,6 +46,3 @@ class LinearPasses(ModelPasses):
 
     def chunks_attention_s(self, chunks: Sequence[Chunk]) -> float:
         return self._line.kv_token_s * sum(new + history for new, history in chunks) / self.layers
-
-    def beyond(self, work: Work) -> Sequence[Excess]:
-        return beyond(self._measured, work)

@@ -16,10 +16,10 @@ from math import inf
 from typing import NamedTuple
 
 from sim.costs.forms.interpolation import curve_at, filled, middle, power_curve_at, value_at
-from sim.costs.passes import Excess, ModelPasses, RowPart, sizes
+from sim.costs.passes import ModelPasses, RowPart
 from sim.costs.profile import Profile
 from sim.costs.table_kernels import DecodeGrid
-from sim.interface.work import TARGET, Chunk, Model, Work
+from sim.interface.work import TARGET, Chunk, Model
 
 
 class Line(NamedTuple):
@@ -64,6 +64,8 @@ class TableRows(RowPart):
 class TablePasses(ModelPasses):
     """Passes of one model from its measured points."""
 
+    history_name = "history_tokens"
+
     def __init__(self, profile: Profile, model: Model, graph_sizes: Sequence[int]) -> None:
         super().__init__(profile, model, graph_sizes)
         kernels, shape = profile.table, self._shape
@@ -72,8 +74,10 @@ class TablePasses(ModelPasses):
         self._table = table
         self._rule = kernels.verify_rule
         self._ranks = profile.data_parallel
-        self._measured = table.measured
         decode, prefill, verify = table.decode_attention, table.prefill_attention, table.verify_attention
+        most, queries = table.measured, inf if verify is None else verify.queries[-1]
+        history = prefill.history_tokens[-1] or most.row_context_tokens
+        self.bounds = most.tokens, table.head.tokens[-1], most.rows, most.chunk_tokens, history, queries
         self._decode = filled(decode.context_tokens, decode.seconds)
         self._prefill = filled(prefill.history_tokens, prefill.seconds)
         self._verify = [] if verify is None else [filled(verify.context_tokens, grid) for grid in verify.seconds]
@@ -195,24 +199,6 @@ class TablePasses(ModelPasses):
         grid = self._table.decode_attention
         return self._max_contexts[min(bisect_left(grid.rows, rows), len(grid.rows) - 1)]
 
-    def beyond(self, work: Work) -> Sequence[Excess]:
-        measured, table = self._measured, self._table
-        tokens, longest_chunk, longest_history, context_tokens = sizes(work)
-        histories = table.prefill_attention.history_tokens
-        bounds = [
-            ("tokens", tokens, measured.tokens),
-            ("head_rows", work.head_rows, table.head.tokens[-1]),
-            ("rows", work.rows, measured.rows),
-            ("chunk_tokens", longest_chunk, measured.chunk_tokens),
-            ("history_tokens", longest_history, histories[-1] or measured.row_context_tokens),
-        ]
-        if work.rows:
-            bounds.append(("row_context_tokens", context_tokens, self.max_row_context_tokens(work.rows)))
-            if table.verify_attention is not None:
-                queries = -(-work.row_tokens // work.rows)
-                bounds.append(("queries", queries, table.verify_attention.queries[-1]))
-        return [bound for bound in bounds if bound[1] > bound[2]]
-
     def row_part(self, rows: int, row_tokens: int, head_rows: int, launch_s: float) -> RowPart:
         rest_s = self.padded_body_s(row_tokens, rows, row_tokens) + self.head_s(head_rows) + self.extra_s
         line = self._line(rows, row_tokens, False)
@@ -231,13 +217,6 @@ class TablePasses(ModelPasses):
     @property
     def constants(self) -> tuple[float, ...]:
         return self._prefill[0][0], *([0.0] * 11), self._pair_s, self._kv_token_s
-
-    @property
-    def bounds(self) -> tuple[float, ...]:
-        most, table, verify = self._measured, self._table, self._table.verify_attention
-        history = table.prefill_attention.history_tokens[-1] or most.row_context_tokens
-        queries = inf if verify is None else verify.queries[-1]
-        return most.tokens, table.head.tokens[-1], most.rows, most.chunk_tokens, history, queries
 
     def beside(self, rows: int, row_tokens: int) -> tuple[float, ...]:
         """`rows_s` of rows that run beside chunks."""
