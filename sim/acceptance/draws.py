@@ -100,14 +100,16 @@ class AcceptanceDraws:
 
     def by_position(self, indexes: Integers, outputs: Integers, draft_tokens: int) -> tuple[Accepted, Integers]:
         """`run_length` of all these requests at each position, one request after the other, and where each begins."""
-        widths = outputs + draft_tokens + 1
-        windows = [
-            Positions(self._seed, indexes[at], 0, widths[at] + (widths[at] & 1))
-            for at in (slice(at, at + _BLOCK_REQUESTS) for at in range(0, len(indexes), _BLOCK_REQUESTS))
-        ]
+        parts = [slice(at, at + _BLOCK_REQUESTS) for at in range(0, len(indexes), _BLOCK_REQUESTS)]
+        windows = [self._window(indexes[part], outputs[part], draft_tokens) for part in parts]
         lengths = [self._acceptance.run_lengths(each, draft_tokens).view(np.int8) for each in windows]
-        ends = np.cumsum(np.concatenate([each.widths for each in windows]))
-        return np.concatenate(lengths), ends - widths - (widths & 1)
+        widths = np.concatenate([each.widths for each in windows])
+        return np.concatenate(lengths), np.cumsum(widths) - widths
+
+    def _window(self, indexes: Integers, outputs: Integers, draft_tokens: int) -> Positions:
+        """All positions from which these requests draft."""
+        widths = outputs + _checked_depth(draft_tokens) + 1
+        return Positions(self._seed, indexes, 0, widths + (widths & 1))
 
     # -- run_length's tiles
 
@@ -137,8 +139,7 @@ class AcceptanceDraws:
 
     def _rounds_of(self, indexes: Integers, outputs: Integers, depth: int) -> tuple[Accepted, Integers]:
         """Rounds of a block's requests, one request after the other, and [requests] how many."""
-        widths = outputs + _checked_depth(depth) + 1
-        window = Positions(self._seed, indexes, 0, widths + (widths & 1))
+        window = self._window(indexes, outputs, depth)
         offsets = window.offsets()
         steps = self._acceptance.run_lengths(window, depth)
         steps += np.uint8(1)

@@ -126,16 +126,9 @@ def _form_of(name: str) -> AcceptanceForm:
 def parse_quoted(text: str) -> Quoted:
     """The acceptance that `text` quotes, to be had at any draft length.
 
-    `iid:A` one rate; `length:L@K` acceptance length, bonus included, measured with drafts of K tokens, and `length:L`
-    at whatever draft length is in use; `vllm:U1,U2,..` unconditional rates by position, measured with drafts of as many
-    tokens; `per-position:R1,R2,..` conditional ones, the last repeating; `beta:A,B` a rate per request;
-    `markov:FIRST,AFTER` the chance of a token after a missed one, and after an accepted one;
-    `markov:HIT_RATE,MISS_RATE,TO_HIT,TO_MISS[,FADE]` two hidden states; `synthetic:L` or `synthetic:U1,U2,..`
-    what vLLM's synthetic sampler makes of a length, and of rates; `pinned:L@K` a length that a server pins at draft
-    length K, such as SGLang's SGLANG_SIMULATE_ACC_LEN; `tape:FILE` recorded. `~S` after the numbers of the
-    first four: requests differ, by a standard deviation of S on the logit scale; `~LOW..HIGH`: by one between these,
-    drawn; `~0`: they are alike; `~natural`, `~random`: as they do on such prompts, which lengths and vLLM's rates do by
-    default. A bare number below 1 is `iid`, any other `length`. Raises ValueError, one line.
+    docs/acceptance.md explains each of FORMS. `~S` after the numbers of SPREADABLE: requests differ, by a standard
+    deviation of S on the logit scale; `~LOW..HIGH`: by one between these, drawn; `~0`: they are alike; `~natural`,
+    `~random`: as on such prompts, the default of lengths and vLLM's rates. Raises ValueError, one line.
 
     >>> import lanesim
     >>> quoted = lanesim.parse_quoted("vllm:.74,.49,.37")

@@ -43,12 +43,7 @@ NATURAL = SPREADS["natural"]
 @dataclass(frozen=True, slots=True)
 class SpreadAcceptance(Acceptance):
     """`rates` are unconditional ones over all rounds of drafts of as many tokens, requests of equal output weighing by
-    their rounds; beyond them the last chance repeats.
-
-    >>> unlike = SpreadAcceptance((0.6, 0.4), 1.4)
-    >>> [round(rate, 3) for rate in unlike.unconditional_rates(2)]
-    [0.6, 0.4]
-    """
+    their rounds; beyond them the last chance repeats."""
 
     rates: tuple[float, ...]
     spread: float

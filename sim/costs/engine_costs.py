@@ -33,17 +33,6 @@ UNNAMED = "the profile's own"
 """Engine of profiles from before they named theirs."""
 ADDED_BY_AN_ENGINE = "step_s, row_s, gap_s and draft_pass_s are 0 here: an engine adds them"
 """Text in the source of a profile's host where that is so."""
-CONSTANTS = (
-    "step_s",
-    "row_s",
-    "draft_pass_s",
-    "draft_phase_s",
-    "gap_s",
-    "frontend_s",
-    "frontend_token_s",
-    "uneven_launch_s",
-    "prompt_kernel_s",
-)
 NO_SPECULATION = "none"
 NO_ENGINE = "no engine"
 """Name of what a real host adds that no engine and no measurement knows."""
@@ -250,6 +239,10 @@ class EngineTimes(Bounded, frozen=True, kw_only=True):
     """Some constant was never measured with this engine on this GPU."""
 
 
+CONSTANTS = tuple(name for name in EngineTimes.__struct_fields__ if name.endswith("_s"))
+"""Names of the times, which a profile's host has, too."""
+
+
 class EngineCosts(EngineTimes, frozen=True, kw_only=True):
     """An engine on one GPU: its times, its limits, its rules."""
 
@@ -336,9 +329,6 @@ def load_engine(name: str, gpu: str, tensor_parallel: int = 1) -> EngineCosts:
     share a model.
 
     Raises ValueError with the nearest name, or with what is wrong in the file.
-
-    >>> load_engine("vllm-0.12", "h100-sxm", 2).step_s
-    0.0016
     """
     is_path = name.endswith(".json")
     if not is_path and name not in engine_names():

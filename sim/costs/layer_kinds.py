@@ -163,11 +163,7 @@ class Linear(Bounded, frozen=True, kw_only=True):
 
     @property
     def state_bytes(self) -> int:
-        """Bytes of one sequence in all these layers: the state in fp32, the convolution's last tokens in bf16.
-
-        >>> Linear(layers=2, key_heads=1, key_dim=4, value_heads=2, value_dim=4).state_bytes
-        448
-        """
+        """Bytes of one sequence in all these layers: the state in fp32, the convolution's last tokens in bf16."""
         mixed = 2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
         return self.layers * (4 * self.value_heads * self.key_dim * self.value_dim + 2 * (self.conv_width - 1) * mixed)
 

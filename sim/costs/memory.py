@@ -84,10 +84,6 @@ def beside_states(
 
     The pool has `ratio` times the KV's memory. A request takes `slots` states, and one for each token of a verify of
     `drafts` drafted ones. Source: SGLang 0.5.23, mem_cache/kv_cache_configurator.py:3062, 3134 and 3214.
-
-    >>> from sim.costs.profile_files import load
-    >>> beside_states(1000, load("h100-sxm/llama-3.1-8b").models, 1, 0.9, 5, 48, 3)
-    (48, 1000)
     """
     state, token_bytes = state_bytes(models, tensor_parallel), pool_bytes_per_token(models, tensor_parallel)
     if not state:

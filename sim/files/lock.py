@@ -35,10 +35,6 @@ def destinations(
     `folders` are replaced whole. Those `added_to` get files beside what is there, and are not held. `inputs` are read,
     `own_names` go into a folder. Raises ValueError where a destination cannot be written, is an input, another
     destination or shipped, is held by another process, or is there and `overwrite` is false.
-
-    >>> with destinations(files={"--json": "/dev/null", "--log": "-"}, inputs=["scenario.yaml"]):
-    ...     print("work")
-    work
     """
     read = [Path(path) for path in inputs if path not in (None, "")]
     wanted = [(flag, path, True) for flag, path in folders.items() if path is not None]

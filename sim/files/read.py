@@ -41,12 +41,7 @@ class Unreadable(ValueError):
 
 
 def opened(path: str | Path, what: str, *, max_bytes: int = MAX_BYTES) -> BinaryIO:
-    """A regular file of at most `max_bytes`, open to read; `what` it is begins every message: `profile`, `trace`.
-
-    >>> import contextlib
-    >>> with contextlib.suppress(Unreadable):
-    ...     opened("/dev/zero", "trace")
-    """
+    """A regular file of at most `max_bytes`, open to read; `what` it is begins every message: `profile`, `trace`."""
     where = f"{what} {str(path)!r}"
     try:
         # Opening a pipe that nobody writes to would wait for ever.
@@ -126,10 +121,6 @@ def lines_of(path: str | Path, what: str) -> Iterator[tuple[int, str]]:
 
 
 def printable(text: str) -> str:
-    r"""`text` with everything that a terminal would obey written out, for one line of a message.
-
-    >>> printable("a\x1b[31mb\nc")
-    'a\\x1b[31mb c'
-    """
+    """`text` with everything that a terminal would obey written out, for one line of a message."""
     line = " ".join(text.split())
     return line if line.isprintable() else "".join(each if each.isprintable() else ascii(each)[1:-1] for each in line)

@@ -1,23 +1,19 @@
 """Results of benchmark tools: their means, as rows under the keys of `vllm bench serve --save-result`, and their
 requests one by one, as workloads.
 
-    vLLM             means: an object; with --append-result an object a line; `vllm bench sweep` a list of them; the
-                     block that it prints. SGLang's bench_serving writes the same keys, an object a line, and
-                     prints the same block. Requests: --save-detailed
-                     (input_lens, output_lens, errors, and start_times where the version has them)
-    GuideLLM         benchmarks.json; inter_token_latency_ms is without the first token, as vLLM's TPOT; its own
-                     time_per_output_token_ms counts that one (vllm-project/guidellm, src/guidellm/benchmark/schemas,
-                     src/guidellm/schemas/base/request_stats.py)
+    vLLM             means: an object, an object a line (--append-result), a list (`vllm bench sweep`), or the printed
+                     block; SGLang's bench_serving is alike. Requests: --save-detailed
+    GuideLLM         benchmarks.json; inter_token_latency_ms is without the first token, as vLLM's TPOT
+                     (vllm-project/guidellm, src/guidellm/benchmark/schemas, src/guidellm/schemas/base/request_stats.py)
     AIPerf           means: profile_export_aiperf.json; requests: profile_export.jsonl (ai-dynamo/aiperf,
                      docs/reference/json-export-schema.md, docs/tutorials/working-with-profile-exports.md)
-    inference-perf   means: summary_lifecycle_metrics.json, whose time per token counts chunks, so that TPOT is
-                     (request_latency - time_to_first_token) / (output_len - 1); requests:
+    inference-perf   means: summary_lifecycle_metrics.json, whose time per token counts chunks; requests:
                      per_request_lifecycle_metrics.json (kubernetes-sigs/inference-perf, docs/reports.md,
                      inference_perf/apis/base.py)
 
-bench.json says where each tool has which mean, trace_rows.json where it has what of a request. Requests that failed or
-were cancelled are left out and counted; they are in order of the last token, so all is read, and put in order of
-arrival. Not here: a frame of rows (sim.report.notebook).
+bench.json says where each tool has which mean, trace_rows.json where it has what of a request. Requests that failed are
+left out and counted; the others are in order of the last token, so all is read, and put in order of arrival.
+Not here: a frame of rows (sim.report.notebook).
 """
 
 from __future__ import annotations

@@ -115,11 +115,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def bounds(self, length: int) -> tuple[int, int]:
-        """Shortest and longest of what is drawn around a fixed `length`.
-
-        >>> Workload(input_len=1000, random_range_ratio=0.2).bounds(1000)
-        (800, 1200)
-        """
+        """Shortest and longest of what is drawn around a fixed `length`."""
         low, high = (length * share for share in self._shares)
         if isinstance(self.random_range_ratio, tuple):
             high = floor(high)
