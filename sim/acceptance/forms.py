@@ -1,7 +1,6 @@
 """The text forms of acceptance: what people write becomes something quoted, or a model at one draft length.
 
-Not here: what a quote means at other draft lengths (quoted), conversions at one (conversions), models and tapes
-(models, tape), a request's draws (draws), fits to recordings (validation.judge.sources).
+Not here: what a quote means at a draft length (quoted), models and tapes, fits to recordings (validation.judge).
 """
 
 from __future__ import annotations
@@ -11,6 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+import numpy as np
+
 from sim.acceptance.models import (
     MAX_DRAFT_TOKENS,
     Acceptance,
@@ -18,23 +19,26 @@ from sim.acceptance.models import (
     IidAcceptance,
     MarkovAcceptance,
     PerPositionAcceptance,
+    RunLengths,
     check_rate,
 )
 from sim.acceptance.pairs import PROMPTS
 from sim.acceptance.quoted import (
+    AtEveryLength,
     LengthInUse,
     MeasuredLength,
     MeasuredRates,
     Quoted,
-    QuotedForm,
     QuotedModel,
     QuotedTape,
     Synthetic,
+    check_draft,
 )
 from sim.acceptance.spread import SPREADS, AssumedSpread, QuotedSpread
 from sim.acceptance.tape import TapeAcceptance, read_tapes
+from sim.draws import Positions
 from sim.names import unknown
-from sim.plugins import PluginError, checked_name, checked_text, installed, loaded, shown
+from sim.plugins import PluginError, checked_name, checked_text, installed, loaded, naming_plugin, shown
 
 FORMS = {
     "iid": "iid:0.7",
@@ -57,6 +61,8 @@ Build = Callable[[Sequence[float], int], Acceptance]
 BARE = re.compile(r"\d+(\.\d+)?")
 GROUP = "lanesim.acceptances"
 """Entry points of installed packages."""
+SLACK = 1e-9
+"""Excess over 1, or over the rate before it, that rounding may give a rate."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +101,7 @@ def register_acceptance(name: str, build: Build, form: str) -> None:
     """Make an AcceptanceForm known in this process, for a caller's scenarios; a later one of a name replaces it.
 
     To have it known everywhere, name it in the entry-point group `lanesim.acceptances` of a package instead. What its
-    model answers is checked as it is asked (sim.acceptance.checked). Raises ValueError for the name of a built-in one.
+    model answers is checked as it is asked (CheckedAcceptance). Raises ValueError for the name of a built-in one.
 
     >>> import lanesim
     >>> from sim.acceptance.models import IidAcceptance
@@ -121,6 +127,69 @@ def _form_of(name: str) -> AcceptanceForm:
     if name not in entries:
         raise ValueError(unknown("acceptance model", name, [*PROMPTS, *FORMS, *_registered, *entries]))
     return loaded(f"acceptance {name!r}", entries[name], AcceptanceForm)
+
+
+@dataclass(frozen=True, slots=True)
+class QuotedForm(AtEveryLength):
+    """A form that somebody registered: its function makes the model of each draft length."""
+
+    name: str
+    build: Build
+    values: tuple[float, ...]
+
+    def model(self, k: int) -> Acceptance:
+        check_draft(k)
+        return built_model(self.name, self.build, self.values, k)
+
+
+def built_model(name: str, build: Build, values: Sequence[float], k: int) -> Acceptance:
+    """The model that `build`, registered as `name`, makes of its numbers at draft length `k`. Raises PluginError."""
+    what = f"acceptance {name!r}"
+    with naming_plugin(what):
+        model = build(values, k)
+    if not isinstance(model, Acceptance):
+        raise PluginError(f"{what} gave {shown(model)}; want a lanesim.Acceptance")
+    if type(model).__module__.startswith("sim.acceptance."):
+        return model
+    checked = CheckedAcceptance(model, what)
+    checked.unconditional_rates(k)
+    return checked
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedAcceptance(Acceptance):
+    """`model`, whose answers are refused where they are no answers; `what` begins messages. Other rates and the length
+    follow from its unconditional rates."""
+
+    model: Acceptance
+    what: str
+
+    def unconditional_rates(self, num_speculative_tokens: int) -> tuple[float, ...]:
+        what = f"{self.what}: unconditional_rates"
+        with naming_plugin(what):
+            given = self.model.unconditional_rates(num_speculative_tokens)
+        with naming_plugin(f"{what} gave {shown(given)}"):
+            rates = tuple(float(rate) for rate in given)
+        if len(rates) != num_speculative_tokens or not all(0.0 <= rate <= 1.0 + SLACK for rate in rates):
+            raise PluginError(f"{what} gave {shown(given)}; want {num_speculative_tokens} numbers from 0 to 1")
+        if any(rate > before + SLACK for before, rate in pairwise(rates)):
+            raise PluginError(f"{what} gave {shown(given)}; they cannot rise")
+        return rates
+
+    def run_lengths(self, window: Positions, depth: int) -> RunLengths:
+        what = f"{self.what}: run_lengths"
+        with naming_plugin(what):
+            lengths = self.model.run_lengths(window, depth)
+        if not isinstance(lengths, np.ndarray) or lengths.dtype.kind not in "iu":
+            kind = lengths.dtype if isinstance(lengths, np.ndarray) else type(lengths).__name__
+            raise PluginError(f"{what} gave {kind}; want an array of whole numbers [positions]")
+        num_positions = int(window.widths.sum())
+        if lengths.shape != (num_positions,):
+            raise PluginError(f"{what} gave an array of shape {lengths.shape}; want ({num_positions},)")
+        least, most = int(lengths.min()), int(lengths.max())
+        if least < 0 or most > depth:
+            raise PluginError(f"{what} gave lengths from {least} to {most}; want 0 to {depth}, the depth requested")
+        return lengths.astype(np.uint8, copy=False)
 
 
 def parse_quoted(text: str) -> Quoted:

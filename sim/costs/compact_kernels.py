@@ -98,8 +98,7 @@ class VerifyAttention(Bounded, frozen=True, kw_only=True):
     """Share of the peak FLOP/s in whole tiles: FlashAttention-2 on A100 (Dao 2023, arXiv 2307.08691)."""
 
     def tile_kv_token_s(self, queries: float, head_size: float, peak_flops: float) -> float:
-        """Seconds per layer and token of KV for the padded tiles of a row; `head_size` = query heads x dimension on a
-        device."""
+        """Seconds per layer and token of KV for a row's padded tiles; `head_size` = query heads x dimension."""
         if self.query_tile == 1:
             return 0.0
         padded_queries = ceil(queries / self.query_tile) * self.query_tile

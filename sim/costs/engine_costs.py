@@ -64,8 +64,7 @@ class CapRule(Bounded, frozen=True, kw_only=True):
 
 class TokenRatio(Bounded, frozen=True, kw_only=True):
     """SGLang's new_token_ratio: the share of what running answers still lack that admission keeps free. A request needs
-    room for its prompt and answer beside it. Where memory runs out, requests are retracted, and the share is set
-    anew."""
+    room for its prompt and answer beside it. Without memory, requests are retracted and the share is set anew."""
 
     initial: Share
     """The share at the start, and whenever nothing runs."""
@@ -174,8 +173,7 @@ class Rules(Bounded, frozen=True, kw_only=True):
     waits_for_seats: tuple[str, ...] = ()
     """Drafters with which prompts begin once several seats are free: a sixth of all, 2 to 4."""
     seats_by_memory: tuple[int, int] | None = None
-    """(a, b): default seats without drafts are a for each context that the KV cache holds, at most b, at least the
-    caps'."""
+    """(a, b): default seats without drafts: a for each context that the KV cache holds, from the caps' to b."""
     window_share: float = 0.0
     """KV of windows has a pool of its own, with this share of the other's tokens; 0: both share blocks."""
     state_pool: StatePool | None = None

@@ -52,8 +52,7 @@ def spelling(name: str) -> str:
 
 
 def default_lengths(name: str) -> tuple[int, int] | None:
-    """Default prompt and output tokens of the profile of that name, or path; None where it has none or is
-    unreadable."""
+    """Default prompt and output tokens of the profile of that name, or path; None where it has none."""
     path = Path(name) if name.endswith(".json") else SHIPPED / f"{spelling(name)}.json"
     try:
         state = path.stat()

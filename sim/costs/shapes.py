@@ -166,8 +166,7 @@ class ModelShape(Bounded, frozen=True, kw_only=True, dict=True):
         return {}
 
     def _plain_kinds(self, degree: int) -> list[LayerKind]:
-        """Linear attention, and latent or grouped keys and values: of all tokens, of a window, or chosen by an
-        indexer."""
+        """Linear attention, and latent or grouped keys and values: of all tokens, a window, or an indexer's choice."""
         gemms, left, kinds = self.attention_gemms(degree), self.layers - self.linear_layers, []
         if self.linear is not None:
             state_bytes = self.linear.state_bytes / self.linear.layers / degree

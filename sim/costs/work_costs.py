@@ -19,8 +19,7 @@ from sim.costs.profile import HostCosts, Profile
 from sim.interface.work import HOST, TARGET, Kind, Model, Work
 
 PIECE_KERNELS = 2
-"""Kernels per layer of a captured pass with chunks that stay eager: attention and KV write (vLLM's piecewise
-graphs)."""
+"""Kernels per layer of a captured pass with chunks that stay eager: attention, KV write (vLLM's piecewise graphs)."""
 MIXED_LAUNCHES = 720 / 601
 """Launches of our pass of prompts and rows over those of prompts alone, counted (docs/validation/host.md)."""
 GRAPHED_DRAFT = "draft"
@@ -221,8 +220,7 @@ class WorkCosts:
         return self._draft
 
     def turns(self, passes: ModelPasses, tokens: int) -> float:
-        """Kernels of a pass with prompts: beside captured ones, those launched one by one have shorter turns
-        (Phi.turn)."""
+        """Kernels of a pass with prompts: beside captured ones, those launched singly have shorter turns (Phi.turn)."""
         is_beside_captured = self.cuda_graph in (True, GRAPHED_DECODE) and not self._is_synchronous
         is_captured = self._has_pieces and tokens <= self._max_graph_tokens
         return passes.num_kernels / (self.profile.phi.turn if is_beside_captured and not is_captured else 1.0)

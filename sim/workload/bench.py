@@ -1,5 +1,5 @@
 """Results of benchmark tools: their means, as rows under the keys of `vllm bench serve --save-result`, and their
-requests one by one, as workloads.
+requests one by one, as workloads; conversations of ShareGPT among them.
 
     vLLM             means: an object, an object a line (--append-result), a list (`vllm bench sweep`), or the printed
                      block; SGLang's bench_serving is alike. Requests: --save-detailed
@@ -20,16 +20,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from importlib import import_module
 from pathlib import Path
 
 import msgspec
 
 from sim.files.json_values import Json, json_lines, parse_json, read_json, value_at
 from sim.files.read import read_text
-from sim.workload.sharegpt import MAX_CONVERSATION_BYTES, conversations
 from sim.workload.trace_files import TRACE, Row, json_objects, number_of
 
 WHAT = "bench result"
+MAX_CONVERSATION_BYTES = 2 << 30
+"""Size of such a file, which is read at once: the one that everybody uses has 640 MB."""
+MIN_TOKENS = 4
+"""Shorter counted conversations are passed over, as in `vllm bench serve`, whose upper bounds are not applied."""
 SIGNS, MEDIAN_SIGNS = ("completed", "mean_ttft_ms"), ("completed", "median_ttft_ms")
 """Keys by which a result of vLLM is known; of one without means, those of medians."""
 LINE_ENDINGS = (".jsonl", ".jsonl.gz")
@@ -238,6 +242,60 @@ def _vllm_bench(path: str, options: dict[str, str]) -> Entries:
     for number, cells in enumerate(zip(*lists.values(), strict=True)):
         entry = dict(zip(lists, cells, strict=True))
         yield f"{TRACE} {path!r} request {number}", None if entry.get("errors") else entry
+
+
+def conversations(path: str, options: dict[str, str]) -> Iterator[tuple[str, Row]]:
+    """`prompt_tokens`, `output_tokens` and `id` of each conversation of at least two turns, and where it stands.
+
+    An entry has the two, or `conversations` with texts under `value`, which are counted by the tokenizer.json in the
+    local directory that the option `tokenizer` names. Raises ValueError, one line naming the entry.
+    """
+    entries = read_json(path, "trace", max_bytes=MAX_CONVERSATION_BYTES, has_prose=True)
+    if not isinstance(entries, list) or not entries:
+        raise ValueError(f"trace {path!r}: want a non-empty JSON list of conversations")
+    count: Callable[[str], int] | None = None
+    num_short = 0
+    for number, entry in enumerate(entries, start=1):
+        where = f"trace {path!r} entry {number}"
+        if not isinstance(entry, dict):
+            raise ValueError(f"{where}: want an object, got {type(entry).__name__}")
+        row: Row = {"id": "", "prompt_tokens": None, "output_tokens": None, **entry}
+        if "prompt_tokens" not in entry and "output_tokens" not in entry:
+            turns = entry.get("conversations")
+            if not isinstance(turns, list):
+                raise ValueError(f"{where}: want prompt_tokens and output_tokens, or a list `conversations`")
+            texts = [turn.get("value") if isinstance(turn, dict) else None for turn in turns[:2]]
+            if len(texts) < 2:
+                num_short += 1
+                continue
+            if not all(isinstance(text, str) for text in texts):
+                raise ValueError(f"{where}: its first two turns must have a text under `value`")
+            count = count or _counter(path, options.get("tokenizer"))
+            lengths = [count(str(text)) for text in texts]
+            if min(lengths) < MIN_TOKENS:
+                num_short += 1
+                continue
+            row |= dict(zip(("prompt_tokens", "output_tokens"), lengths, strict=True))
+        yield where, row
+    if num_short == len(entries):
+        raise ValueError(f"trace {path!r}: no conversation of at least two turns of {MIN_TOKENS} tokens in it")
+
+
+def _counter(path: str, tokenizer: str | None) -> Callable[[str], int]:
+    if not tokenizer:
+        raise ValueError(f"trace {path!r}: texts without lengths; name a tokenizer: {path}#tokenizer=DIRECTORY")
+    if not Path(tokenizer).is_dir():
+        raise ValueError(f"tokenizer={tokenizer!r} must be a local directory")
+    try:
+        tokenizers = import_module("tokenizers")
+    except ImportError:
+        raise ValueError(f"trace {path!r}: counting its tokens needs `pip install tokenizers`") from None
+    file = Path(tokenizer) / "tokenizer.json"
+    try:
+        encode = tokenizers.Tokenizer.from_file(str(file)).encode
+    except Exception as error:  # the library raises bare Exception for a missing or malformed file
+        raise ValueError(f"{file}: cannot be loaded: {str(error).splitlines()[0]}") from None
+    return lambda text: len(encode(text, add_special_tokens=False).ids)
 
 
 REQUESTS: dict[str, Callable[[str, dict[str, str]], Entries]] = {

@@ -17,8 +17,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from sim.acceptance.conversions import synthetic_rates
 from sim.acceptance.forms import parse_quoted
+from sim.acceptance.quoted import synthetic_rates
 from sim.costs.compact_kernels import LinearPass
 from sim.costs.engine_costs import ENGINES, load_engine
 from sim.costs.layer_kinds import Experts, Linear

@@ -60,8 +60,7 @@ def _least_s(
     context: int,
     chunks: tuple[Chunk, ...],
 ) -> float:
-    """Weights and KV read once, beyond the cache, or FLOPs in the narrowest weight format; an embedding row per
-    token."""
+    """Weights and KV read once, beyond the cache, or FLOPs in the narrowest format; an embedding row per token."""
     devices = profile.tensor_parallel * profile.data_parallel
     tokens = rows * queries + sum(chunk.new_tokens for chunk in chunks)
     head_bytes = shape.dtype_bytes * (shape.vocab * shape.hidden + shape.fusion_weights)

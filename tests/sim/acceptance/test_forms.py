@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sim.acceptance.conversions import checked_rates, iid_rate_for_length
 from sim.acceptance.draws import AcceptanceDraws
 from sim.acceptance.forms import parse_quoted
 from sim.acceptance.models import BetaAcceptance, IidAcceptance, MarkovAcceptance, PerPositionAcceptance, to_conditional
+from sim.acceptance.quoted import checked_rates, iid_rate_for_length
 from sim.acceptance.tape import TapeAcceptance
 
 rates = st.floats(0.0, 1.0)

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 import lanesim
 from sim.acceptance import forms
-from sim.acceptance.conversions import iid_rate_for_length
 from sim.acceptance.forms import parse_quoted
 from sim.acceptance.models import IidAcceptance, PerPositionAcceptance
 from sim.acceptance.quoted import (
@@ -24,6 +23,7 @@ from sim.acceptance.quoted import (
     Quoted,
     QuotedTape,
     carried_error,
+    iid_rate_for_length,
 )
 from tests.properties import assert_refused, examples
 
