@@ -12,10 +12,11 @@ import msgspec
 import numpy as np
 import pytest
 
+from sim.interface.request_columns import Requests
 from sim.workload.content import read_prompts
 from sim.workload.generate import Workload, build_requests
 from sim.workload.served import Served
-from sim.workload.sessions import Sharing
+from sim.workload.sessions import Sessions, Sharing, requests_of
 from sim.workload.traces import read_trace
 
 Write = Callable[..., str]
@@ -156,3 +157,24 @@ def test_mean_lengths_count_the_conversation_so_far() -> None:
     sharing = Sharing(prefix_len=100, num_turns=2, turn_gap_s=0.0)
     told = Workload(dataset_name="fixed", input_len=20, output_len=12, sharing=sharing)
     assert Served(told).mean_tokens(0)[:2] == (100 + 20 + 32 / 2, 12.0)
+
+
+BLOCK = 16
+
+
+def arrivals(num_turns: int, num_forks: int) -> Requests:
+    """One session after a system prompt of 32 tokens: every turn says 48 tokens and is answered with 64."""
+    answered = np.full((1, num_turns, num_forks), 64)
+    sessions = Sessions(np.zeros(1), np.zeros(1, int), np.full((1, num_turns), 48), answered)
+    sharing = Sharing(prefix_len=32, num_turns=num_turns, num_forks=num_forks)
+    return requests_of(sessions, sharing, num_turns * num_forks, BLOCK)
+
+
+def test_a_session_goes_on_from_its_first_fork_alone() -> None:
+    """5 blocks of the first prompt; with 4 of the first answer and 3 of what is said next it is the second prompt."""
+    first, second, *later = arrivals(2, 2)
+    assert [each.prompt_tokens for each in later] == [32 + 48 + 64 + 48] * 2
+    assert len(first.content) == 5 + 4
+    assert len(second.content) == 5
+    assert set(first.content) & set(second.content) == set(second.content)
+    assert all(each.content[: len(first.content)] == first.content for each in later)
