@@ -1,4 +1,4 @@
-"""Profiles by the names that people write."""
+"""Profiles by the names that people write, and the command that installs optional dependencies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models that are not plain: experts, latent attention, windows, number formats; sums by hand and published totals."""
+"""Model dimensions, plain and special: sums by hand, published totals, and what a pass computes and moves."""
 
 from __future__ import annotations
 
