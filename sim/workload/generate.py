@@ -158,15 +158,12 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
                     f"those that do: {', '.join(TRACE_NAMES)}"
                 )
             return
-        for name, is_given in (
-            ("input_len", self.input_len is not None),
-            ("output_len", self.output_len is not None),
-            ("sharing", self.sharing.is_any),
-        ):
-            if is_given:
+        sharing = self.sharing if self.sharing.is_any else None
+        for name, given in {"input_len": self.input_len, "output_len": self.output_len, "sharing": sharing}.items():
+            if given is not None:
                 raise ValueError(
-                    f"workload.{name}={getattr(self, name)}: the file of dataset_name={self.dataset_name!r} says that "
-                    "of every request; leave it out"
+                    f"workload.{name}={given}: the file of dataset_name={self.dataset_name!r} says that of every "
+                    "request; leave it out"
                 )
         if not self.dataset_path:
             raise ValueError(
