@@ -70,10 +70,8 @@ class AcceptanceDraws:
         return length if length < most else most
 
     def rounds(self, index: int, emitted_tokens: int, output_tokens: int, draft_tokens: int) -> Accepted:
-        """[rounds] accepted tokens of the successive rounds from `emitted_tokens` out until `output_tokens` are.
-
-        Every round emits one token more than it accepts; the last draft is not shortened.
-        """
+        """[rounds] accepted tokens of the successive rounds from `emitted_tokens` out until `output_tokens` are. Each
+        emits one token more than it accepts; the last draft is not shortened."""
         run_length = self.run_length
         accepted = bytearray()
         while emitted_tokens < output_tokens:
@@ -83,8 +81,7 @@ class AcceptanceDraws:
         return np.frombuffer(accepted, dtype=np.int8)
 
     def all_rounds(self, indexes: Integers, output_tokens: Integers, draft_tokens: int) -> AllRounds:
-        """`rounds` of all these requests from their first token on; the last ones are kept, for a search's next
-        load."""
+        """`rounds` of all these requests from their first token on; the last are kept, for a search's next load."""
         key = self._seed, draft_tokens, indexes.tobytes(), output_tokens.tobytes()
         for kept in _last:
             if kept.acceptance is self._acceptance and kept.key == key:

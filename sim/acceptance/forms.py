@@ -327,10 +327,8 @@ def _numbers(spec: str, form: str, text: str, *, most: int | None = None) -> lis
 
 
 def markov_from_rates(first: float, after: float) -> MarkovAcceptance:
-    """The chain whose state is the acceptance itself: `first` after a missed token, `after` after an accepted one.
-
-    Most rounds start after a miss, so these are about the conditional rates of a draft, the first a little higher.
-    """
+    """The chain whose state is the acceptance itself: `first` after a missed token, `after` after an accepted one. Most
+    rounds start after a miss, so these are about the conditional rates of a draft."""
     check_rate("markov first", first)
     check_rate("markov after", after)
     if not first <= after or (first, after) == (0.0, 1.0):

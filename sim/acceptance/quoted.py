@@ -69,17 +69,14 @@ def check_length(acceptance_length: float, num_speculative_tokens: int) -> None:
 
 
 def drifting_rates(first: float, drift: float, num_positions: int) -> tuple[float, ...]:
-    """[num_positions] conditional rates first * exp(drift * j), at most 1: each differs by `drift` from the one
-    before."""
+    """[num_positions] conditional rates first * exp(drift * j), at most 1."""
     return tuple(min(1.0, first * exp(drift * j)) for j in range(num_positions))
 
 
 def iid_rate_for_length(acceptance_length: float, num_speculative_tokens: int, drift: float = 0.0) -> float:
     """The rate a with (1 - a^(k+1)) / (1 - a) = acceptance_length (Leviathan et al. 2023, eq. 1), by bisection. With a
-    drift: the least `first` of drifting_rates, above 1 where several positions must be certain.
-
-    Raises ValueError outside 1..k+1.
-    """
+    drift: the least `first` of drifting_rates, above 1 where several positions must be certain. Raises ValueError
+    outside 1..k+1."""
     check_length(acceptance_length, num_speculative_tokens)
     low, high = 0.0, max(1.0, exp(-drift * (num_speculative_tokens - 1)))
     if acceptance_length in (1.0, num_speculative_tokens + 1):

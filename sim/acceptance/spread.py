@@ -61,7 +61,7 @@ class SpreadAcceptance(Acceptance):
         return tuple((rounds @ reached / rounds.sum()).tolist())
 
     def round_tokens(self, num_speculative_tokens: int) -> tuple[Floats, Floats, Floats]:
-        """[NUM_NODES] shifts of requests of equal chance, in standard deviations; mean and variance of their rounds'
+        """[NUM_NODES] shifts of requests of equal chance, in standard deviations; mean and variance of a round's
         tokens."""
         reached = np.cumprod(self._chances(_nodes(), num_speculative_tokens), axis=1)
         accepted = reached.sum(axis=1)
@@ -96,11 +96,9 @@ class _AroundAQuote:
 
 @dataclass(frozen=True, slots=True)
 class QuotedSpread(_AroundAQuote):
-    """A quote whose requests differ by `spread`: exact at the draft length of its measurement, or at every one.
-
-    At others, lucky requests take fewer rounds, the more so the longer the drafts, so rounds of shorter drafts start
-    with better chances (docs/adr/018).
-    """
+    """A quote whose requests differ by `spread`: exact at the draft length of its measurement, or at every one. At
+    others, lucky requests take fewer rounds, the more so the longer the drafts, so rounds of shorter drafts start with
+    better chances (docs/adr/018)."""
 
     spread: float
 
@@ -169,8 +167,7 @@ def _normal(shares: Floats) -> Floats:
 
 
 def _shifts(window: Positions) -> Floats:
-    """[requests] quantiles spread evenly from a start that the seed draws, so that a few hundred have the mean of
-    all."""
+    """[requests] quantiles spread evenly from a drawn start, so that a few hundred have the mean of all."""
     first: Integers = np.zeros(1, dtype=np.int64)
     (start,) = window._replace(indexes=first).per_request(_REQUEST_SHIFT)
     shares = (float(start) + GOLDEN * window.indexes) % 1.0

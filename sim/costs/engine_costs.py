@@ -324,10 +324,7 @@ def engine_names() -> list[str]:
 
 def load_engine(name: str, gpu: str, tensor_parallel: int = 1) -> EngineCosts:
     """The engine called `name`, or the one in the JSON file of that path, where `tensor_parallel` GPUs called `gpu`
-    share a model.
-
-    Raises ValueError with the nearest name, or with what is wrong in the file.
-    """
+    share a model. Raises ValueError with the nearest name, or with what is wrong in the file."""
     is_path = name.endswith(".json")
     if not is_path and name not in engine_names():
         installed = installed_engines()

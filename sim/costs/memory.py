@@ -30,10 +30,8 @@ def kv_capacity_tokens(
     processes: int = 1,
 ) -> int:
     """Tokens whose KV fits beside the weights in `gpu_memory_utilization` of the group's memory; 0 where none does.
-
-    Models `beside` the profile's own have weights and KV of every token there. `engine` keeps some of the memory for
-    itself. Each of several `processes` has the weights, and keeps that, for itself.
-    """
+    Models `beside` the profile's own have weights and KV there, `engine` keeps some for itself, and each of several
+    `processes` has the weights, and keeps that, for itself."""
     if not 0.0 < gpu_memory_utilization <= 1.0:
         raise ValueError(f"gpu_memory_utilization={gpu_memory_utilization!r} must be in (0, 1]")
     models = (*loaded_models(profile, with_draft=with_draft), *beside)
@@ -47,13 +45,10 @@ def kv_capacity_tokens(
 
 
 def pool_bytes_per_token(models: Sequence[ModelShape], tensor_parallel: int, window_share: float = 0.0) -> int:
-    """KV of one token in the pool that `models` share, and `window_share` of it in windows that have a pool of their
-    own (SGLang's swa_full_tokens_ratio).
-
-    A block holds the same layers for every request. Where every layer of a draft has a window and the target's have
-    none, layers are in groups of as many as that draft has, and the target's last group is filled up (vLLM's hybrid KV
-    pool; its measured effect: docs/adr/012-engines-and-caps.md).
-    """
+    """KV of one token in the pool that `models` share, and `window_share` of it in windows with a pool of their own
+    (SGLang's swa_full_tokens_ratio). A block holds the same layers for every request. Where every layer of a draft has
+    a window and the target's have none, layers are in groups of as many as that draft has, and the target's last group
+    is filled up (vLLM's hybrid KV pool; its measured effect: docs/adr/012-engines-and-caps.md)."""
     total = sum(kv_bytes_per_token(shape, tensor_parallel) for shape in models)
     target, *drafts = models
     group = max((draft.layers for draft in drafts if draft.window_layers == draft.layers), default=1)
@@ -80,11 +75,9 @@ def beside_states(
     seats: int,
     drafts: int,
 ) -> tuple[int, int]:
-    """Requests, of `seats`, for which a pool of states has room, and tokens of KV that are left of `num_tokens`.
-
-    The pool has `ratio` times the KV's memory. A request takes `slots` states, and one for each token of a verify of
-    `drafts` drafted ones. Source: SGLang 0.5.23, mem_cache/kv_cache_configurator.py:3062, 3134 and 3214.
-    """
+    """Requests, of `seats`, for which a pool of states has room, and tokens of KV that are left of `num_tokens`. The
+    pool has `ratio` times the KV's memory. A request takes `slots` states, and one for each token of a verify of
+    `drafts` drafted ones. Source: SGLang 0.5.23, mem_cache/kv_cache_configurator.py:3062, 3134 and 3214."""
     state, token_bytes = state_bytes(models, tensor_parallel), pool_bytes_per_token(models, tensor_parallel)
     if not state:
         return seats, num_tokens

@@ -71,10 +71,8 @@ def check_destinations(
 
 @contextmanager
 def locked(path: Path, what: str | None = None) -> Iterator[None]:
-    """Keep other processes from writing to `path` meanwhile; a block within one that has it has it, too.
-
-    Makes the folders above it. Raises ValueError, at once, if another process holds it or nothing can be made there.
-    """
+    """Keep other processes from writing to `path`, whose folders are made; nested blocks share it. Raises ValueError,
+    at once, if another process holds it or nothing can be made there."""
     from filelock import FileLock, Timeout
 
     target, what = _resolved("destination", path), what or repr(str(path))

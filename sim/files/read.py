@@ -87,8 +87,7 @@ def read_text(path: str | Path, what: str, *, max_bytes: int = MAX_BYTES) -> str
 
 
 def lines_of(path: str | Path, what: str) -> Iterator[tuple[int, str]]:
-    """Lines with their ends, numbered from 1; unpacked where the name ends in .gz. Raises ValueError naming the
-    line."""
+    """Lines with their ends, from 1; unpacked where the name ends in .gz. Raises ValueError naming the line."""
     with ExitStack() as stack:
         file, most = stack.enter_context(opened(path, what, max_bytes=MAX_TABLE_BYTES)), MAX_TABLE_BYTES
         if str(path).endswith(".gz"):

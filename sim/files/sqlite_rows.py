@@ -48,10 +48,8 @@ def connected(path: Path, mode: str) -> sqlite3.Connection:
 def read_rows(
     path: Path, query: str, values: Sequence[str] = (), *, tables: Collection[str], version: int
 ) -> list[tuple[Any, ...]]:
-    """What `query` gives of a file whose schema is `tables`, SQL as SQLite keeps it, and whose user version is this.
-
-    A write that was killed is rolled back in a copy. Raises ValueError where the file is none of ours.
-    """
+    """What `query` gives of a file whose schema is `tables`, SQL as SQLite keeps it, and whose user version is this. A
+    write that was killed is rolled back in a copy. Raises ValueError where the file is none of ours."""
     what = f"store {str(path.parent)!r}"
     opened(path, "store", max_bytes=MAX_TABLE_BYTES).close()
     num_calls, most_calls = 0, max(LEAST_CALLS, path.stat().st_size // OPERATIONS)

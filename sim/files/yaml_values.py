@@ -59,10 +59,7 @@ def parse_yaml(text: str, where: str) -> Json:
 
 
 def plain_scalar(text: str) -> Json:
-    """Value of an unquoted word under the core schema: null, true or false, a number, or itself.
-
-    Raises ValueError for numbers that none of 64 bits can hold.
-    """
+    """Value of an unquoted word under the core schema. Raises ValueError for numbers beyond 64 bits."""
     if _NULL.match(text):
         return None
     if _BOOL.match(text):

@@ -78,8 +78,7 @@ def kind_of(content: Json) -> str:
 
 
 def bench_rows(path: Path) -> list[dict[str, Json]]:
-    """The results in a file as rows with vLLM's keys; vLLM's own keep all keys. Raises ValueError naming file and
-    lack."""
+    """The results in a file as rows with vLLM's keys; vLLM's own keep all keys. Raises ValueError naming the file."""
     where = f"{WHAT} {str(path)!r}"
     if str(path).endswith(LINE_ENDINGS):
         entries = [(f"{where} line {number}", entry) for number, entry in json_lines(path, WHAT, has_prose=True)]
@@ -245,11 +244,9 @@ def _vllm_bench(path: str, options: dict[str, str]) -> Entries:
 
 
 def conversations(path: str, options: dict[str, str]) -> Iterator[tuple[str, Row]]:
-    """`prompt_tokens`, `output_tokens` and `id` of each conversation of at least two turns, and where it stands.
-
-    An entry has the two, or `conversations` with texts under `value`, which are counted by the tokenizer.json in the
-    local directory that the option `tokenizer` names. Raises ValueError, one line naming the entry.
-    """
+    """`prompt_tokens`, `output_tokens` and `id` of each conversation of at least two turns, and where it stands. An
+    entry has the two, or `conversations` with texts under `value`, which the tokenizer.json in the option `tokenizer`'s
+    directory counts. Raises ValueError naming the entry."""
     entries = read_json(path, "trace", max_bytes=MAX_CONVERSATION_BYTES, has_prose=True)
     if not isinstance(entries, list) or not entries:
         raise ValueError(f"trace {path!r}: want a non-empty JSON list of conversations")

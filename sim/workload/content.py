@@ -170,10 +170,8 @@ def read_prompt_tokens(path: Path) -> list[tuple[list[int], str]]:
 
 
 def read_prompts(path: Path, block_tokens: int) -> list[tuple[Content, int | None]]:
-    """Each line's content in blocks of `block_tokens`, and the prompt tokens where they are.
-
-    Lines have `prefix_blocks`, `hash_ids` or `input_tok_ids`. Raises ValueError as `_prompt_lines` does.
-    """
+    """Each line's content in blocks of `block_tokens`, from `prefix_blocks`, `hash_ids` or `input_tok_ids`, and the
+    prompt tokens where they are. Raises ValueError as `_prompt_lines` does."""
     chains, content_tokens = Chains(), block_tokens
     contents: list[Sequence[int]] = []
     lengths: list[int | None] = []

@@ -172,11 +172,9 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def build_requests(workload: Workload, seed: int, block_tokens: int = BLOCK_TOKENS) -> Requests:
-    """The requests of `workload` as they are sent, in order of arrival, however long (as they are served:
-    sim.workload.served); their content in blocks of `block_tokens`.
-
-    A trace without arrival times gets drawn ones. Raises ValueError for a trace that cannot be served.
-    """
+    """The requests of `workload` as they are sent, in order of arrival, however long (as served: sim.workload.served),
+    with content in blocks of `block_tokens`. A trace without times gets drawn ones. Raises ValueError for one that
+    cannot be served."""
     count, ids = num_requests(workload), None
     contents: Sequence[Content] = ()
     if is_trace(workload):

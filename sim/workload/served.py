@@ -88,8 +88,7 @@ class Served(msgspec.Struct, frozen=True):
         return ServedRequests(sent.kept(is_served), num_cut, int(np.count_nonzero(is_sent & ~is_served)))
 
     def sample(self, seed: int) -> ServedRequests:
-        """SAMPLE requests of the workload, MEAN_SAMPLE where all of these are rejected. Raises ValueError as
-        `requests`."""
+        """SAMPLE requests, or MEAN_SAMPLE where all of these are rejected. Raises ValueError as `requests` does."""
         few, many = (
             msgspec.structs.replace(self, workload=self.workload.sized(at_most(self.workload, count)))
             for count in (SAMPLE, MEAN_SAMPLE)

@@ -191,11 +191,8 @@ def _options(text: str, known: list[str]) -> dict[str, str]:
 def _collected(
     path: str, rows: Iterable[tuple[str, TraceRow | None]], most: int | None, content_tokens: int, *, is_in_order: bool
 ) -> Trace:
-    """The first `most` of `rows` in order of arrival, each with where it stands; None = a request that failed.
-
-    Rows must come in order of arrival, unless `is_in_order` is False: then all are read. Columns of numbers take about
-    40 MB for a million requests.
-    """
+    """The first `most` of `rows` in order of arrival, each with where it stands; None = a request that failed. Unless
+    `is_in_order` is False, which reads all, rows must come in order. A million requests take about 40 MB."""
     arrivals, prompts, outputs = array("d"), array("q"), array("q")
     ids, contents, num_failed = list[str](), list[Sequence[int]](), 0
     for where, row in rows:

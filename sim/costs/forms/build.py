@@ -29,10 +29,8 @@ def build_costs(
     graphed_queries: int | None = None,
     graph_sizes: Sequence[int] | None = None,
 ) -> WorkCosts:
-    """The cost model of the form that `profile` has, with what `engine` adds.
-
-    None adds nothing to what is in the profile: the engine that it was measured with, if any. The rest: WorkCosts.
-    """
+    """The cost model of the form that `profile` has, with what `engine` adds; None: the engine that it was measured
+    with, if any. The rest: WorkCosts."""
     if engine is not None:
         profile = with_engine(profile, engine)
     passes_of = PASSES[type(profile.kernels)]
