@@ -62,7 +62,8 @@ class AcceptanceDraws:
     def run_length(self, index: int, position: int, most: int) -> int:
         """Accepted tokens of a draft of `most` for request `index` with `position` >= 1 output tokens out."""
         if most > self._depth:
-            self._deepen(most)
+            self._depth = max(_checked_depth(most), min(2 * self._depth, MAX_DRAFT_TOKENS))
+            self._tiles.clear()
         tile = self._tiles.get((index >> _INDEX_BITS) << _KEY_BITS | position >> _POSITION_BITS)
         if tile is None:
             tile = self._compute_tile(index, position)
@@ -88,7 +89,8 @@ class AcceptanceDraws:
                 return kept
         blocks, begin = [(np.zeros(0, np.int8), np.zeros(0, np.int64))], 0
         while begin < len(indexes):
-            end = begin + _block_size(output_tokens[begin:])
+            ends = np.cumsum(output_tokens[begin : begin + _BLOCK_REQUESTS])
+            end = begin + max(1, int(np.searchsorted(ends, _BLOCK_POSITIONS, side="right")))
             blocks.append(self._rounds_of(indexes[begin:end], output_tokens[begin:end], draft_tokens))
             begin = end
         accepted, counts = (np.concatenate(parts) for parts in zip(*blocks, strict=True))
@@ -109,10 +111,6 @@ class AcceptanceDraws:
         return Positions(self._seed, indexes, 0, widths + (widths & 1))
 
     # -- run_length's tiles
-
-    def _deepen(self, most: int) -> None:
-        self._depth = max(_checked_depth(most), min(2 * self._depth, MAX_DRAFT_TOKENS))
-        self._tiles.clear()
 
     def _compute_tile(self, index: int, position: int) -> bytes:
         if index < 0 or position < 1:
@@ -154,12 +152,6 @@ class AcceptanceDraws:
         starts = np.flatnonzero(is_start)
         accepted = (steps[starts] - np.uint8(1)).view(np.int8)
         return accepted, np.diff(np.searchsorted(starts, offsets), append=len(starts))
-
-
-def _block_size(outputs: Integers) -> int:
-    """The first of these requests that are computed together."""
-    ends = np.cumsum(outputs[:_BLOCK_REQUESTS])
-    return max(1, int(np.searchsorted(ends, _BLOCK_POSITIONS, side="right")))
 
 
 def _checked_depth(draft_tokens: int) -> int:

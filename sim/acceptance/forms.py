@@ -139,21 +139,16 @@ class QuotedForm(AtEveryLength):
 
     def model(self, k: int) -> Acceptance:
         check_draft(k)
-        return built_model(self.name, self.build, self.values, k)
-
-
-def built_model(name: str, build: Build, values: Sequence[float], k: int) -> Acceptance:
-    """The model that `build`, registered as `name`, makes of its numbers at draft length `k`. Raises PluginError."""
-    what = f"acceptance {name!r}"
-    with naming_plugin(what):
-        model = build(values, k)
-    if not isinstance(model, Acceptance):
-        raise PluginError(f"{what} gave {shown(model)}; want a lanesim.Acceptance")
-    if type(model).__module__.startswith("sim.acceptance."):
-        return model
-    checked = CheckedAcceptance(model, what)
-    checked.unconditional_rates(k)
-    return checked
+        what = f"acceptance {self.name!r}"
+        with naming_plugin(what):
+            model = self.build(self.values, k)
+        if not isinstance(model, Acceptance):
+            raise PluginError(f"{what} gave {shown(model)}; want a lanesim.Acceptance")
+        if type(model).__module__.startswith("sim.acceptance."):
+            return model
+        checked = CheckedAcceptance(model, what)
+        checked.unconditional_rates(k)
+        return checked
 
 
 @dataclass(frozen=True, slots=True)

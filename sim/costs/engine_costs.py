@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from sim.bounds import Bounded, Count, Seconds, Share, Whole
-from sim.costs.profile import Gpu, HostCosts, Profile
+from sim.costs.profile import Gpu, Profile
 from sim.files.json_values import convert, parse_json
 from sim.files.read import read_text
 from sim.names import unknown
@@ -449,16 +449,15 @@ def without_engine(profile: Profile) -> EngineCosts:
 
 
 def with_engine(profile: Profile, engine: EngineCosts) -> Profile:
-    """`profile` with the constants of `engine` instead, as if it had been measured with it."""
-    return msgspec.structs.replace(profile, host=host_with(profile.host, engine))
-
-
-def host_with(host: HostCosts, engine: EngineCosts) -> HostCosts:
-    """`host` with the constants, the name and the source of `engine`; how a server schedules is kept for its own."""
-    constants = {constant: getattr(engine, constant) for constant in CONSTANTS}
-    source = host.source.replace(ADDED_BY_AN_ENGINE, f"{engine.name}: {engine.source}")
-    is_async = host.is_async if engine.name == host.engine else None
-    captures_chunks = host.captures_chunks and engine.rules.captures_prompts
-    return msgspec.structs.replace(
-        host, engine=engine.name, is_async=is_async, source=source, captures_chunks=captures_chunks, **constants
+    """`profile` with the constants, the name and the source of `engine`, as if it had been measured with it; how a
+    server schedules is kept for its own."""
+    host = profile.host
+    changed = msgspec.structs.replace(
+        host,
+        engine=engine.name,
+        is_async=host.is_async if engine.name == host.engine else None,
+        source=host.source.replace(ADDED_BY_AN_ENGINE, f"{engine.name}: {engine.source}"),
+        captures_chunks=host.captures_chunks and engine.rules.captures_prompts,
+        **{constant: getattr(engine, constant) for constant in CONSTANTS},
     )
+    return msgspec.structs.replace(profile, host=changed)

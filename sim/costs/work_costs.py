@@ -64,7 +64,9 @@ class WorkCosts:
             profile.host.inflation_graphed if cuda_graph in (True, GRAPHED_DECODE) else profile.host.inflation_eager
         )
         self._inflation = (1.0,) if self._is_synchronous else inflation
-        sizes = sizes_on(profile.host, graph_sizes)
+        sizes = captured_sizes(profile.host)
+        if graph_sizes is not None:
+            sizes = [size for size in graph_sizes if size <= profile.host.max_graph_tokens]
         self._max_graph_tokens = max(sizes, default=0)
         self._target = passes_of(profile, Model.TARGET, sizes if cuda_graph in (True, GRAPHED_DECODE) else ())
         self._target.extra_s = profile.host.gap_s
@@ -184,7 +186,8 @@ class WorkCosts:
         if work.draft_tokens > 1 and work.rows:
             # A pass's use is linear in its context, so the mean one stands for all.
             num_later = work.draft_tokens - 1
-            later = passes.use(work.rows, work.rows, _later_context(work), (), work.rows)
+            context_tokens = work.context_tokens + work.row_tokens + 0.5 * (num_later - 1) * work.rows
+            later = passes.use(work.rows, work.rows, context_tokens, (), work.rows)
             flops += num_later * later.flops
             num_bytes += num_later * later.num_bytes
         return PassUse(flops, num_bytes)
@@ -243,36 +246,20 @@ class WorkCosts:
         return host.graph_launch_s
 
     def _check_range(self, passes: ModelPasses, work: Work) -> None:
-        for bound, got, most in passes.beyond(work):
-            self._outside(bound, Largest(got, most, work.rows))
-
-    def _outside(self, size: str, largest: Largest) -> None:
-        name = self.profile.name
-        around = collected()
-        if around is not None:
-            around.add(name, size, largest)
-        elif size not in self._warned:
-            self._warned.add(size)
-            warnings.warn(outside(name, size), OutsideProfileWarning, stacklevel=4)
+        name, around = self.profile.name, collected()
+        for size, got, most in passes.beyond(work):
+            if around is not None:
+                around.add(name, size, Largest(got, most, work.rows))
+            elif size not in self._warned:
+                self._warned.add(size)
+                warnings.warn(outside(name, size), OutsideProfileWarning, stacklevel=3)
 
 
-def graph_sizes(host: HostCosts) -> list[int]:
+def captured_sizes(host: HostCosts) -> list[int]:
     """Token counts that are captured as CUDA graphs, rising."""
     step = host.graph_size_step
     regular = range(step, host.max_graph_tokens + 1, step)
     return [size for size in host.graph_small_sizes if size < step] + list(regular)
-
-
-def sizes_on(host: HostCosts, of_engine: Sequence[int] | None) -> list[int]:
-    """Token counts that are captured on `host` by an engine that captures these; None: by one that has no rule."""
-    if of_engine is None:
-        return graph_sizes(host)
-    return [size for size in of_engine if size <= host.max_graph_tokens]
-
-
-def _later_context(work: Work) -> float:
-    """Mean context before the second and later passes of a DRAFT work: one token per row more each time."""
-    return work.context_tokens + work.row_tokens + 0.5 * (work.draft_tokens - 2) * work.rows
 
 
 def _prompts_of(work: Work) -> Work:

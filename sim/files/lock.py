@@ -50,7 +50,8 @@ def destinations(
                 raise ValueError(f"{flag} {str(path)!r} {problem}")
             taken[target] = flag
         for flag, path, is_folder in wanted:
-            if is_folder or not _is_stream(path):
+            # A device or a pipe is written to as it is.
+            if is_folder or os.path.isfile(path) or not os.path.exists(path):
                 stack.enter_context(locked(path, f"{flag} {str(path)!r}"))
         for flag, folder in added_to.items():
             if folder is not None:
@@ -178,8 +179,3 @@ def _unfit(target: Path, is_folder: bool) -> Iterator[str]:
         yield "is the directory that this runs in; name one inside it"
     if os.path.ismount(target):
         yield "is a mount point, which cannot be replaced whole; name one inside it"
-
-
-def _is_stream(path: Path) -> bool:
-    """A device or a pipe, which is written to as it is."""
-    return os.path.exists(path) and not os.path.isfile(path)

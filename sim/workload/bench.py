@@ -70,13 +70,6 @@ _TABLES = msgspec.json.decode(Path(__file__).with_suffix(".json").read_bytes(), 
 KINDS, PRINTED, MEANS = _TABLES.kinds, _TABLES.printed, _TABLES.means
 
 
-def kind_of(content: Json) -> str:
-    """Whose result this is."""
-    first = content[0] if isinstance(content, list) and content else content
-    keys = set(first) if isinstance(first, dict) else set()
-    return next((kind for kind, signs in KINDS.items() if signs <= keys), "vLLM")
-
-
 def bench_rows(path: Path) -> list[dict[str, Json]]:
     """The results in a file as rows with vLLM's keys; vLLM's own keep all keys. Raises ValueError naming the file."""
     where = f"{WHAT} {str(path)!r}"
@@ -100,7 +93,7 @@ def bench_rows(path: Path) -> list[dict[str, Json]]:
 def _rows(entry: Json, where: str) -> list[dict[str, Json]]:
     if not isinstance(entry, dict):
         raise ValueError(f"{where}: want an object, as `vllm bench serve --save-result` writes")
-    kind = kind_of(entry)
+    kind = next((kind for kind, signs in KINDS.items() if signs <= set(entry)), "vLLM")
     if kind == "GuideLLM":
         found = _objects(entry["benchmarks"], f"{where}: benchmarks")
         return [_row(MEANS[kind], each, f"{where} benchmark {number}") for number, each in enumerate(found)]

@@ -7,7 +7,7 @@ are warm-ups. Not here: the length tables (sim.workload.lengths) and recorded tr
 
 from collections.abc import Sequence
 from enum import StrEnum
-from functools import lru_cache, partial
+from functools import lru_cache
 from math import ceil, floor, inf, sqrt
 from pathlib import Path
 from typing import Annotated, Literal
@@ -264,9 +264,8 @@ def num_requests(workload: Workload) -> int:
 
 
 def _trace(workload: Workload, count: int | None, block_tokens: int = BLOCK_TOKENS) -> Trace:
-    source, stamp = workload.dataset_path or "", trace_stamp(workload)
-    read = read_trace if stamp is None else partial(_read_trace, stamp)
-    return read(workload.dataset_name, source, count, block_tokens)
+    source = workload.dataset_path or ""
+    return _read_trace(trace_stamp(workload), workload.dataset_name, source, count, block_tokens)
 
 
 def trace_stamp(workload: Workload) -> tuple[int, int] | None:
@@ -278,7 +277,7 @@ def trace_stamp(workload: Workload) -> tuple[int, int] | None:
 
 
 @lru_cache(maxsize=4)
-def _read_trace(stamp: tuple[int, int], name: str, source: str, count: int | None, block_tokens: int) -> Trace:
+def _read_trace(stamp: tuple[int, int] | None, name: str, source: str, count: int | None, block_tokens: int) -> Trace:
     """A file is read once as long as it stays as it is."""
     return read_trace(name, source, count, block_tokens)
 

@@ -43,7 +43,8 @@ class CompactRows(RowPart):
 
     def __init__(self, passes: CompactPasses, rows: int, row_tokens: int, head_rows: int, launch_s: float) -> None:
         self._power, self._root, self._layers = passes.sharpness, passes.inverse_sharpness, passes.layers
-        self._fixed_s = passes.rows_fixed_s(row_tokens, head_rows)
+        body_s = passes.body_s(passes.padded_tokens(row_tokens))
+        self._fixed_s = body_s + passes.head_s(head_rows) + passes.layers * passes.decode.fixed_s + passes.extra_s
         self._blocks_power = float((passes.row_head_s * rows) ** passes.sharpness)
         self._kv_token_s = passes.row_kv_token_s(row_tokens / rows, is_decode=row_tokens == rows)
         self._query_s = passes.layers * passes.row_queries_s(row_tokens, rows, 1)
@@ -82,7 +83,7 @@ class CompactPasses(ModelPasses):
         self._is_small_head = float(shape.head_dim < 128)
         is_multi_head = shape.heads == shape.kv_heads
         decode = kernels.multi_head_decode_attention if is_multi_head else kernels.decode_attention
-        self._decode = decode
+        self.decode = decode
         self._verify = kernels.verify_attention
         self.compute_roof = kernels.gemm.compute_share * gpu.peak_flops
         self.bandwidth_roof = kernels.gemm.bandwidth_share * gpu.bandwidth_bytes_per_s
@@ -126,18 +127,13 @@ class CompactPasses(ModelPasses):
     def row_part(self, rows: int, row_tokens: int, head_rows: int, launch_s: float) -> RowPart:
         return CompactRows(self, rows, row_tokens, head_rows, launch_s)
 
-    def rows_fixed_s(self, row_tokens: int, head_rows: int) -> float:
-        """A pass of rows, all that does not depend on their context."""
-        attention_s = self.layers * self._decode.fixed_s
-        return self.body_s(self.padded_tokens(row_tokens)) + self.head_s(head_rows) + attention_s + self.extra_s
-
     def rows_s(self, rows: int, row_tokens: int, kv_tokens: int, *, beside_chunks: bool) -> float:
         is_decode = row_tokens == rows and not beside_chunks
         blocks_s = self.row_head_s * rows
         memory_s = kv_tokens * self.row_kv_token_s(row_tokens / rows, is_decode=is_decode)
         together: float = (blocks_s**self.sharpness + memory_s**self.sharpness) ** self.inverse_sharpness
         attention_s = together + self.row_queries_s(row_tokens, rows, kv_tokens)
-        return attention_s if beside_chunks else self._decode.fixed_s + attention_s
+        return attention_s if beside_chunks else self.decode.fixed_s + attention_s
 
     def row_kv_token_s(self, queries: float, *, is_decode: bool) -> float:
         """Seconds per layer and token of KV of rows with a mean of `queries` each; verify unless `is_decode`."""

@@ -25,7 +25,7 @@ from sim.costs.forms.build import build_costs
 from sim.costs.forms.compact import CompactPasses, gemm_s
 from sim.costs.profile import Profile
 from sim.costs.profile_files import load
-from sim.costs.work_costs import WorkCosts, graph_sizes
+from sim.costs.work_costs import WorkCosts, captured_sizes
 from sim.interface.work import TARGET, Chunk, Kind, Model, Work
 from tests.sim.costs.table_points import SHAPE
 
@@ -160,7 +160,7 @@ def test_a_pass_larger_than_any_graph_is_launched_eagerly_and_not_padded() -> No
 
 
 def test_captured_sizes_are_those_of_vllm() -> None:
-    sizes = graph_sizes(PLAIN.host)
+    sizes = captured_sizes(PLAIN.host)
     assert sizes[:6] == [1, 2, 4, 8, 16, 24]
     assert sizes[-1] == 512
 
