@@ -14,7 +14,7 @@ from calibrate.doors import plan, validate_url
 from sim import reference
 from sim.acceptance.forms import AcceptanceForm, parse_quoted, register_acceptance
 from sim.acceptance.models import Acceptance, run_lengths
-from sim.acceptance.quoted import CarriedLength, Quoted, lengths_by_k
+from sim.acceptance.quoted import Quoted
 from sim.costs.engine_costs import InstalledEngine
 from sim.costs.profile import Profile
 from sim.costs.profile_files import changed, save_profile
@@ -47,7 +47,6 @@ from sim.run.scenario import Scenario
 __all__ = [
     "Acceptance",
     "AcceptanceForm",
-    "CarriedLength",
     "Chunk",
     "Comparison",
     "Curve",
@@ -76,7 +75,6 @@ __all__ = [
     "changed",
     "compare",
     "continuous",
-    "lengths_by_k",
     "load",
     "load_profile",
     "parse_quoted",

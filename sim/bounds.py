@@ -56,8 +56,7 @@ class Bounded(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 def check_bounds(block: str, given: Any) -> None:
-    """Raise ValueError, one line, for the first number of `given` that is out of its bounds, in a tuple or mapping as
-    well; `block` has its keys."""
+    """Raise ValueError for the first number of `given` out of its bounds, in tuples too; `block` has its keys."""
     kind: Any = type(given)
     for name, bounds in _bounds_of(kind).items():
         value = getattr(given, name)

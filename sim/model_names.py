@@ -1,5 +1,4 @@
-"""Names of models and profiles as people write them: Hugging Face repositories, fine-tunes of the same layers, parallel
-degrees before or after the drafter. Pure.
+"""Names of models and profiles as people write them: Hugging Face repositories, fine-tunes, parallel degrees.
 
 Not here: what there is under a name (sim.costs.profile_files, sim.costs.shapes).
 """

@@ -28,8 +28,7 @@ class PluginError(ValueError):
 
 @contextmanager
 def naming_plugin(what: str) -> Iterator[None]:
-    """An exception of the block as PluginError that begins with `what`, such as `policy 'mine'`. SystemExit is one: a
-    plug-in does not end its caller."""
+    """An exception of the block, SystemExit among them, as PluginError that begins with `what`: `policy 'mine'`."""
     try:
         yield
     except PluginError:

@@ -21,8 +21,7 @@ from calibrate.served.readers import READERS, ending_of, in_words, loads_of, tol
 from sim.cli.flags import ARGUMENT, command
 from sim.cli.lazy import SOURCE
 from sim.files.json_values import convert, read_json, value_at
-from sim.workload.bench import KINDS, SIGNS
-from sim.workload.sharegpt import MAX_CONVERSATION_BYTES
+from sim.workload.bench import KINDS, MAX_CONVERSATION_BYTES, SIGNS
 
 TRACE_COLUMNS = "FILE#arrival=COLUMN,prompt=COLUMN,output=COLUMN,unit=ms"
 Reader = Callable[[Path], str]

@@ -17,8 +17,7 @@ from calibrate.served.stamped_requests import read_requests
 from sim.files.arrow_tables import read_csv
 from sim.files.json_values import json_lines, read_json
 from sim.files.read import read_bytes
-from sim.workload.bench import CONSOLE, KINDS, MEDIAN_SIGNS, SIGNS
-from sim.workload.sharegpt import MAX_CONVERSATION_BYTES
+from sim.workload.bench import CONSOLE, KINDS, MAX_CONVERSATION_BYTES, MEDIAN_SIGNS, SIGNS
 from sim.workload.trace_rows import ALIASES
 
 SUFFIXES = {".yml": ".yaml", ".txt": ".log", ".prom": ".log"}

@@ -1,8 +1,7 @@
-"""Acceptance belongs to the request: how many drafted tokens are accepted depends on (seed, arrival index, position)
-alone.
+"""Acceptance belongs to the request: accepted tokens depend on (seed, arrival index, position) alone.
 
-Every answer equals a fresh computation from keyed draws; what is kept here only saves time, and is bounded. Not here:
-the models (sim.acceptance.models).
+Every answer equals a fresh computation from keyed draws; what is kept here only saves time, and is bounded.
+Not here: the models (sim.acceptance.models).
 """
 
 from __future__ import annotations
@@ -63,7 +62,8 @@ class AcceptanceDraws:
     def run_length(self, index: int, position: int, most: int) -> int:
         """Accepted tokens of a draft of `most` for request `index` with `position` >= 1 output tokens out."""
         if most > self._depth:
-            self._deepen(most)
+            self._depth = max(_checked_depth(most), min(2 * self._depth, MAX_DRAFT_TOKENS))
+            self._tiles.clear()
         tile = self._tiles.get((index >> _INDEX_BITS) << _KEY_BITS | position >> _POSITION_BITS)
         if tile is None:
             tile = self._compute_tile(index, position)
@@ -71,10 +71,8 @@ class AcceptanceDraws:
         return length if length < most else most
 
     def rounds(self, index: int, emitted_tokens: int, output_tokens: int, draft_tokens: int) -> Accepted:
-        """[rounds] accepted tokens of the successive rounds from `emitted_tokens` out until `output_tokens` are.
-
-        Every round emits one token more than it accepts; the last draft is not shortened.
-        """
+        """[rounds] accepted tokens of the successive rounds from `emitted_tokens` out until `output_tokens` are. Each
+        emits one token more than it accepts; the last draft is not shortened."""
         run_length = self.run_length
         accepted = bytearray()
         while emitted_tokens < output_tokens:
@@ -84,15 +82,15 @@ class AcceptanceDraws:
         return np.frombuffer(accepted, dtype=np.int8)
 
     def all_rounds(self, indexes: Integers, output_tokens: Integers, draft_tokens: int) -> AllRounds:
-        """`rounds` of all these requests from their first token on. The last ones are kept: a search asks for the
-        same at every load."""
+        """`rounds` of all these requests from their first token on; the last are kept, for a search's next load."""
         key = self._seed, draft_tokens, indexes.tobytes(), output_tokens.tobytes()
         for kept in _last:
             if kept.acceptance is self._acceptance and kept.key == key:
                 return kept
         blocks, begin = [(np.zeros(0, np.int8), np.zeros(0, np.int64))], 0
         while begin < len(indexes):
-            end = begin + _block_size(output_tokens[begin:])
+            ends = np.cumsum(output_tokens[begin : begin + _BLOCK_REQUESTS])
+            end = begin + max(1, int(np.searchsorted(ends, _BLOCK_POSITIONS, side="right")))
             blocks.append(self._rounds_of(indexes[begin:end], output_tokens[begin:end], draft_tokens))
             begin = end
         accepted, counts = (np.concatenate(parts) for parts in zip(*blocks, strict=True))
@@ -101,20 +99,18 @@ class AcceptanceDraws:
 
     def by_position(self, indexes: Integers, outputs: Integers, draft_tokens: int) -> tuple[Accepted, Integers]:
         """`run_length` of all these requests at each position, one request after the other, and where each begins."""
-        widths = outputs + draft_tokens + 1
-        windows = [
-            Positions(self._seed, indexes[at], 0, widths[at] + (widths[at] & 1))
-            for at in (slice(at, at + _BLOCK_REQUESTS) for at in range(0, len(indexes), _BLOCK_REQUESTS))
-        ]
+        parts = [slice(at, at + _BLOCK_REQUESTS) for at in range(0, len(indexes), _BLOCK_REQUESTS)]
+        windows = [self._window(indexes[part], outputs[part], draft_tokens) for part in parts]
         lengths = [self._acceptance.run_lengths(each, draft_tokens).view(np.int8) for each in windows]
-        ends = np.cumsum(np.concatenate([each.widths for each in windows]))
-        return np.concatenate(lengths), ends - widths - (widths & 1)
+        widths = np.concatenate([each.widths for each in windows])
+        return np.concatenate(lengths), np.cumsum(widths) - widths
+
+    def _window(self, indexes: Integers, outputs: Integers, draft_tokens: int) -> Positions:
+        """All positions from which these requests draft."""
+        widths = outputs + _checked_depth(draft_tokens) + 1
+        return Positions(self._seed, indexes, 0, widths + (widths & 1))
 
     # -- run_length's tiles
-
-    def _deepen(self, most: int) -> None:
-        self._depth = max(_checked_depth(most), min(2 * self._depth, MAX_DRAFT_TOKENS))
-        self._tiles.clear()
 
     def _compute_tile(self, index: int, position: int) -> bytes:
         if index < 0 or position < 1:
@@ -137,10 +133,8 @@ class AcceptanceDraws:
     # -- blocks of rounds
 
     def _rounds_of(self, indexes: Integers, outputs: Integers, depth: int) -> tuple[Accepted, Integers]:
-        """Rounds of a block's requests, one request after the other, and [requests] how many: all jump from round to
-        round together."""
-        widths = outputs + _checked_depth(depth) + 1
-        window = Positions(self._seed, indexes, 0, widths + (widths & 1))
+        """Rounds of a block's requests, one request after the other, and [requests] how many."""
+        window = self._window(indexes, outputs, depth)
         offsets = window.offsets()
         steps = self._acceptance.run_lengths(window, depth)
         steps += np.uint8(1)
@@ -158,12 +152,6 @@ class AcceptanceDraws:
         starts = np.flatnonzero(is_start)
         accepted = (steps[starts] - np.uint8(1)).view(np.int8)
         return accepted, np.diff(np.searchsorted(starts, offsets), append=len(starts))
-
-
-def _block_size(outputs: Integers) -> int:
-    """The first of these requests that are computed together."""
-    ends = np.cumsum(outputs[:_BLOCK_REQUESTS])
-    return max(1, int(np.searchsorted(ends, _BLOCK_POSITIONS, side="right")))
 
 
 def _checked_depth(draft_tokens: int) -> int:

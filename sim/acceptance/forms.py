@@ -1,8 +1,6 @@
 """The text forms of acceptance: what people write becomes something quoted, or a model at one draft length.
 
-Not here: what a quote means at other draft lengths (sim.acceptance.quoted), the conversions at one (conversions), the
-models' mathematics (models), recorded tapes (tape), a request's draws (draws), fits to recordings
-(validation.judge.sources).
+Not here: what a quote means at a draft length (quoted), models and tapes, fits to recordings (validation.judge).
 """
 
 from __future__ import annotations
@@ -12,6 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+import numpy as np
+
 from sim.acceptance.models import (
     MAX_DRAFT_TOKENS,
     Acceptance,
@@ -19,23 +19,26 @@ from sim.acceptance.models import (
     IidAcceptance,
     MarkovAcceptance,
     PerPositionAcceptance,
+    RunLengths,
     check_rate,
 )
 from sim.acceptance.pairs import PROMPTS
 from sim.acceptance.quoted import (
+    AtEveryLength,
     LengthInUse,
     MeasuredLength,
     MeasuredRates,
     Quoted,
-    QuotedForm,
     QuotedModel,
     QuotedTape,
     Synthetic,
+    check_draft,
 )
 from sim.acceptance.spread import SPREADS, AssumedSpread, QuotedSpread
 from sim.acceptance.tape import TapeAcceptance, read_tapes
+from sim.draws import Positions
 from sim.names import unknown
-from sim.plugins import PluginError, checked_name, checked_text, installed, loaded, shown
+from sim.plugins import PluginError, checked_name, checked_text, installed, loaded, naming_plugin, shown
 
 FORMS = {
     "iid": "iid:0.7",
@@ -58,6 +61,8 @@ Build = Callable[[Sequence[float], int], Acceptance]
 BARE = re.compile(r"\d+(\.\d+)?")
 GROUP = "lanesim.acceptances"
 """Entry points of installed packages."""
+SLACK = 1e-9
+"""Excess over 1, or over the rate before it, that rounding may give a rate."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +101,7 @@ def register_acceptance(name: str, build: Build, form: str) -> None:
     """Make an AcceptanceForm known in this process, for a caller's scenarios; a later one of a name replaces it.
 
     To have it known everywhere, name it in the entry-point group `lanesim.acceptances` of a package instead. What its
-    model answers is checked as it is asked (sim.acceptance.checked). Raises ValueError for the name of a built-in one.
+    model answers is checked as it is asked (CheckedAcceptance). Raises ValueError for the name of a built-in one.
 
     >>> import lanesim
     >>> from sim.acceptance.models import IidAcceptance
@@ -124,19 +129,70 @@ def _form_of(name: str) -> AcceptanceForm:
     return loaded(f"acceptance {name!r}", entries[name], AcceptanceForm)
 
 
+@dataclass(frozen=True, slots=True)
+class QuotedForm(AtEveryLength):
+    """A form that somebody registered: its function makes the model of each draft length."""
+
+    name: str
+    build: Build
+    values: tuple[float, ...]
+
+    def model(self, k: int) -> Acceptance:
+        check_draft(k)
+        what = f"acceptance {self.name!r}"
+        with naming_plugin(what):
+            model = self.build(self.values, k)
+        if not isinstance(model, Acceptance):
+            raise PluginError(f"{what} gave {shown(model)}; want a lanesim.Acceptance")
+        if type(model).__module__.startswith("sim.acceptance."):
+            return model
+        checked = CheckedAcceptance(model, what)
+        checked.unconditional_rates(k)
+        return checked
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedAcceptance(Acceptance):
+    """`model`, whose answers are refused where they are no answers; `what` begins messages. Other rates and the length
+    follow from its unconditional rates."""
+
+    model: Acceptance
+    what: str
+
+    def unconditional_rates(self, num_speculative_tokens: int) -> tuple[float, ...]:
+        what = f"{self.what}: unconditional_rates"
+        with naming_plugin(what):
+            given = self.model.unconditional_rates(num_speculative_tokens)
+        with naming_plugin(f"{what} gave {shown(given)}"):
+            rates = tuple(float(rate) for rate in given)
+        if len(rates) != num_speculative_tokens or not all(0.0 <= rate <= 1.0 + SLACK for rate in rates):
+            raise PluginError(f"{what} gave {shown(given)}; want {num_speculative_tokens} numbers from 0 to 1")
+        if any(rate > before + SLACK for before, rate in pairwise(rates)):
+            raise PluginError(f"{what} gave {shown(given)}; they cannot rise")
+        return rates
+
+    def run_lengths(self, window: Positions, depth: int) -> RunLengths:
+        what = f"{self.what}: run_lengths"
+        with naming_plugin(what):
+            lengths = self.model.run_lengths(window, depth)
+        if not isinstance(lengths, np.ndarray) or lengths.dtype.kind not in "iu":
+            kind = lengths.dtype if isinstance(lengths, np.ndarray) else type(lengths).__name__
+            raise PluginError(f"{what} gave {kind}; want an array of whole numbers [positions]")
+        num_positions = int(window.widths.sum())
+        if lengths.shape != (num_positions,):
+            raise PluginError(f"{what} gave an array of shape {lengths.shape}; want ({num_positions},)")
+        least, most = int(lengths.min()), int(lengths.max())
+        if least < 0 or most > depth:
+            raise PluginError(f"{what} gave lengths from {least} to {most}; want 0 to {depth}, the depth requested")
+        return lengths.astype(np.uint8, copy=False)
+
+
 def parse_quoted(text: str) -> Quoted:
     """The acceptance that `text` quotes, to be had at any draft length.
 
-    `iid:A` one rate; `length:L@K` acceptance length, bonus included, measured with drafts of K tokens, and `length:L`
-    at whatever draft length is in use; `vllm:U1,U2,..` unconditional rates by position, measured with drafts of as many
-    tokens; `per-position:R1,R2,..` conditional ones, the last repeating; `beta:A,B` a rate per request;
-    `markov:FIRST,AFTER` the chance of a token after a missed one, and after an accepted one;
-    `markov:HIT_RATE,MISS_RATE,TO_HIT,TO_MISS[,FADE]` two hidden states; `synthetic:L` or `synthetic:U1,U2,..`
-    what vLLM's synthetic sampler makes of a length, and of rates; `pinned:L@K` a length that a server pins at draft
-    length K, such as SGLang's SGLANG_SIMULATE_ACC_LEN; `tape:FILE` recorded. `~S` after the numbers of the
-    first four: requests differ, by a standard deviation of S on the logit scale; `~LOW..HIGH`: by one between these,
-    drawn; `~0`: they are alike; `~natural`, `~random`: as they do on such prompts, which lengths and vLLM's rates do by
-    default. A bare number below 1 is `iid`, any other `length`. Raises ValueError, one line.
+    docs/acceptance.md explains each of FORMS. `~S` after the numbers of SPREADABLE: requests differ, by a standard
+    deviation of S on the logit scale; `~LOW..HIGH`: by one between these, drawn; `~0`: they are alike; `~natural`,
+    `~random`: as on such prompts, the default of lengths and vLLM's rates. Raises ValueError, one line.
 
     >>> import lanesim
     >>> quoted = lanesim.parse_quoted("vllm:.74,.49,.37")
@@ -266,10 +322,8 @@ def _numbers(spec: str, form: str, text: str, *, most: int | None = None) -> lis
 
 
 def markov_from_rates(first: float, after: float) -> MarkovAcceptance:
-    """The chain whose state is the acceptance itself: `first` after a missed token, `after` after an accepted one.
-
-    Most rounds start after a miss, so these are about the conditional rates of a draft, the first a little higher.
-    """
+    """The chain whose state is the acceptance itself: `first` after a missed token, `after` after an accepted one. Most
+    rounds start after a miss, so these are about the conditional rates of a draft."""
     check_rate("markov first", first)
     check_rate("markov after", after)
     if not first <= after or (first, after) == (0.0, 1.0):

@@ -63,10 +63,8 @@ class Acceptance(ABC):
 
     @abstractmethod
     def run_lengths(self, window: Positions, depth: int) -> RunLengths:
-        """[positions] accepted tokens of a draft of `depth` from each position of `window`.
-
-        The last `depth` positions of every request lack draws beyond them and are not meaningful.
-        """
+        """[positions] accepted tokens of a draft of `depth` from each position of `window`; the last `depth` of every
+        request lack draws beyond them and mean nothing."""
 
     def conditional_rates(self, num_speculative_tokens: int) -> tuple[float, ...]:
         """[k] chance that drafted token j is accepted where all before it were; 0 where that never happens."""
@@ -244,11 +242,8 @@ class MarkovAcceptance(Acceptance):
         return run_lengths([draws < thresholds(rates * self.fade**j)[states] for j in range(num_kinds)], depth)
 
     def states(self, window: Positions) -> RunLengths:
-        """[positions] 1 in hit, 0 in miss.
-
-        A draw below to_hit means hit and one from 1 - to_miss on means miss, from either state; others keep it. So a
-        state is what the newest such draw says, in whatever order positions are requested.
-        """
+        """[positions] 1 in hit, 0 in miss. A draw below to_hit means hit and one from 1 - to_miss on miss, from either
+        state; others keep it. So a state is what the newest such draw says."""
         to_hit, stay_hit = thresholds(np.array([self.to_hit, 1.0 - self.to_miss]))
         back = 0 if window.first == 0 else _LOOK_BACK
         while True:

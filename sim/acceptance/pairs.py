@@ -1,8 +1,8 @@
 """Acceptance as measured of pairs of target and drafter, by kind of prompts (pairs.json, each number with its source).
 
-`code` as an acceptance is what was measured of the pair on code. `any-prompts` leaves the kind open: draws take any of
-them, and a comparison simulates both ends. A pair that was not measured borrows from the nearest, which the answer
-names. Not here: what a measured length means at other draft lengths (quoted), acceptance as numbers (forms).
+`any-prompts` leaves the kind open: draws take any of them, and a comparison simulates both ends. A pair that was not
+measured borrows from the nearest, which the answer names.
+Not here: what a measured length means at other draft lengths (quoted), acceptance as numbers (forms).
 """
 
 from __future__ import annotations

@@ -1,36 +1,35 @@
 """Acceptance as people quote it: measured at some draft length, carried to others, and how far it can then be trusted.
 
-A quoted thing gives its model at any draft length k, and draws other ones that the quote allows just as well. What is
-measured at K is exact at K; beyond that a length or a list of rates says little by itself, so drafts that were measured
-at several k decide how wide the draws are (docs/adr/021-draws-and-tuning.md).
-Not here: the text forms (sim.acceptance.forms), conversions at one draft length (sim.acceptance.conversions).
+What is measured at K is exact at K. At other draft lengths a length or a list of rates says little by itself, so drafts
+that were measured at several lengths decide how wide the draws are (docs/adr/021-draws-and-tuning.md).
+Not here: the text forms (sim.acceptance.forms), requests that differ (sim.acceptance.spread).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from math import exp
+from itertools import accumulate, pairwise
+from math import exp, isfinite
+from operator import mul
 from statistics import NormalDist
 from typing import Protocol, Self
 
 import numpy as np
 
-from sim.acceptance.checked import built_model
-from sim.acceptance.conversions import (
-    AcceptanceSummary,
-    check_draft,
-    drifting_rates,
-    first_rate_for_length,
-    iid_rate_for_length,
+from sim.acceptance.models import (
+    MAX_DRAFT_TOKENS,
+    Acceptance,
+    IidAcceptance,
+    PerPositionAcceptance,
+    check_rate,
+    to_conditional,
 )
-from sim.acceptance.models import MAX_DRAFT_TOKENS, Acceptance, IidAcceptance, PerPositionAcceptance
 from sim.acceptance.tape import TapeAcceptance
 from sim.draws import Integers
-from sim.plugins import checked_count, shown
 
 DRIFT_FALLING, DRIFT_RISING = 0.11, 0.03
-"""Scales of the drift: how much the logarithm of the conditional rate changes from one position of a draft to the next.
+"""Scales of the drift: change of the conditional rate's logarithm from one position of a draft to the next.
 
 Falling: root mean square of the drifts that fit 19 measured drafts' lengths at k = 1..7 best; all of them fall. Rising
 is a choice: it leaves the iid rate within 5 to 95 % of the draws, at 79 %. Sources: docs/adr/021-draws-and-tuning.md.
@@ -43,8 +42,86 @@ EAGLE-3 and DSpark drafts (ADR 021); less than none is not seen, and allowed for
 _MAX_LIFT = 0.99
 """Largest lift: below 1 a longer draft never yields less than a shorter one."""
 _NUM_QUANTILES = 40
+_BISECTIONS = 200
 _MIN_CHANCE = 1e-12
-_LOWEST_PERCENT, _HIGHEST_PERCENT = 5.0, 95.0
+
+
+def check_draft(num_speculative_tokens: int) -> None:
+    """Raise ValueError unless it is a draft length that can be simulated."""
+    if not 1 <= num_speculative_tokens <= MAX_DRAFT_TOKENS or num_speculative_tokens % 1:
+        raise ValueError(f"num_speculative_tokens={num_speculative_tokens!r} must be in 1..{MAX_DRAFT_TOKENS}")
+
+
+def check_length(acceptance_length: float, num_speculative_tokens: int) -> None:
+    """Raise ValueError unless drafts of `num_speculative_tokens` can have this acceptance length."""
+    check_draft(num_speculative_tokens)
+    most = num_speculative_tokens + 1
+    if isfinite(acceptance_length) and 1.0 <= acceptance_length <= most:
+        return
+    message = (
+        f"acceptance length {acceptance_length!r} must be from 1 to {most} "
+        f"(num_speculative_tokens={num_speculative_tokens}, and the target's own token)"
+    )
+    if 0.0 < acceptance_length < 1.0:
+        meant = 1.0 + acceptance_length * num_speculative_tokens
+        message += f"; if {acceptance_length:g} is accepted / drafted tokens, that is a length of {meant:g}"
+    raise ValueError(message)
+
+
+def drifting_rates(first: float, drift: float, num_positions: int) -> tuple[float, ...]:
+    """[num_positions] conditional rates first * exp(drift * j), at most 1."""
+    return tuple(min(1.0, first * exp(drift * j)) for j in range(num_positions))
+
+
+def iid_rate_for_length(acceptance_length: float, num_speculative_tokens: int, drift: float = 0.0) -> float:
+    """The rate a with (1 - a^(k+1)) / (1 - a) = acceptance_length (Leviathan et al. 2023, eq. 1), by bisection. With a
+    drift: the least `first` of drifting_rates, above 1 where several positions must be certain. Raises ValueError
+    outside 1..k+1."""
+    check_length(acceptance_length, num_speculative_tokens)
+    low, high = 0.0, max(1.0, exp(-drift * (num_speculative_tokens - 1)))
+    if acceptance_length in (1.0, num_speculative_tokens + 1):
+        return low if acceptance_length == 1.0 else high
+    for _ in range(_BISECTIONS):
+        middle = 0.5 * (low + high)
+        if middle in (low, high):
+            break
+        if 1.0 + sum(accumulate(drifting_rates(middle, drift, num_speculative_tokens), mul)) < acceptance_length:
+            low = middle
+        else:
+            high = middle
+    return 0.5 * (low + high)
+
+
+def checked_rates(rates: tuple[float, ...]) -> tuple[float, ...]:
+    """[k] shares of rounds that accept at least j + 1 tokens, as vLLM logs them. Raises ValueError for what is no
+    share, or above the one before."""
+    check_draft(len(rates))
+    for position, (before, rate) in enumerate(pairwise((1.0, *rates)), start=1):
+        check_rate(f"unconditional rate {position}", rate)
+        if rate > before:
+            raise ValueError(
+                f"acceptance: unconditional rate {position}={rate!r} must not be above the one before, {before!r}"
+            )
+    return rates
+
+
+def synthetic_rates(values: tuple[float, ...], num_speculative_tokens: int) -> tuple[float, ...]:
+    """[k] unconditional rates of vLLM's synthetic sampler, given an acceptance length, or a rate per drafted token.
+
+    A length is spent on the earliest tokens, which is not the iid acceptance of that length (iid_rate_for_length).
+
+    >>> synthetic_rates((2.5,), 3)
+    (1.0, 0.5, 0.0)
+    """
+    if len(values) == 1:
+        check_length(values[0], num_speculative_tokens)
+        return tuple(min(1.0, max(0.0, values[0] - 1.0 - j)) for j in range(num_speculative_tokens))
+    if len(values) != num_speculative_tokens:
+        raise ValueError(
+            f"synthetic_acceptance_rates has {len(values)} rates and must have "
+            f"num_speculative_tokens={num_speculative_tokens}"
+        )
+    return checked_rates(values)
 
 
 class Chances(Protocol):
@@ -140,10 +217,8 @@ class Synthetic(AtEveryLength):
     is_clamped: bool = False
 
     def model(self, k: int) -> Acceptance:
-        if len(self.values) == 1:
-            length = min(self.values[0], k + 1.0) if self.is_clamped else self.values[0]
-            return AcceptanceSummary.from_vllm(k, synthetic_acceptance_length=length).model
-        return AcceptanceSummary.from_vllm(k, synthetic_acceptance_rates=self.values).model
+        values = (min(self.values[0], k + 1.0),) if self.is_clamped else self.values
+        return PerPositionAcceptance(to_conditional(synthetic_rates(values, k)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,19 +234,6 @@ class QuotedTape(AtEveryLength):
     def draw(self, rng: Chances) -> QuotedTape:
         tapes = self.tape.tapes
         return QuotedTape(TapeAcceptance(tuple(tapes[i] for i in rng.integers(len(tapes), size=len(tapes)))))
-
-
-@dataclass(frozen=True, slots=True)
-class QuotedForm(AtEveryLength):
-    """A form that somebody registered: its function makes the model of each draft length."""
-
-    name: str
-    build: Callable[[Sequence[float], int], Acceptance]
-    values: tuple[float, ...]
-
-    def model(self, k: int) -> Acceptance:
-        check_draft(k)
-        return built_model(self.name, self.build, self.values, k)
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,7 +281,7 @@ class MeasuredLength:
     _model: Acceptance = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        first = first_rate_for_length(self.length, self.measured_k, self.drift)
+        first = iid_rate_for_length(self.length, self.measured_k, self.drift)
         rates = drifting_rates(first, self.drift, MAX_DRAFT_TOKENS) if self.drift else ()
         object.__setattr__(self, "_model", PerPositionAcceptance(rates) if rates else IidAcceptance(first))
 
@@ -231,16 +293,8 @@ class MeasuredLength:
     def draw(self, rng: Chances) -> MeasuredLength:
         return replace(self, drift=drawn_drift(rng))
 
-    def standard_error(self, k: int) -> float:
-        """Root mean square of the relative differences of the draws' length at `k` from this one's.
-
-        0 at k = measured_k; 2.6 at 3 has 0.023 at k/K = 1/3, 0.020 at 2/3, 0.051 at 5/3 and 0.092 at 7/3. The spread
-        is that of measured drafts (DRIFT_FALLING); docs/acceptance.md has the table.
-        """
-        return _drift_error(self, k)
-
     def notes(self, ks: Iterable[int]) -> tuple[str, ...]:
-        errors = [f"{100.0 * self.standard_error(k):.0f} % at k={k}" for k in sorted(set(ks)) if k != self.measured_k]
+        errors = [f"{100.0 * carried_error(self, k):.0f} % at k={k}" for k in sorted(set(ks)) if k != self.measured_k]
         if not errors:
             return ()
         return (
@@ -250,8 +304,9 @@ class MeasuredLength:
         )
 
 
-def _drift_error(quoted: MeasuredLength | MeasuredRates, k: int) -> float:
-    """Root mean square of the relative differences of the length at `k` with and without the drift that draws have."""
+def carried_error(quoted: MeasuredLength | MeasuredRates, k: int) -> float:
+    """Standard error of the length at `k`: root mean square of the relative differences with and without the drift that
+    draws have. docs/acceptance.md has the table of 2.6 at 3."""
     here = quoted.model(k).expected_length(k)
     chances = (np.arange(_NUM_QUANTILES) + 0.5) / _NUM_QUANTILES
     drawn = [
@@ -286,7 +341,7 @@ class MeasuredRates:
     _conditional: tuple[float, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_conditional", AcceptanceSummary(unconditional_rates=self.rates).conditional_rates)
+        object.__setattr__(self, "_conditional", to_conditional(checked_rates(self.rates)))
 
     @property
     def measured_k(self) -> int:
@@ -314,55 +369,9 @@ class MeasuredRates:
                 f"vllm: has {measured_k} rates; shorter drafts take the first of them, and recordings show "
                 "acceptance lengths 1 to 6 % above that"
             )
-        if errors := [f"{100.0 * _drift_error(self, k):.0f} % at k={k}" for k in ks if k > measured_k]:
+        if errors := [f"{100.0 * carried_error(self, k):.0f} % at k={k}" for k in ks if k > measured_k]:
             lines.append(
                 f"vllm: has {measured_k} rates; longer drafts repeat the last conditional one; standard error of the "
                 f"length: {', '.join(errors)}"
             )
         return tuple(lines)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CarriedLength:
-    """The acceptance length of a quote at one draft length.
-
-    >>> import numpy as np
-    >>> import lanesim
-    >>> lanesim.lengths_by_k(lanesim.parse_quoted("iid:0.5"), [2], 10, np.random.default_rng(0))
-    [CarriedLength(k=2, model=1.75, mean=1.75, low=1.75, high=1.75)]
-    """
-
-    k: int
-    model: float
-    """Length by the quote's model, as in a run without draws."""
-    mean: float
-    """Mean over the draws."""
-    low: float
-    high: float
-    """5 and 95 % of the draws."""
-
-
-def lengths_by_k(quoted: Quoted, ks: Iterable[int], draws: int, rng: np.random.Generator) -> list[CarriedLength]:
-    """The acceptance length at each of `ks`, with the range of `draws` draws, the same ones at every k.
-
-    Raises ValueError for no draws, and where the quote cannot mean one of `ks`.
-
-    >>> import numpy as np
-    >>> import lanesim
-    >>> for at in lanesim.lengths_by_k(lanesim.parse_quoted("length:2.6@3"), (1, 3, 5), 1000, np.random.default_rng(0)):
-    ...     print(f"k={at.k}: {at.model:.2f}; draws {at.mean:.2f}, from {at.low:.2f} to {at.high:.2f}")
-    k=1: 1.72; draws 1.74, from 1.70 to 1.80
-    k=3: 2.60; draws 2.60, from 2.60 to 2.60
-    k=5: 3.05; draws 2.95, from 2.76 to 3.15
-    """
-    checked_count("draws", draws, 1)
-    if not hasattr(quoted, "draw"):
-        raise ValueError(f"lengths_by_k: {shown(quoted)} is nothing quoted; want what parse_quoted gives")
-    drawn = [quoted.draw(rng) for _ in range(draws)]
-    carried = []
-    for k in ks:
-        lengths = [one.model(k).expected_length(k) for one in drawn]
-        low, high = np.percentile(lengths, [_LOWEST_PERCENT, _HIGHEST_PERCENT]).tolist()
-        mean = float(np.mean(lengths))
-        carried.append(CarriedLength(k=k, model=quoted.model(k).expected_length(k), mean=mean, low=low, high=high))
-    return carried

@@ -1,8 +1,8 @@
 """Requests that differ in draws beside given rates by position: the rates stay what they are in the mean, tails widen.
 
-Every request shifts all its acceptance chances by the same amount on the logit scale; the shifts of the requests are
-normal with a given standard deviation. Means over rounds were measured with such requests in them, so the chances of
-the middle request are solved for. Not here: how it is written (sim.acceptance.forms).
+Every request shifts all its acceptance chances by the same amount on the logit scale, normally distributed. Measured
+rates are means over such requests, so the chances of the middle request are solved for.
+Not here: how it is written (sim.acceptance.forms).
 """
 
 from __future__ import annotations
@@ -43,12 +43,7 @@ NATURAL = SPREADS["natural"]
 @dataclass(frozen=True, slots=True)
 class SpreadAcceptance(Acceptance):
     """`rates` are unconditional ones over all rounds of drafts of as many tokens, requests of equal output weighing by
-    their rounds; beyond them the last chance repeats.
-
-    >>> unlike = SpreadAcceptance((0.6, 0.4), 1.4)
-    >>> [round(rate, 3) for rate in unlike.unconditional_rates(2)]
-    [0.6, 0.4]
-    """
+    their rounds; beyond them the last chance repeats."""
 
     rates: tuple[float, ...]
     spread: float
@@ -66,8 +61,8 @@ class SpreadAcceptance(Acceptance):
         return tuple((rounds @ reached / rounds.sum()).tolist())
 
     def round_tokens(self, num_speculative_tokens: int) -> tuple[Floats, Floats, Floats]:
-        """[NUM_NODES] shifts of requests of equal chance, in standard deviations, and mean and variance of the tokens
-        of their rounds, bonus included."""
+        """[NUM_NODES] shifts of requests of equal chance, in standard deviations; mean and variance of a round's
+        tokens."""
         reached = np.cumprod(self._chances(_nodes(), num_speculative_tokens), axis=1)
         accepted = reached.sum(axis=1)
         return _nodes(), 1.0 + accepted, reached @ (2.0 * np.arange(num_speculative_tokens) + 1.0) - accepted**2
@@ -86,23 +81,29 @@ class SpreadAcceptance(Acceptance):
 
 
 @dataclass(frozen=True, slots=True)
-class QuotedSpread:
-    """A quote whose requests differ by `spread`: exact at the draft length that it was measured at, and at every one
-    where it names none.
-
-    At others the spread says more than the rates alone: lucky requests take fewer rounds, the more so the longer the
-    drafts, so rounds of shorter drafts start with better chances (docs/adr/018).
-    """
+class _AroundAQuote:
+    """Base of a quote whose requests differ."""
 
     inner: Quoted
-    spread: float
-
-    def __post_init__(self) -> None:
-        check_spread(self.spread)
 
     @property
     def measured_k(self) -> int | None:
         return self.inner.measured_k
+
+    def notes(self, ks: Iterable[int]) -> tuple[str, ...]:
+        return self.inner.notes(ks)
+
+
+@dataclass(frozen=True, slots=True)
+class QuotedSpread(_AroundAQuote):
+    """A quote whose requests differ by `spread`: exact at the draft length of its measurement, or at every one. At
+    others, lucky requests take fewer rounds, the more so the longer the drafts, so rounds of shorter drafts start with
+    better chances (docs/adr/018)."""
+
+    spread: float
+
+    def __post_init__(self) -> None:
+        check_spread(self.spread)
 
     def model(self, k: int) -> Acceptance:
         measured = self.measured_k or k
@@ -112,12 +113,9 @@ class QuotedSpread:
         """Itself: how rates carry with a spread was measured on one draft only."""
         return self
 
-    def notes(self, ks: Iterable[int]) -> tuple[str, ...]:
-        return self.inner.notes(ks)
-
 
 @dataclass(frozen=True, slots=True)
-class AssumedSpread:
+class AssumedSpread(_AroundAQuote):
     """A quote whose requests differ by something in `spreads`: by their middle, in a draw by any of them. Rates at
     every draft length are the quote's.
 
@@ -126,7 +124,6 @@ class AssumedSpread:
     3.054
     """
 
-    inner: Quoted
     spreads: tuple[float, float] = NATURAL
     """Least and largest; all between them are as likely."""
     share: float = 0.5
@@ -140,19 +137,12 @@ class AssumedSpread:
                 "acceptance: spread of requests from {:g} to {:g}: write the smaller one first".format(*self.spreads)
             )
 
-    @property
-    def measured_k(self) -> int | None:
-        return self.inner.measured_k
-
     def model(self, k: int) -> Acceptance:
         low, high = self.spreads
         return SpreadAcceptance(self.inner.model(k).unconditional_rates(k), low + self.share * (high - low))
 
     def draw(self, rng: Chances) -> AssumedSpread:
         return replace(self, inner=self.inner.draw(rng), share=rng.random())
-
-    def notes(self, ks: Iterable[int]) -> tuple[str, ...]:
-        return self.inner.notes(ks)
 
 
 def check_spread(spread: float) -> None:
@@ -177,8 +167,7 @@ def _normal(shares: Floats) -> Floats:
 
 
 def _shifts(window: Positions) -> Floats:
-    """[requests] by arrival index: quantiles spread evenly from a start that the seed draws, so that a few hundred
-    requests have the mean of all of them."""
+    """[requests] quantiles spread evenly from a drawn start, so that a few hundred have the mean of all."""
     first: Integers = np.zeros(1, dtype=np.int64)
     (start,) = window._replace(indexes=first).per_request(_REQUEST_SHIFT)
     shares = (float(start) + GOLDEN * window.indexes) % 1.0

@@ -1,15 +1,11 @@
-"""The compact form of kernel costs: a few physical constants per GPU, and the formulas that turn them into seconds.
+"""The compact form of kernel costs, and the linear one: a few physical constants per GPU, as a profile stores them.
 
-The formulas use arithmetic alone, so they take floats (sim.costs.forms.compact) and arrays
-alike: what is fitted is what runs. All are monotone: more tokens, more context or less bandwidth never make a kernel
-faster. Not here: what a pass is made of (sim.costs.forms.compact), files (sim.costs.profile).
+Not here: what a pass is made of (sim.costs.forms), files (sim.costs.profile).
 """
 
 from bisect import bisect_left
 from math import ceil, inf, log
-from typing import Annotated, NamedTuple
-
-import msgspec
+from typing import Annotated
 
 from sim.bounds import LARGEST, Bounded, Bounds, Count, Factor, NotNegative, Positive, Seconds
 
@@ -57,44 +53,6 @@ SMALL_TILES_UP_TO = 64
 """Token counts up to this run on small tiles."""
 
 
-class Charged(NamedTuple):
-    """Token counts that a GEMM is charged for: as they are, rounded up to tiles, and to waves of tiles."""
-
-    exact: float
-    tiles: float
-    waves: float
-
-
-def charged_tokens(constants: Gemm, tokens: int, columns: int) -> Charged:
-    """`tokens` as the kernel grid rounds it for a matrix of `columns` columns."""
-    if tokens <= SMALL_TILES_UP_TO:
-        tiles = ceil(tokens / constants.small_tile_tokens) * constants.small_tile_tokens
-        return Charged(tokens, tiles, tiles)
-    rows = ceil(tokens / constants.tile_tokens)
-    tiles = rows * constants.tile_tokens
-    blocks = rows * ceil(columns / constants.tile_columns)
-    in_waves = ceil(blocks / constants.multiprocessors) * constants.multiprocessors
-    waves = in_waves * constants.tile_tokens * constants.tile_columns / columns
-    return Charged(tokens, tiles, max(float(tiles), waves))
-
-
-def gemm_s(
-    c: Gemm, peak_flops: float, bandwidth: float, charged: Charged, columns: float, depth: float, dtype_bytes: float
-) -> float:
-    """Seconds of one [tokens, depth] x [depth, columns] GEMM with weights that are not in cache."""
-    tokens = (
-        (1.0 - c.tile_share - c.wave_share) * charged.exact
-        + c.tile_share * charged.tiles
-        + c.wave_share * charged.waves
-    )
-    compute = 2.0 * tokens * columns * (depth + c.extra_depth) / (c.compute_share * peak_flops)
-    compute *= 1.0 + c.long_kernel_change * compute / (compute + c.long_kernel_s)
-    moved = dtype_bytes * (columns * depth + charged.exact * (columns + depth))
-    memory = moved / (c.bandwidth_share * bandwidth)
-    together: float = (compute**c.sharpness + memory**c.sharpness) ** (1.0 / c.sharpness)
-    return together + c.fixed_s + c.depth_s * depth / REFERENCE_DEPTH
-
-
 class DecodeAttention(Bounded, frozen=True, kw_only=True):
     """Attention with one query per row, KV write included: fixed + (blocks^p + KV bytes^p)^(1/p)."""
 
@@ -125,63 +83,26 @@ class PrefillAttention(Bounded, frozen=True, kw_only=True):
     """Relative slowdown where the head dimension is below 128."""
 
 
-def chunk_pairs(c: PrefillAttention, tokens: float, padded: float, history: float) -> float:
-    """Query-key pairs that one causal chunk of `tokens` after `history` is charged for; `padded` is `tokens` rounded up
-    to BLOCK_QUERIES."""
-    queries = tokens + c.tile_share * (padded - tokens)
-    return queries * (history + 0.5 * queries + 0.5 * c.extra_keys)
-
-
-class Prompts(msgspec.Struct, frozen=True, gc=False):
-    """The chunks of a pass on one device, as prefill attention sees them."""
-
-    head_size: float
-    """Query heads x head dimension."""
-    is_small_head: float
-    """1.0 where the head dimension is below 128, else 0.0."""
-    pairs: float
-    """Sum of `chunk_pairs`."""
-    longest: float
-    """Tokens of the longest chunk."""
-    kv_bytes: float
-    """Keys and values of all chunks, one layer, history left out."""
-
-
-def prefill_attention_s(c: PrefillAttention, peak_flops: float, bandwidth: float, prompts: Prompts) -> float:
-    """Seconds per layer, the reading of history left out."""
-    compute = 4.0 * prompts.head_size * prompts.pairs / (c.compute_share * peak_flops)
-    compute *= 1.0 + c.small_head_change * prompts.is_small_head
-    memory = prompts.kv_bytes / (c.kv_bandwidth_share * bandwidth)
-    return c.fixed_s + compute + memory + c.block_s * prompts.longest / BLOCK_QUERIES
-
-
 class VerifyAttention(Bounded, frozen=True, kw_only=True):
     """Decode rows in a pass where some row has several queries, or that stands beside prefill chunks.
 
     KV streams once, `kv_slowdown` times slower, or the padded query tiles are computed, whichever takes longer.
-    FlashAttention-3 packs the queries of a KV group and keeps 1.0 and 1; FlashAttention-2 loses packing and split-KV in
-    such a pass, and every head of every row computes a whole tile (docs/adr/008).
+    FlashAttention-3 packs the queries of a KV group and keeps 1.0 and 1. FlashAttention-2 loses packing and split-KV,
+    and every head of every row computes a whole tile (docs/adr/008).
     """
 
     kv_slowdown: Factor
     query_tile: Count = 1
     """Queries that one thread block computes whether there are so many or not; 1 where none is wasted."""
     tile_compute_share: Positive = 0.73
-    """Share of the peak FLOP/s at which whole tiles compute: what FlashAttention-2 reaches on A100 (Dao 2023,
-    arXiv 2307.08691)."""
-
-    def padded_queries(self, queries: float) -> int:
-        """Queries per row and head that are computed for a mean of `queries`."""
-        return ceil(queries / self.query_tile) * self.query_tile
+    """Share of the peak FLOP/s in whole tiles: FlashAttention-2 on A100 (Dao 2023, arXiv 2307.08691)."""
 
     def tile_kv_token_s(self, queries: float, head_size: float, peak_flops: float) -> float:
-        """Seconds per layer and token of KV to compute the padded tiles of a row of `queries`; 0 where none is padded.
-
-        `head_size` = query heads x head dimension on one device.
-        """
+        """Seconds per layer and token of KV for a row's padded tiles; `head_size` = query heads x dimension."""
         if self.query_tile == 1:
             return 0.0
-        return 4.0 * head_size * self.padded_queries(queries) / (self.tile_compute_share * peak_flops)
+        padded_queries = ceil(queries / self.query_tile) * self.query_tile
+        return 4.0 * head_size * padded_queries / (self.tile_compute_share * peak_flops)
 
 
 class Elementwise(Bounded, frozen=True, kw_only=True):
@@ -193,8 +114,7 @@ class Elementwise(Bounded, frozen=True, kw_only=True):
 
 
 class Head(Bounded, frozen=True, kw_only=True):
-    """Kernels after the layers: the LM head is a GEMM over the rows that sample; the sampler reads its fp32
-    logits."""
+    """Kernels after the layers: the LM head is a GEMM over rows that sample; the sampler reads its fp32 logits."""
 
     sampler_s: Seconds
     """Fixed time of the sampler's kernels."""
@@ -261,8 +181,7 @@ class CompactKernels(KernelsUnderLoad, frozen=True, kw_only=True, tag_field="for
 
 
 class LinearPass(Bounded, frozen=True, kw_only=True):
-    """One model's pass as a straight line: pass_s + token_s x tokens + row_s x rows that sample + kv_token_s x KV; rows
-    that decode may have times of their own."""
+    """One model's pass as a line: pass_s + token_s x tokens + row_s x rows that sample + kv_token_s x KV."""
 
     pass_s: Seconds
     token_s: Seconds = 0.0

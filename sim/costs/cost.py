@@ -1,6 +1,6 @@
-"""Cost of a work: the protocol that every cost model fulfils, and the one that needs no profile, a link between
-devices. Not here: any number of a GPU;
-those live in profiles (sim.costs.profile) and models of them (sim.costs.forms).
+"""Cost of a work: the protocol of every cost model, and the one that needs no profile, a link between devices.
+
+Not here: numbers of a GPU (sim.costs.profile) and models of them (sim.costs.forms).
 """
 
 from __future__ import annotations

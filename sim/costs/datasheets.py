@@ -17,6 +17,14 @@ from sim.costs.profile import Gpu
 from sim.names import unknown
 
 
+class Power(NamedTuple):
+    """Watts of one GPU."""
+
+    idle_w: float
+    limit_w: float
+    """TDP of the data sheet."""
+
+
 class Datasheet(msgspec.Struct, frozen=True, kw_only=True):
     """One GPU; `device_names` are parts of what its driver calls it, most telling first."""
 
@@ -25,32 +33,17 @@ class Datasheet(msgspec.Struct, frozen=True, kw_only=True):
     family: str
     """By compute capability: RTX cards of Blackwell have 12.0, and other kernels than the 10.0 of B200."""
     device_names: tuple[str, ...]
+    power: Power | None = None
+    idle_source: str = ""
 
 
 DATASHEETS = msgspec.json.decode(Path(__file__).with_suffix(".json").read_bytes(), type=dict[str, Datasheet])
 """Data sheets by the name that profiles use."""
 
 
-class Power(NamedTuple):
-    """Watts of one GPU."""
-
-    idle_w: float
-    """Power with nothing on it."""
-    limit_w: float
-    """TDP of the data sheet."""
-
-
-POWER = {
-    "a100-sxm": Power(62.0, 400.0),
-    "h100-sxm": Power(70.0, 700.0),
-    "h200-sxm": Power(75.0, 700.0),
-    "b200-sxm": Power(140.0, 1000.0),
-}
-"""Power of GPUs whose idle power somebody published; data sheets do not have it. What nvidia-smi read with no process
-on the GPU, in this order: 59 to 62 W (chuyishang/inference-energy@6e617d2b98e0), 69 to 73 W
-(digitalocean/do-dcgm-exporter and a guide of Nebius), 74 and 80 W (conservemode.com, serialalice.pt), 136 to 144 W (two
-reports of an installation). A process that holds a CUDA context adds 26 to 50 W (arXiv 2605.23918), which is left
-out."""
+POWER = {name: sheet.power for name, sheet in DATASHEETS.items() if sheet.power is not None}
+"""Power of GPUs whose idle power was published; data sheets do not have it. A process that holds a CUDA context adds 26
+to 50 W (arXiv 2605.23918), which is left out."""
 ALIASES = {"rtx-pro-6000": "rtx-pro-6000-server"}
 """Other names of the same GPU."""
 

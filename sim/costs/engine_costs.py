@@ -1,8 +1,7 @@
 """Engines: what a serving engine of one version adds to the GPU's time, and the limits that it sets by default.
 
-A profile says what the GPU takes; an engine adds a few constants, as they were measured on that GPU or, for a pair that
-never was, pooled over what was, with the spread. Data in sim/engines, one JSON per engine and version. A profile that
-was measured together with an engine keeps those constants in `host` and names the engine there.
+A profile says what the GPU takes. An engine adds constants, measured on that GPU or pooled over others, with the
+spread. Data in sim/engines, a JSON per engine and version. A profile measured with an engine has them in `host`.
 Not here: what the constants do to a work (sim.costs.work_costs), how they are fitted (calibrate, realrun.validate).
 """
 
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from sim.bounds import Bounded, Count, Seconds, Share, Whole
-from sim.costs.profile import Gpu, HostCosts, Profile
+from sim.costs.profile import Gpu, Profile
 from sim.files.json_values import convert, parse_json
 from sim.files.read import read_text
 from sim.names import unknown
@@ -34,17 +33,6 @@ UNNAMED = "the profile's own"
 """Engine of profiles from before they named theirs."""
 ADDED_BY_AN_ENGINE = "step_s, row_s, gap_s and draft_pass_s are 0 here: an engine adds them"
 """Text in the source of a profile's host where that is so."""
-CONSTANTS = (
-    "step_s",
-    "row_s",
-    "draft_pass_s",
-    "draft_phase_s",
-    "gap_s",
-    "frontend_s",
-    "frontend_token_s",
-    "uneven_launch_s",
-    "prompt_kernel_s",
-)
 NO_SPECULATION = "none"
 NO_ENGINE = "no engine"
 """Name of what a real host adds that no engine and no measurement knows."""
@@ -75,9 +63,8 @@ class CapRule(Bounded, frozen=True, kw_only=True):
 
 
 class TokenRatio(Bounded, frozen=True, kw_only=True):
-    """SGLang's new_token_ratio: the share of what running answers still lack that admission keeps free. A request is
-    admitted where its prompt and its whole answer fit beside that share; where memory runs out, running requests are
-    retracted, and the share is set anew."""
+    """SGLang's new_token_ratio: the share of what running answers still lack that admission keeps free. A request needs
+    room for its prompt and answer beside it. Without memory, requests are retracted and the share is set anew."""
 
     initial: Share
     """The share at the start, and whenever nothing runs."""
@@ -123,9 +110,8 @@ class StatePool(Bounded, frozen=True, kw_only=True):
 
 
 class Rules(Bounded, frozen=True, kw_only=True):
-    """Behaviour of one version of an engine beside its steps, each as its source has it (`rules_source` of its file);
-    an engine without one of them does nothing of the kind. Drafters go by their names (sim.drafters); a head that
-    drafts in parallel is parallel_eagle."""
+    """Behaviour of one version of an engine, each rule as its source has it (`rules_source` of its file). Drafters go
+    by their names (sim.drafters); a head that drafts in parallel is parallel_eagle."""
 
     draft_slots: dict[str, tuple[int, int]] = msgspec.field(default_factory=dict)
     """Drafter -> (a, b): a + b k slots of a step's token budget are kept for the drafts of each seat."""
@@ -172,8 +158,7 @@ class Rules(Bounded, frozen=True, kw_only=True):
     max_graph_tokens: int | None = None
     """Captured sizes end here, at two steps' tokens of all seats, and at the token budget; multiples of a row's."""
     ends_at_max_model_len: bool = False
-    """An answer ends where prompt and answer are as long as the context; False: a request that would be longer is
-    rejected."""
+    """An answer ends where prompt and answer are as long as the context; False: such a request is rejected."""
     whole_prompts: bool = False
     """No chunked prefill: a prompt waits for a step that has room for all of it."""
     no_evict: bool = False
@@ -188,15 +173,13 @@ class Rules(Bounded, frozen=True, kw_only=True):
     waits_for_seats: tuple[str, ...] = ()
     """Drafters with which prompts begin once several seats are free: a sixth of all, 2 to 4."""
     seats_by_memory: tuple[int, int] | None = None
-    """(a, b): without drafts, seats by default are a for each context of the model that the KV cache holds, where that
-    is more than the least, at most b."""
+    """(a, b): default seats without drafts: a for each context that the KV cache holds, from the caps' to b."""
     window_share: float = 0.0
     """KV of windows has a pool of its own, with this share of the other's tokens; 0: both share blocks."""
     state_pool: StatePool | None = None
     """States of linear attention have a pool of their own; None: they share the KV cache's blocks."""
     captures_prompts: bool = True
-    """Passes with prompt chunks replay captured pieces, and are compiled where they are longer; False: each operator is
-    launched from Python."""
+    """Passes with prompt chunks replay captured or compiled pieces; False: Python launches each operator."""
     drafts_before_verify: bool = False
     """Drafter passes but the first run just before the verify, so that behind a prompt only the first one runs."""
 
@@ -254,14 +237,16 @@ class EngineTimes(Bounded, frozen=True, kw_only=True):
     """Some constant was never measured with this engine on this GPU."""
 
 
+CONSTANTS = tuple(name for name in EngineTimes.__struct_fields__ if name.endswith("_s"))
+"""Names of the times, which a profile's host has, too."""
+
+
 class EngineCosts(EngineTimes, frozen=True, kw_only=True):
     """An engine on one GPU: its times, its limits, its rules."""
 
     name: str
-    is_async: bool
-    """It plans a step while the one before it runs, where nothing is drafted and nobody says otherwise."""
     async_methods: tuple[str, ...] = ()
-    """Drafters with which it plans ahead by default: `none` or values of speculation.method."""
+    """Drafters with which it plans a step while the one before it runs, by default: `none`, or speculation.method."""
     caps: tuple[CapRule, ...] = ()
     rules: Rules = Rules()
     scheduler: str | None = None
@@ -270,11 +255,6 @@ class EngineCosts(EngineTimes, frozen=True, kw_only=True):
     """Engine, GPU and tensor-parallel degrees that the constants are for; they act nowhere else."""
     mixes_prompts: bool = True
     """Prompt chunks share a step with the rows that decode; False: they go first, in separate steps."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.is_async != (NO_SPECULATION in self.async_methods):
-            raise ValueError(f"engine {self.name!r}: is_async says whether async_methods holds {NO_SPECULATION!r}")
 
     def plans_ahead(self, method: str) -> bool:
         """True where it schedules asynchronously by default when drafting with `method`; `none` drafts nothing."""
@@ -344,18 +324,14 @@ def engine_names() -> list[str]:
 
 def load_engine(name: str, gpu: str, tensor_parallel: int = 1) -> EngineCosts:
     """The engine called `name`, or the one in the JSON file of that path, where `tensor_parallel` GPUs called `gpu`
-    share a model.
-
-    Raises ValueError with the nearest name, or with what is wrong in the file.
-
-    >>> load_engine("vllm-0.12", "h100-sxm", 2).step_s
-    0.0016
-    """
+    share a model. Raises ValueError with the nearest name, or with what is wrong in the file."""
     is_path = name.endswith(".json")
     if not is_path and name not in engine_names():
         installed = installed_engines()
         if name in installed:
-            return _scheduled_by(name, gpu, tensor_parallel)
+            engine = installed_engine(name)
+            like = load_engine(engine.like, gpu, tensor_parallel)
+            return msgspec.structs.replace(like, name=engine.label, scheduler=name)
         raise ValueError(unknown("engine", name, [*engine_names(), *sorted(installed)]))
     held = _read(Path(name) if is_path else ENGINES / f"{name}.json")
     entry = next(entry for entry in held.constants if entry.holds_on(gpu, tensor_parallel))
@@ -363,7 +339,6 @@ def load_engine(name: str, gpu: str, tensor_parallel: int = 1) -> EngineCosts:
     return EngineCosts(
         **times | {"source": f"{'pooled: ' if entry.is_pooled else ''}{entry.source}"},
         name=held.name,
-        is_async=NO_SPECULATION in held.async_methods,
         async_methods=held.async_methods,
         caps=held.caps,
         rules=held.rules,
@@ -405,12 +380,6 @@ def installed_engine(name: str) -> InstalledEngine:
     if not isinstance(made, InstalledEngine):
         raise PluginError(f"engine {name!r} gives {shown(made)}: want a lanesim.InstalledEngine")
     return made
-
-
-def _scheduled_by(name: str, gpu: str, tensor_parallel: int) -> EngineCosts:
-    engine = installed_engine(name)
-    like = load_engine(engine.like, gpu, tensor_parallel)
-    return msgspec.structs.replace(like, name=engine.label, scheduler=name)
 
 
 def _scope(name: str, entry: _Measured) -> str:
@@ -455,7 +424,6 @@ def own_engine(profile: Profile) -> EngineCosts | None:
         like,
         name=name,
         **{constant: getattr(host, constant) for constant in CONSTANTS},
-        is_async=NO_SPECULATION in async_methods,
         async_methods=async_methods,
         rules=like.rules if is_public else Rules(),
         source=host.source,
@@ -477,20 +445,19 @@ def engine_of(name: str | None, profile: Profile) -> EngineCosts:
 def without_engine(profile: Profile) -> EngineCosts:
     """Nothing added to `profile`, and nothing planned ahead: passes that no engine's loop drove."""
     ideal = load_engine("ideal", profile.gpu.name)
-    return msgspec.structs.replace(ideal, name=NO_ENGINE, is_async=False, async_methods=(), source=NO_ENGINE)
+    return msgspec.structs.replace(ideal, name=NO_ENGINE, async_methods=(), source=NO_ENGINE)
 
 
 def with_engine(profile: Profile, engine: EngineCosts) -> Profile:
-    """`profile` with the constants of `engine` instead, as if it had been measured with it."""
-    return msgspec.structs.replace(profile, host=host_with(profile.host, engine))
-
-
-def host_with(host: HostCosts, engine: EngineCosts) -> HostCosts:
-    """`host` with the constants, the name and the source of `engine`; how a server schedules is kept for its own."""
-    constants = {constant: getattr(engine, constant) for constant in CONSTANTS}
-    source = host.source.replace(ADDED_BY_AN_ENGINE, f"{engine.name}: {engine.source}")
-    is_async = host.is_async if engine.name == host.engine else None
-    captures_chunks = host.captures_chunks and engine.rules.captures_prompts
-    return msgspec.structs.replace(
-        host, engine=engine.name, is_async=is_async, source=source, captures_chunks=captures_chunks, **constants
+    """`profile` with the constants, the name and the source of `engine`, as if it had been measured with it; how a
+    server schedules is kept for its own."""
+    host = profile.host
+    changed = msgspec.structs.replace(
+        host,
+        engine=engine.name,
+        is_async=host.is_async if engine.name == host.engine else None,
+        source=host.source.replace(ADDED_BY_AN_ENGINE, f"{engine.name}: {engine.source}"),
+        captures_chunks=host.captures_chunks and engine.rules.captures_prompts,
+        **{constant: getattr(engine, constant) for constant in CONSTANTS},
     )
+    return msgspec.structs.replace(profile, host=changed)

@@ -51,13 +51,7 @@ class Extrapolation:
             self.largest[profile, size] = largest
 
     def __str__(self) -> str:
-        """One line, empty where nothing was extrapolated.
-
-        >>> largest = Extrapolation()
-        >>> largest.add("cpu/tiny", "row_context_tokens", Largest(1673, 1024, 64))
-        >>> print(largest)
-        cpu/tiny: contexts to 1,673 extrapolated, measured to 1,024 at 64 rows
-        """
+        """One line, empty where nothing was extrapolated."""
         order = list(WORDS)
         largest = sorted(self.largest.items(), key=lambda item: (item[0][0], order.index(item[0][1])))
         texts: dict[str, list[str]] = {}

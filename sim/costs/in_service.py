@@ -1,7 +1,5 @@
-"""Cost of a pass in service, by the works beside it. Effects that were not measured cost nothing.
-
-- A pass that is repeated in a loop finds its data in the caches; in service other passes have been there (`served`).
-- Workers that poll take the interpreter from whoever issues a pass: look_s each time.
+"""Cost of a pass in service, by the works beside it: caches that other passes have used (`served`), and workers that
+poll and so take the interpreter from whoever issues a pass (look_s). What was not measured costs nothing.
 
 Source: docs/adr/007.
 """

@@ -1,8 +1,7 @@
-"""Parts of decoder layers that differ from grouped queries over all tokens and one MLP: experts, latent, sparse,
-compressed and linear attention, and the kinds of layers that they make up.
+"""Parts of decoder layers that differ from grouped queries over all tokens and one MLP, and the kinds that they make.
 
-A kind says of its layers the attention's matrices and what they keep: bytes of a token, and of a sequence whatever its
-length. All that goes by layers (weights, KV, the times of attention) is a sum over kinds.
+A kind has the attention's matrices and what its layers keep: bytes of a token, and of a sequence whatever its length.
+All that goes by layers (weights, KV, the times of attention) is a sum over kinds.
 Not here: whole models (shapes), reading a config.json (calibrate.catalogue.model_configs).
 """
 
@@ -130,9 +129,7 @@ class Compressed(Bounded, frozen=True, kw_only=True):
 
     def entry_bytes(self, dim: int) -> int:
         """Bytes of one vector: 8 bits a number and the scales, padded to even, 16 where positions are rotated in.
-
-        Source: FlashMLA's layout for this model, 584 bytes, which vLLM and SGLang share; TensorRT-LLM's has 512.
-        """
+        Source: FlashMLA's 584 bytes for this model, in vLLM and SGLang; TensorRT-LLM has 512."""
         narrow = dim - self.rope_dim
         scales = narrow // SCALED_TOGETHER
         return narrow + 2 * self.rope_dim + scales + scales % 2
@@ -156,8 +153,7 @@ class Linear(Bounded, frozen=True, kw_only=True):
     """Rank of the decay's projection to all channels; 0: a decay for each value head."""
 
     def gemms(self, hidden: int, tensor_parallel: int = 1) -> Gemms:
-        """Queries, keys, values and output gate in one; decay and strength, whose down-projection is whole on every
-        device; output."""
+        """Queries, keys, values and output gate; decay and strength, whose down-projection every device has; output."""
         keys, values = self.key_heads * self.key_dim, self.value_heads * self.value_dim
         mixed = ((2 * keys + 2 * values) // tensor_parallel, hidden)
         decay: Gemms = ((2 * self.value_heads // tensor_parallel, hidden),)
@@ -167,11 +163,7 @@ class Linear(Bounded, frozen=True, kw_only=True):
 
     @property
     def state_bytes(self) -> int:
-        """Bytes of one sequence in all these layers: the state in fp32, the convolution's last tokens in bf16.
-
-        >>> Linear(layers=2, key_heads=1, key_dim=4, value_heads=2, value_dim=4).state_bytes
-        448
-        """
+        """Bytes of one sequence in all these layers: the state in fp32, the convolution's last tokens in bf16."""
         mixed = 2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
         return self.layers * (4 * self.value_heads * self.key_dim * self.value_dim + 2 * (self.conv_width - 1) * mixed)
 

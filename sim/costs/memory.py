@@ -30,10 +30,8 @@ def kv_capacity_tokens(
     processes: int = 1,
 ) -> int:
     """Tokens whose KV fits beside the weights in `gpu_memory_utilization` of the group's memory; 0 where none does.
-
-    Models `beside` the profile's own have weights there and KV of every token, too. `engine` keeps some of the memory
-    for itself; None: nothing. Each of several `processes` has the weights, and keeps that, for itself.
-    """
+    Models `beside` the profile's own have weights and KV there, `engine` keeps some for itself, and each of several
+    `processes` has the weights, and keeps that, for itself."""
     if not 0.0 < gpu_memory_utilization <= 1.0:
         raise ValueError(f"gpu_memory_utilization={gpu_memory_utilization!r} must be in (0, 1]")
     models = (*loaded_models(profile, with_draft=with_draft), *beside)
@@ -47,13 +45,10 @@ def kv_capacity_tokens(
 
 
 def pool_bytes_per_token(models: Sequence[ModelShape], tensor_parallel: int, window_share: float = 0.0) -> int:
-    """KV of one token in the pool that `models` share. Where windows have a pool of their own, it holds `window_share`
-    of the tokens (SGLang's swa_full_tokens_ratio).
-
-    A block of the pool holds the same layers for whoever takes it. Where every layer of a draft has a window and the
-    target's have none, layers are in groups of as many as that draft has, and the target's last group is filled up
-    (vLLM's hybrid KV pool; its measured effect: docs/adr/012-engines-and-caps.md).
-    """
+    """KV of one token in the pool that `models` share, and `window_share` of it in windows with a pool of their own
+    (SGLang's swa_full_tokens_ratio). A block holds the same layers for every request. Where every layer of a draft has
+    a window and the target's have none, layers are in groups of as many as that draft has, and the target's last group
+    is filled up (vLLM's hybrid KV pool; its measured effect: docs/adr/012-engines-and-caps.md)."""
     total = sum(kv_bytes_per_token(shape, tensor_parallel) for shape in models)
     target, *drafts = models
     group = max((draft.layers for draft in drafts if draft.window_layers == draft.layers), default=1)
@@ -80,15 +75,9 @@ def beside_states(
     seats: int,
     drafts: int,
 ) -> tuple[int, int]:
-    """Requests, of `seats`, for which a pool of states has room, and tokens of KV that are left of `num_tokens`.
-
-    The pool has `ratio` times the KV's memory. A request takes `slots` states, and one for each token of a verify of
-    `drafts` drafted ones. Source: SGLang 0.5.23, mem_cache/kv_cache_configurator.py:3062, 3134 and 3214.
-
-    >>> from sim.costs.profile_files import load
-    >>> beside_states(1000, load("h100-sxm/llama-3.1-8b").models, 1, 0.9, 5, 48, 3)
-    (48, 1000)
-    """
+    """Requests, of `seats`, for which a pool of states has room, and tokens of KV that are left of `num_tokens`. The
+    pool has `ratio` times the KV's memory. A request takes `slots` states, and one for each token of a verify of
+    `drafts` drafted ones. Source: SGLang 0.5.23, mem_cache/kv_cache_configurator.py:3062, 3134 and 3214."""
     state, token_bytes = state_bytes(models, tensor_parallel), pool_bytes_per_token(models, tensor_parallel)
     if not state:
         return seats, num_tokens
@@ -109,11 +98,9 @@ def kept_blocks(
     has_state_pool: bool = False,
 ) -> int:
     """Blocks that a sequence takes beside those of its tokens: windows and growing groups of compressed KV, and states
-    of linear attention, one for itself and one for each of `draft_tokens`, to which a rejection goes back. States that
-    have a pool of their own take none.
+    of linear attention without a pool of their own, one for itself and one for each of `draft_tokens`.
 
-    Source: vLLM 0.32, MambaSpec.max_memory_usage_bytes. Windows of grouped attention, which short sequences do not
-    fill, are left out.
+    Source: vLLM 0.32, MambaSpec.max_memory_usage_bytes. Windows of grouped attention are left out.
     """
     kept = [
         (kind.layers * kind.sequence_bytes, 1 + draft_tokens if kind.name == LINEAR else 1)
@@ -123,25 +110,3 @@ def kept_blocks(
     ]
     total = tensor_parallel * sum(num_bytes * count for num_bytes, count in kept)
     return ceil(total / (block_size * pool_bytes_per_token(models, tensor_parallel))) if total else 0
-
-
-def kv_capacity_blocks(
-    profile: Profile,
-    block_size: int,
-    gpu_memory_utilization: float = 0.9,
-    *,
-    with_draft: bool = True,
-    beside: Sequence[ModelShape] = (),
-    engine: EngineCosts | None = None,
-    processes: int = 1,
-) -> int:
-    """Blocks of `block_size` tokens that fit. Raises ValueError where the weights leave no room for one."""
-    num_tokens = kv_capacity_tokens(
-        profile, gpu_memory_utilization, with_draft=with_draft, beside=beside, engine=engine, processes=processes
-    )
-    if num_tokens < block_size:
-        raise ValueError(
-            f"profile {profile.name!r}: the weights leave no room for KV within "
-            f"gpu_memory_utilization={gpu_memory_utilization} of the GPU's memory"
-        )
-    return num_tokens // block_size

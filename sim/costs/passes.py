@@ -13,10 +13,11 @@ from math import inf
 from typing import NamedTuple
 
 from sim.costs.compact_kernels import AllReduce, Elementwise, Head, Measured
+from sim.costs.extrapolation import BY_ROWS
 from sim.costs.layer_kinds import LINEAR, WINDOW
 from sim.costs.profile import Gpu, Profile
 from sim.costs.shapes import ModelShape
-from sim.interface.work import Chunk, Work
+from sim.interface.work import TARGET, Chunk, Model, Work
 
 LOGIT_BYTES = 4
 """The sampler works on fp32 logits."""
@@ -33,6 +34,8 @@ class PassUse(NamedTuple):
 
 Excess = tuple[str, int, int]
 """A bound's name, the size of a work there, and the largest one measured, which is less."""
+HISTORY = 4
+"""Place of histories among the bounds."""
 
 
 Seconds = dict[int, float]
@@ -67,6 +70,10 @@ class ModelPasses(ABC):
     """FLOP/s that long GEMMs of this model reach."""
     bandwidth_roof: float
     """Bytes/s at which its weights stream."""
+    bounds: tuple[float, ...]
+    """Largest measured tokens, head rows, rows, chunk, history and queries of a row; inf where any number is."""
+    history_name = BY_ROWS
+    """Name of the size that bounds histories of chunks."""
     extra_s: float = 0.0
     """Device time of each pass beyond its kernels."""
     phase_s: float = 0.0
@@ -74,7 +81,10 @@ class ModelPasses(ABC):
     has_row_parts: bool = True
     """`row_part` gives one; False: a pass is priced by the sum of its parts."""
 
-    def __init__(self, profile: Profile, shape: ModelShape, graph_sizes: Sequence[int]) -> None:
+    def __init__(self, profile: Profile, model: Model, graph_sizes: Sequence[int]) -> None:
+        """The passes of target or draft, with CUDA graphs of `graph_sizes` tokens."""
+        shape = profile.target if model is TARGET else profile.draft
+        assert shape is not None
         self._gpu = profile.gpu
         self._shape = shape
         self._tensor_parallel = profile.tensor_parallel
@@ -133,17 +143,33 @@ class ModelPasses(ABC):
         raise NotImplementedError
 
     def shared_s(self, tokens: int, group_tokens: int) -> float:
-        """Seconds added to a pass of `tokens` tokens on this rank that all ranks have `group_tokens` rather than as
-        many each."""
+        """Seconds added to a pass of `tokens` tokens on this rank where all ranks have `group_tokens`."""
         return 0.0
 
     @abstractmethod
     def chunks_attention_s(self, chunks: Sequence[Chunk]) -> float:
         """One layer's prefill attention over `chunks`, each causal, after its history."""
 
-    @abstractmethod
-    def beyond(self, work: Work) -> Sequence[Excess]:
+    def max_row_context_tokens(self, rows: int) -> int:
+        """The longest context that was measured of each of `rows` rows."""
+        return int(self.bounds[HISTORY])
+
+    def beyond(self, work: Work) -> list[Excess]:
         """Every size of `work` that is larger than anything measured."""
+        rows, tokens, longest_chunk, longest_history, queries, context_tokens = work.rows, work.row_tokens, 0, 0, 0, 0
+        for new_tokens, history_tokens in work.chunks:
+            tokens += new_tokens
+            longest_chunk, longest_history = max(longest_chunk, new_tokens), max(longest_history, history_tokens)
+        if rows:
+            queries, context_tokens = -(-work.row_tokens // rows), work.context_tokens // rows
+        names = "tokens", "head_rows", "rows", "chunk_tokens", self.history_name, "queries"
+        sizes = tokens, work.head_rows, rows, longest_chunk, longest_history, queries
+        found = [
+            (name, got, int(most)) for name, got, most in zip(names, sizes, self.bounds, strict=True) if got > most
+        ]
+        if rows and context_tokens > (longest := self.max_row_context_tokens(rows)):
+            found.append((BY_ROWS, context_tokens, longest))
+        return found
 
     def padded_tokens(self, tokens: int) -> int:
         """The token count that runs: the next captured size, or `tokens` where no graph is."""
@@ -241,40 +267,9 @@ def layer_kv_bytes(shape: ModelShape, tensor_parallel: int) -> float:
     return sum(kind.layers * kind.token_bytes for kind in shape.kinds(tensor_parallel)) / shape.layers
 
 
-def sizes(work: Work) -> tuple[int, int, int, int]:
-    """Sizes by which a work's range is judged: tokens through the body, longest chunk, longest history of a chunk, and
-    mean context per row, rounded down."""
-    tokens = work.row_tokens
-    longest_chunk = longest_history = 0
-    for new_tokens, history_tokens in work.chunks:
-        tokens += new_tokens
-        if new_tokens > longest_chunk:
-            longest_chunk = new_tokens
-        if history_tokens > longest_history:
-            longest_history = history_tokens
-    row_context_tokens = work.context_tokens // work.rows if work.rows else 0
-    return tokens, longest_chunk, longest_history, row_context_tokens
-
-
-def beyond(measured: Measured, work: Work) -> Sequence[Excess]:
-    """Result of `ModelPasses.beyond` where all bounds are numbers; the context of rows bounds histories, too."""
-    tokens, longest_chunk, longest_history, context_tokens = sizes(work)
-    if longest_history > context_tokens:
-        context_tokens = longest_history
-    if (
-        tokens <= measured.tokens
-        and work.rows <= measured.rows
-        and longest_chunk <= measured.chunk_tokens
-        and context_tokens <= measured.row_context_tokens
-    ):
-        return ()
-    bounds = (
-        ("tokens", tokens, measured.tokens),
-        ("rows", work.rows, measured.rows),
-        ("chunk_tokens", longest_chunk, measured.chunk_tokens),
-        ("row_context_tokens", context_tokens, measured.row_context_tokens),
-    )
-    return [bound for bound in bounds if bound[1] > bound[2]]
+def bounds_of(most: Measured) -> tuple[float, ...]:
+    """`ModelPasses.bounds` where the context of rows bounds histories, too."""
+    return most.tokens, inf, most.rows, most.chunk_tokens, most.row_context_tokens, inf
 
 
 def layer_rest_s(

@@ -1,8 +1,7 @@
-"""The profile: its strict, versioned schema.
+"""The profile: its strict, versioned schema. One GPU and engine, one target with or without a draft, constants with
+their source and their error on held-out points.
 
-A profile is JSON: one GPU and engine, one target with or without a draft, constants with their source and their error
-on held-out points. Not here: files (profile_files), the meaning of kernel constants and points (compact_kernels,
-table_kernels), what a work costs (forms).
+Not here: files (profile_files), constants and points (compact_kernels, table_kernels), what a work costs (forms).
 """
 
 from __future__ import annotations
@@ -45,8 +44,7 @@ class HostCosts(Bounded, frozen=True, kw_only=True):
     max_graph_tokens: Whole = 512
     """A pass of more tokens is not captured."""
     captures_chunks: bool = True
-    """Passes with prompt chunks replay captured pieces (vLLM); False: they are launched eagerly, whatever their size,
-    as in `lanesim replay`."""
+    """Passes with prompt chunks replay captured pieces (vLLM); False: launched eagerly, as in `lanesim replay`."""
     graph_small_sizes: tuple[Count, ...] = (1, 2, 4)
     graph_size_step: Count = 8
     """Captured token counts: `graph_small_sizes`, then multiples of `graph_size_step` up to `max_graph_tokens`."""
@@ -80,13 +78,11 @@ class HostCosts(Bounded, frozen=True, kw_only=True):
     """Time to issue one kernel of a pass with prompt chunks of which no piece is captured or compiled, where that is
     more than `eager_kernel_s`: each operator goes through the engine's Python. 0: not measured."""
     frontend_s: Seconds = 0.0
-    """Time from a request's coming in to its being in the engine's queue: HTTP and tokenising, many requests at
-    once."""
+    """Time from a request's coming in to the engine's queue: HTTP and tokenising, many requests at once."""
     frontend_token_s: Seconds = 0.0
     """Seconds that each token of its prompt adds to that."""
     ngram_row_s: Seconds = 3e-5
-    """Host time per row to look up an n-gram draft, once the row's tokens are sampled; the default is assumed, not
-    measured."""
+    """Host time per row to look up an n-gram draft once its tokens are sampled; the default is assumed."""
     is_synchronous: bool = False
     """Issuing a pass is executing it, as on a CPU: a work holds its issuer to its end, so that nothing of the next one
     is hidden behind it, and issuers slow each other down as `overlap` says, not by inflation."""
@@ -123,8 +119,7 @@ class Phi(Bounded, frozen=True, kw_only=True):
     high: float
     source: str
     turn: SomeShare = 1.0
-    """Part of its length for which a kernel of a prompt holds the machine, where it is launched alone beside captured
-    passes."""
+    """Part of its length for which a kernel of a prompt holds the machine, launched alone beside captured passes."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -148,8 +143,7 @@ MEASURED_PHI = {"h100-sxm": HOPPER_PHI, "h200-sxm": HOPPER_PHI}
 
 
 class ShareCurve(Bounded, frozen=True, kw_only=True):
-    """Speed of works on shares of a GPU's multiprocessors: all solo curves, and what neighbours do to each other
-    (sim.devices.partition)."""
+    """Speed of works on shares of a GPU's multiprocessors: solo curves, and neighbours (sim.devices.partition)."""
 
     saturated_at: SomeShare
     """Share of the multiprocessors that is enough to read at the pace of all of them."""
@@ -164,9 +158,8 @@ class ShareCurve(Bounded, frozen=True, kw_only=True):
     """Standard error of each constant that the measurements gave."""
 
     def slowdown(self, compute: float, bandwidth: float, share: float, *, reading: float = 0.0) -> float:
-        """Time on `share`, relative to the whole device, of a work with these demands, shares of the roofs that it
-        reaches there: its time is compute's and bandwidth's in proportion. Beside others, `reading` is what of the
-        multiprocessors they read on, 0..1."""
+        """Time on `share`, relative to the whole device, of a work with these demands: its time is compute's and
+        bandwidth's in proportion. `reading` is the share of the multiprocessors that others read on, 0..1."""
         total = compute + bandwidth
         if not total:
             return 1.0
@@ -279,8 +272,7 @@ class Profile(Bounded, frozen=True, kw_only=True):
     draft: ModelShape | None
     tensor_parallel: Count = 1
     data_parallel: Count = 1
-    """Ranks with separate requests in lockstep, which share the experts; the profile, its KV and the load on it are
-    one rank's."""
+    """Ranks with separate requests in lockstep, which share the experts; profile, KV and load are one rank's."""
     expert_parallel: Count | None = None
     """Devices of all ranks that the experts are spread over, cut over the rest; None: the profile does not say."""
     kernels: CompactKernels | TableKernels | LinearKernels
@@ -289,14 +281,12 @@ class Profile(Bounded, frozen=True, kw_only=True):
     overlap: Overlap
     errors: dict[str, KindError]
     conditions: Literal["kernel tables, unloaded", "served", "passes in a loop"] | None = None
-    """Work of the GPU while it was measured: single kernels at boost clocks, steps of a server, whole passes over and
-    over; None where nobody says."""
+    """Work of the GPU meanwhile: single kernels at boost clocks, steps of a server, whole passes; None: not said."""
     source: str
     fingerprint: dict[str, str] | None
     date: str
     default_lengths: tuple[int, int] | None = None
-    """Prompt and output tokens of requests where a scenario names neither lengths nor a data set; None: the general
-    default."""
+    """Prompt and output tokens where a scenario has neither lengths nor a data set; None: the general default."""
     points: tuple[MeasuredPoint, ...] = ()
     """Points measured on this machine, held-out ones included; none where tables were imported."""
 

@@ -52,8 +52,7 @@ def spelling(name: str) -> str:
 
 
 def default_lengths(name: str) -> tuple[int, int] | None:
-    """Prompt and output tokens that the profile of that name, or at that path, is used with unless others are given;
-    None where it has none, or cannot be read."""
+    """Default prompt and output tokens of the profile of that name, or path; None where it has none."""
     path = Path(name) if name.endswith(".json") else SHIPPED / f"{spelling(name)}.json"
     try:
         state = path.stat()
@@ -95,8 +94,7 @@ def load(name: str | Path) -> Profile:
 
 
 def _made(name: str) -> Path:
-    """The file of a profile that is not shipped, made from published tables where that package is there. Raises
-    UnknownProfile."""
+    """The file of a profile that is not shipped, made from published tables. Raises UnknownProfile."""
     module, _, function = MAKER.partition(":")
     hint, why = nearest_profile(name, shipped()), ""
     if name.count("/") and find_spec(module.partition(".")[0]):

@@ -1,13 +1,11 @@
 """Dimensions of decoder models, and what follows from them: parameters, weight bytes, KV bytes.
 
 The rule is a gated-MLP transformer with grouped-query attention (kv_heads == heads is multi-head); whatever differs is
-a field of its own: an ungated MLP, experts, latent or linear attention, sliding windows, number formats. Biases and
-norms are left out: Qwen2.5's QKV bias is under 0.01 % of its parameters. Dimensions are those of each model's
-config.json.
+a field of its own. Biases and norms are left out: Qwen2.5's QKV bias is under 0.01 % of its parameters. Dimensions are
+those of each model's config.json.
 Not here: how fast they run (sim.costs), reading a config.json (calibrate.catalogue.model_configs).
 """
 
-from difflib import get_close_matches
 from functools import cached_property
 from math import prod
 from pathlib import Path
@@ -36,6 +34,7 @@ from sim.costs.layer_kinds import (
     LayerKind,
     Linear,
 )
+from sim.names import unknown
 
 WEIGHT_BITS = {
     "bf16": 16.0,
@@ -51,14 +50,12 @@ WEIGHT_BITS = {
 32 (int4); those of fp8 are under 0.1 %. They are multiplied with their own kind, but mxfp4 and int4 with bf16 and
 mxfp4-fp8 with 8 bits; mxfp4-marlin is mxfp4 in Marlin kernels, which vLLM may choose on Hopper."""
 FILLED_UP = {"mxfp4-marlin": (256, 128)}
-"""Multiples that kernels of a format fill an expert's outer and inner width up to (vLLM, layers/quantization/mxfp4.py,
-which does so after cutting experts)."""
+"""Multiples that kernels fill an expert's outer and inner width up to, once cut (vLLM, quantization/mxfp4.py)."""
 KV_BITS = {"bf16": 16.0, "fp8": 8.0}
 
 
 class Formats(Bounded, frozen=True, kw_only=True):
-    """Number formats of a model's parts: keys of WEIGHT_BITS, and of KV_BITS for `kv`. Embedding, LM head and router
-    stay at `dtype_bytes`."""
+    """Formats by part: keys of WEIGHT_BITS, or KV_BITS. Embedding, LM head and router stay at `dtype_bytes`."""
 
     projections: str = "bf16"
     """Attention's matrices."""
@@ -75,8 +72,7 @@ class Formats(Bounded, frozen=True, kw_only=True):
 
 
 class ModelShape(Bounded, frozen=True, kw_only=True, dict=True):
-    """A decoder. `intermediate` is the width of one half of the gated MLP, or of an MLP without a gate; `vocab` counts
-    rows of the LM head."""
+    """A decoder. `intermediate` is the width of one half of a gated MLP; `vocab` counts rows of the LM head."""
 
     name: str
     layers: Count
@@ -170,8 +166,7 @@ class ModelShape(Bounded, frozen=True, kw_only=True, dict=True):
         return {}
 
     def _plain_kinds(self, degree: int) -> list[LayerKind]:
-        """Linear attention, and latent or grouped keys and values: of all tokens, of a window, of what an indexer
-        chooses."""
+        """Linear attention, and latent or grouped keys and values: of all tokens, a window, or an indexer's choice."""
         gemms, left, kinds = self.attention_gemms(degree), self.layers - self.linear_layers, []
         if self.linear is not None:
             state_bytes = self.linear.state_bytes / self.linear.layers / degree
@@ -215,8 +210,7 @@ class ModelShape(Bounded, frozen=True, kw_only=True, dict=True):
         ]
 
     def gemms(self, tensor_parallel: int = 1) -> Gemms:
-        """(columns, depth) of a dense layer's weight matrices on one of `tensor_parallel` devices: attention's, then
-        the MLP's."""
+        """(columns, depth) of a dense layer's matrices on one of `tensor_parallel` devices: attention's, the MLP's."""
         return (*self.attention_gemms(tensor_parallel), *self.mlp_gemms(self.intermediate, tensor_parallel))
 
     def attention_gemms(self, tensor_parallel: int = 1) -> Gemms:
@@ -262,8 +256,7 @@ class ModelShape(Bounded, frozen=True, kw_only=True, dict=True):
         return (columns, latent.query_rank or self.hidden), (indexer.dim + indexer.heads, self.hidden)
 
     def mlp_gemms(self, intermediate: int, tensor_parallel: int = 1, hidden: int = 0) -> Gemms:
-        """Gate and up together, down, of an MLP or expert so wide over vectors of `hidden`, 0 for the model's; without
-        a gate, up and down."""
+        """Gate and up together, then down, of an MLP or expert over vectors of `hidden`, 0 for the model's."""
         wide, deep = intermediate // tensor_parallel, hidden or self.hidden
         return (((2 if self.is_gated else 1) * wide, deep), (deep, wide))
 
@@ -298,8 +291,7 @@ class ModelShape(Bounded, frozen=True, kw_only=True, dict=True):
 
     @property
     def head_weights(self) -> int:
-        """Parameters outside the layers: embedding, the LM head where it is not the embedding, and the projection
-        before the layers."""
+        """Parameters outside the layers: embedding, a separate LM head, and the projection before the layers."""
         if self.shares_head:
             return self.fusion_weights
         rows = self.vocab + (0 if self.tied_embeddings else self.embedding_rows or self.vocab)
@@ -373,8 +365,7 @@ class ModelShape(Bounded, frozen=True, kw_only=True, dict=True):
 
 
 def kv_bytes_per_token(shape: ModelShape, tensor_parallel: int) -> int:
-    """KV of one token over all devices of a group; where it has more devices than KV heads, heads are replicated, and
-    what has no heads always is."""
+    """KV of one token over all devices of a group; heads are replicated where it has more devices than KV heads."""
     kinds = shape.kinds(tensor_parallel)
     keeping = [kind for kind in kinds if not kind.is_within] or kinds
     return round(tensor_parallel * sum(kind.layers * kind.token_bytes for kind in keeping))
@@ -395,9 +386,6 @@ MODELS = msgspec.json.decode(Path(__file__).with_name("models.json").read_bytes(
 
 def model(name: str) -> ModelShape:
     """The shape called `name`; raises ValueError with the nearest name."""
-    shape = MODELS.get(name)
-    if shape is None:
-        nearest = get_close_matches(name, MODELS, n=1, cutoff=0.4)
-        hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
-        raise ValueError(f"unknown model {name!r}{hint} (known: {', '.join(MODELS)})")
-    return shape
+    if name not in MODELS:
+        raise ValueError(unknown("model", name, MODELS))
+    return MODELS[name]

@@ -133,8 +133,7 @@ class ModelTable(Points, frozen=True, kw_only=True, forbid_unknown_fields=True):
     rows_beside_chunks: DecodeGrid | None = None
     """Seconds that rows of one query add to a pass with prefill chunks; null where mixed passes were not measured."""
     experts: Curve | None = None
-    """The part of `body` that data-parallel ranks do together, by tokens of each: experts, and bringing tokens to them
-    and back; null for one rank."""
+    """The part of `body` that data-parallel ranks do together, by tokens of each: experts and their traffic."""
 
     @property
     def measured(self) -> Measured:
@@ -171,7 +170,8 @@ class TableKernels(
 def _check_axis(name: str, axis: Sequence[int], first: int | None = None) -> None:
     if not isinstance(axis, tuple) or not all(type(count) is int for count in axis):
         raise ValueError(f"{name}={shown(axis)}: want a tuple of whole numbers")
-    if not is_rising(axis) or axis[0] < 0 or (axis[0] == 0 and first != 0):
+    is_rising = bool(axis) and all(low < high for low, high in pairwise(axis))
+    if not is_rising or axis[0] < 0 or (axis[0] == 0 and first != 0):
         raise ValueError(f"{name}={list(axis)} must rise and hold counts")
     if first is not None and axis[0] != first:
         raise ValueError(f"{name}={list(axis)} must begin with {first}")
@@ -205,8 +205,3 @@ def falls(grid: Sequence[Sequence[float | None]]) -> tuple[int, int] | None:
             if value is not None and value < most[j]:
                 return i, j
     return None
-
-
-def is_rising(axis: Sequence[int]) -> bool:
-    """True where `axis` has points, each above the one before."""
-    return bool(axis) and all(low < high for low, high in pairwise(axis))

@@ -1,6 +1,5 @@
 """WorkCosts: from the passes of a model pair to the cost of a work, whatever form the kernel costs have.
 
-Host time, launches (captured or eager), draft works of several passes, demands, and the measured range.
 Every work costs its engine the same preparation (step_s, row_s); it is hidden where the device is busy meanwhile.
 Not here: one pass (passes), the forms (sim.costs.forms).
 """
@@ -8,9 +7,7 @@ Not here: one pass (passes), the forms (sim.costs.forms).
 from __future__ import annotations
 
 import warnings
-from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import Generic, TypeVar
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -22,25 +19,20 @@ from sim.costs.profile import HostCosts, Profile
 from sim.interface.work import HOST, TARGET, Kind, Model, Work
 
 PIECE_KERNELS = 2
-"""Kernels per layer that a captured pass with prompt chunks still launches eagerly: attention and KV write (vLLM's
-piecewise graphs)."""
+"""Kernels per layer of a captured pass with chunks that stay eager: attention, KV write (vLLM's piecewise graphs)."""
 MIXED_LAUNCHES = 720 / 601
-"""Launches of our own pass of prompts and rows over those of the prompts alone, counted (docs/validation/host.md): rows
-have attention and acceptance of their own."""
+"""Launches of our pass of prompts and rows over those of prompts alone, counted (docs/validation/host.md)."""
 GRAPHED_DRAFT = "draft"
 """`cuda_graph`: passes of the draft model are captured, the target's are launched eagerly."""
 GRAPHED_DECODE = "decode"
 """`cuda_graph`: passes with prompt chunks are launched eagerly, the others are captured (vLLM's FULL_DECODE_ONLY)."""
-PassesT = TypeVar("PassesT", bound=ModelPasses)
+PassesOf = Callable[[Profile, Model, Sequence[int]], ModelPasses]
+"""Makes the passes of target or draft, with CUDA graphs of so many tokens."""
 
 
-class OutsideProfile(ValueError):
-    """A work larger than anything measured, and the model is strict."""
-
-
-class WorkCosts(ABC, Generic[PassesT]):
-    """CostModel over `profile`. Outside the measured range it adds to what is collected (extrapolation), or
-    warns once per size; `strict` makes it refuse.
+class WorkCosts:
+    """CostModel over `profile`, whose passes are `passes_of`. Outside the measured range it adds to what is collected
+    (extrapolation), or warns once per size.
 
     `graphed_queries` is the one count of queries per row that full graphs of the target were captured for (vLLM: the
     longest draft and the newest token); None: every count. `graph_sizes` are the token counts that the engine captures,
@@ -50,15 +42,14 @@ class WorkCosts(ABC, Generic[PassesT]):
     def __init__(
         self,
         profile: Profile,
+        passes_of: PassesOf,
         *,
         cuda_graph: bool | str = True,
-        strict: bool = False,
         graphed_queries: int | None = None,
         graph_sizes: Sequence[int] | None = None,
     ) -> None:
         self.profile = profile
         self.cuda_graph = cuda_graph
-        self.strict = strict
         self.graphed_queries = graphed_queries
         self.result_s = profile.host.result_s
         self.host = profile.host
@@ -73,19 +64,19 @@ class WorkCosts(ABC, Generic[PassesT]):
             profile.host.inflation_graphed if cuda_graph in (True, GRAPHED_DECODE) else profile.host.inflation_eager
         )
         self._inflation = (1.0,) if self._is_synchronous else inflation
-        sizes = sizes_on(profile.host, graph_sizes)
+        sizes = captured_sizes(profile.host)
+        if graph_sizes is not None:
+            sizes = [size for size in graph_sizes if size <= profile.host.max_graph_tokens]
         self._max_graph_tokens = max(sizes, default=0)
-        self._target = self._make_passes(Model.TARGET, sizes if cuda_graph in (True, GRAPHED_DECODE) else ())
+        self._target = passes_of(profile, Model.TARGET, sizes if cuda_graph in (True, GRAPHED_DECODE) else ())
         self._target.extra_s = profile.host.gap_s
-        self._draft = self._make_passes(Model.DRAFT, sizes if cuda_graph else ()) if profile.draft is not None else None
-        if self._draft is not None:
+        self.has_row_parts = self._target.has_row_parts
+        self._draft: ModelPasses | None = None
+        if profile.draft is not None:
+            self._draft = passes_of(profile, Model.DRAFT, sizes if cuda_graph else ())
             self._draft.extra_s = profile.host.draft_pass_s
             self._draft.phase_s = profile.host.draft_phase_s
         self._warned: set[str] = set()
-
-    @abstractmethod
-    def _make_passes(self, model: Model, sizes: Sequence[int]) -> PassesT:
-        """The passes of target or draft, with CUDA graphs of `sizes` tokens."""
 
     def cost(self, work: Work) -> Cost:
         """Solo cost of `work`. Hot path: a pass of rows alone takes one look into a dict and a few multiplications."""
@@ -94,7 +85,7 @@ class WorkCosts(ABC, Generic[PassesT]):
             tokens = work.row_tokens + sum(chunk.new_tokens for chunk in work.chunks)
             return alone._replace(device_s=alone.device_s + self.passes(work.model).shared_s(tokens, work.group_tokens))
         rows = work.rows
-        if work.chunks or not rows or work.kind is HOST or not self._target.has_row_parts:
+        if work.chunks or not rows or work.kind is HOST or not self.has_row_parts:
             return self._any_cost(work)
         passes = self._target if work.model is TARGET else self.passes(work.model)
         row_tokens = work.row_tokens
@@ -126,7 +117,7 @@ class WorkCosts(ABC, Generic[PassesT]):
             prepare_s = max(0.0, prepare_s - work.ahead_s)
         return Cost(prepare_s, launch_s, device_s, num_kernels)
 
-    def _new_row_part(self, passes: PassesT, key: tuple[int, int, int], work: Work) -> RowPart:
+    def _new_row_part(self, passes: ModelPasses, key: tuple[int, int, int], work: Work) -> RowPart:
         self._check_range(passes, work)
         rows, row_tokens, head_rows = key
         launch_s = self._launch_s(passes, rows, row_tokens)
@@ -195,7 +186,8 @@ class WorkCosts(ABC, Generic[PassesT]):
         if work.draft_tokens > 1 and work.rows:
             # A pass's use is linear in its context, so the mean one stands for all.
             num_later = work.draft_tokens - 1
-            later = passes.use(work.rows, work.rows, _later_context(work), (), work.rows)
+            context_tokens = work.context_tokens + work.row_tokens + 0.5 * (num_later - 1) * work.rows
+            later = passes.use(work.rows, work.rows, context_tokens, (), work.rows)
             flops += num_later * later.flops
             num_bytes += num_later * later.num_bytes
         return PassUse(flops, num_bytes)
@@ -222,7 +214,7 @@ class WorkCosts(ABC, Generic[PassesT]):
         """The last measured factor holds beyond the list."""
         return self._inflation[min(num_issuers, len(self._inflation)) - 1]
 
-    def passes(self, model: Model) -> PassesT:
+    def passes(self, model: Model) -> ModelPasses:
         """The passes of target or draft; raises ValueError where the profile has no draft."""
         if model is TARGET:
             return self._target
@@ -230,14 +222,13 @@ class WorkCosts(ABC, Generic[PassesT]):
             raise ValueError(f"profile {self.profile.name!r} has no draft model; name a pair (target+draft)")
         return self._draft
 
-    def turns(self, passes: PassesT, tokens: int) -> float:
-        """Kernels of a pass with prompts: beside captured ones, those that are launched one by one have shorter turns
-        (Phi.turn)."""
+    def turns(self, passes: ModelPasses, tokens: int) -> float:
+        """Kernels of a pass with prompts: beside captured ones, those launched singly have shorter turns (Phi.turn)."""
         is_beside_captured = self.cuda_graph in (True, GRAPHED_DECODE) and not self._is_synchronous
         is_captured = self._has_pieces and tokens <= self._max_graph_tokens
         return passes.num_kernels / (self.profile.phi.turn if is_beside_captured and not is_captured else 1.0)
 
-    def _launch_s(self, passes: PassesT, rows: int, tokens: int, *, has_chunks: bool = False) -> float:
+    def _launch_s(self, passes: ModelPasses, rows: int, tokens: int, *, has_chunks: bool = False) -> float:
         host = self.host
         is_graphed = self.cuda_graph is True or (self.cuda_graph == GRAPHED_DRAFT and passes is self._draft)
         if has_chunks and not self._has_pieces:
@@ -254,42 +245,21 @@ class WorkCosts(ABC, Generic[PassesT]):
             return host.uneven_launch_s
         return host.graph_launch_s
 
-    def _check_range(self, passes: PassesT, work: Work) -> None:
-        for bound, got, most in passes.beyond(work):
-            self._outside(bound, Largest(got, most, work.rows))
-
-    def _outside(self, size: str, largest: Largest) -> None:
-        name, (got, measured, _) = self.profile.name, largest
-        if self.strict:
-            raise OutsideProfile(
-                f"profile {name!r}: {size}={got} is {got / measured:.1f} times the largest measured ({measured}); "
-                "a strict cost model refuses"
-            )
-        around = collected()
-        if around is not None:
-            around.add(name, size, largest)
-        elif size not in self._warned:
-            self._warned.add(size)
-            warnings.warn(outside(name, size), OutsideProfileWarning, stacklevel=4)
+    def _check_range(self, passes: ModelPasses, work: Work) -> None:
+        name, around = self.profile.name, collected()
+        for size, got, most in passes.beyond(work):
+            if around is not None:
+                around.add(name, size, Largest(got, most, work.rows))
+            elif size not in self._warned:
+                self._warned.add(size)
+                warnings.warn(outside(name, size), OutsideProfileWarning, stacklevel=3)
 
 
-def graph_sizes(host: HostCosts) -> list[int]:
+def captured_sizes(host: HostCosts) -> list[int]:
     """Token counts that are captured as CUDA graphs, rising."""
     step = host.graph_size_step
     regular = range(step, host.max_graph_tokens + 1, step)
     return [size for size in host.graph_small_sizes if size < step] + list(regular)
-
-
-def sizes_on(host: HostCosts, of_engine: Sequence[int] | None) -> list[int]:
-    """Token counts that are captured on `host` by an engine that captures these; None: by one that has no rule."""
-    if of_engine is None:
-        return graph_sizes(host)
-    return [size for size in of_engine if size <= host.max_graph_tokens]
-
-
-def _later_context(work: Work) -> float:
-    """Mean context before the second and later passes of a DRAFT work: one token per row more each time."""
-    return work.context_tokens + work.row_tokens + 0.5 * (work.draft_tokens - 2) * work.rows
 
 
 def _prompts_of(work: Work) -> Work:

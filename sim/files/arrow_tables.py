@@ -41,10 +41,8 @@ class CsvRows(NamedTuple):
 
 
 def read_csv(path: str | Path, what: str) -> CsvRows:
-    """A CSV file with a header line of different names. Rows are as wide as the header; blank ones are passed over.
-
-    Raises ValueError naming file and line, for a row when it is reached.
-    """
+    """A CSV file with a header line of different names; blank rows are passed over. Raises ValueError naming file and
+    line, for a row when it is reached."""
     where = f"{what} {str(path)!r}"
     reader = csv.reader(_lines(path, what), strict=True)
     cells = _next(reader, where)
@@ -85,10 +83,8 @@ def read_parquet(path: str | Path, what: str) -> pa.Table:
 
 @contextmanager
 def writing_parquet(path: Path) -> Iterator[Callable[[Columns], None]]:
-    """A Parquet file that is written in parts: what is yielded takes the columns of each; nan becomes null.
-
-    The first part says which columns there are, and their types.
-    """
+    """A Parquet file in parts, each written by what is yielded: nan becomes null, the first part says columns and
+    types."""
     check_parquet()
     import pyarrow as pa
     import pyarrow.parquet as pq

@@ -65,9 +65,6 @@ def parse_json(text: str, where: str, line: int | None = None, *, has_prose: boo
 
     `has_prose`: another program's file. Its texts are counted and never shown, and may hold any character; its
     Infinity is "inf", and its NaN is None.
-
-    >>> parse_json('{"a": [1, 2.5, null]}', "note")
-    {'a': [1, 2.5, None]}
     """
     if line is not None:
         where = f"{where} line {line}"

@@ -1,17 +1,15 @@
-"""Destinations: whether something can be written there, with whose consent, that it is nothing we read, and that
-nobody else writes there.
+"""Destinations: whether something can be written there, with whose consent, and that nobody else writes there.
 
-Nothing that is there is replaced without consent, nothing that lanesim ships is replaced at all. All of it is checked
-before any work begins, and the lock is held until the work is written. A lock is the operating
-system's, so a process that was killed leaves none behind, but its file, `.NAME.lanesim.lock`, which the next one takes
-away.
+Nothing that is there is replaced without consent, nothing that lanesim reads or ships is replaced at all. All of it is
+checked before any work begins, and the lock is held until the work is written. A lock is the operating system's: a
+process that was killed leaves only its file, `.NAME.lanesim.lock`, which the next one removes.
 Not here: writing (sim.files.write).
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from itertools import chain
 from pathlib import Path
@@ -34,48 +32,31 @@ def destinations(
 ) -> Iterator[None]:
     """Hold the destinations that a command will write to, by the flag that named each; none and `-` are left out.
 
-    `folders` are replaced whole. Into those `added_to` it puts files beside what is there, as others may meanwhile:
-    they are made and not held. `inputs` are files that it reads,
-    `own_names` what it puts into a folder itself. Raises ValueError, one line, where a destination cannot be written,
-    is an input, another destination or shipped, is held by another process, or is there and `overwrite` is false.
-
-    >>> with destinations(files={"--json": "/dev/null", "--log": "-"}, inputs=["scenario.yaml"]):
-    ...     print("work")
-    work
+    `folders` are replaced whole. Those `added_to` get files beside what is there, and are not held. `inputs` are read,
+    `own_names` go into a folder. Raises ValueError where a destination cannot be written, is an input, another
+    destination or shipped, is held by another process, or is there and `overwrite` is false.
     """
     read = [Path(path) for path in inputs if path not in (None, "")]
     wanted = [(flag, path, True) for flag, path in folders.items() if path is not None]
     wanted += [(flag, Path(path), False) for flag, path in files.items() if path is not None and str(path) != "-"]
     taken: dict[Path, str] = {}
-
-    def checked(flag: str, path: Path, problems: Callable[[Path], Iterable[str]]) -> Path:
-        """The real path. Raises ValueError for the first of its problems."""
-        target = _resolved(flag, path)
-        for problem in chain(_shipped(target), problems(target)):
-            raise ValueError(f"{flag} {str(path)!r} {problem}")
-        return target
-
-    def taken_by(target: Path) -> list[str]:
-        return [f"is where {taken[target]} goes, too; choose another"] if target in taken else []
-
     with ExitStack() as stack:
         for flag, path, is_folder in wanted:
-
-            def problems(target: Path, is_folder: bool = is_folder) -> Iterator[str]:
-                yield from taken_by(target)
-                yield from _read_too(target, read, is_folder)
-                if not is_folder and target.parent in taken and target.name in own_names:
-                    yield f"is a file that {taken[target.parent]} has already; choose another"
-                yield from _no_folder(target) if is_folder else _no_file(target)
-                yield from () if overwrite else _replaced(target, is_folder)
-
-            taken[checked(flag, path, problems)] = flag
+            target = _resolved(flag, path)
+            problems = chain(_taken(target, taken), _read_too(target, read, is_folder), _unfit(target, is_folder))
+            if not is_folder and target.parent in taken and target.name in own_names:
+                problems = chain([f"is a file that {taken[target.parent]} has already; choose another"], problems)
+            for problem in chain(problems, () if overwrite else _replaced(target, is_folder)):
+                raise ValueError(f"{flag} {str(path)!r} {problem}")
+            taken[target] = flag
         for flag, path, is_folder in wanted:
-            if is_folder or not _is_stream(path):
+            # A device or a pipe is written to as it is.
+            if is_folder or os.path.isfile(path) or not os.path.exists(path):
                 stack.enter_context(locked(path, f"{flag} {str(path)!r}"))
         for flag, folder in added_to.items():
             if folder is not None:
-                checked(flag, folder, taken_by)
+                for problem in _taken(_resolved(flag, folder), taken):
+                    raise ValueError(f"{flag} {str(folder)!r} {problem}")
                 stack.callback(_leave_no_empty, _made(flag, folder))
         yield
 
@@ -91,10 +72,8 @@ def check_destinations(
 
 @contextmanager
 def locked(path: Path, what: str | None = None) -> Iterator[None]:
-    """Keep other processes from writing to `path` meanwhile; a block within one that has it has it, too.
-
-    Makes the folders above it. Raises ValueError, at once, if another process holds it or nothing can be made there.
-    """
+    """Keep other processes from writing to `path`, whose folders are made; nested blocks share it. Raises ValueError,
+    at once, if another process holds it or nothing can be made there."""
     from filelock import FileLock, Timeout
 
     target, what = _resolved("destination", path), what or repr(str(path))
@@ -172,9 +151,12 @@ def _read_too(target: Path, inputs: list[Path], is_folder: bool) -> Iterator[str
             yield f"holds {str(each)!r}, which is read; choose another"
 
 
-def _shipped(target: Path) -> Iterator[str]:
+def _taken(target: Path, taken: Mapping[Path, str]) -> Iterator[str]:
+    """Problems with a place that lanesim ships, or another output has."""
     if SHIPPED in (target, *target.parents):
         yield "is in the installed package, which nothing is written to; choose another"
+    if target in taken:
+        yield f"is where {taken[target]} goes, too; choose another"
 
 
 def _replaced(target: Path, is_folder: bool) -> Iterator[str]:
@@ -185,20 +167,15 @@ def _replaced(target: Path, is_folder: bool) -> Iterator[str]:
         yield "exists; choose another or add --overwrite"
 
 
-def _no_file(target: Path) -> Iterator[str]:
-    if os.path.isdir(target):
-        yield "is a directory; want a file"
-
-
-def _no_folder(target: Path) -> Iterator[str]:
+def _unfit(target: Path, is_folder: bool) -> Iterator[str]:
+    """Problems with a place that can be no file, or no folder that is replaced whole."""
+    if not is_folder:
+        if os.path.isdir(target):
+            yield "is a directory; want a file"
+        return
     if os.path.exists(target) and not os.path.isdir(target):
         yield "is a file; want a directory"
     if target == Path.cwd() or target in Path.cwd().parents:
         yield "is the directory that this runs in; name one inside it"
     if os.path.ismount(target):
         yield "is a mount point, which cannot be replaced whole; name one inside it"
-
-
-def _is_stream(path: Path) -> bool:
-    """A device or a pipe, which is written to as it is."""
-    return os.path.exists(path) and not os.path.isfile(path)

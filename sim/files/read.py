@@ -32,10 +32,6 @@ MAX_UNPACKED, FREE_UNPACKED_BYTES = 50, 16 * MIB
 that is made to fill a memory to a thousandth."""
 MAX_LINE_BYTES = 16 * MIB
 """One line of such a table."""
-GZIP_END_BYTES = 4
-"""An archive's last bytes: how many it unpacks to."""
-DEFLATED = 1032
-"""Times its size that an archive can unpack to at most (RFC 1951: 258 bytes from two bits)."""
 CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]")
 """Characters that a terminal obeys or no file can hold; tab and line ends are none of them."""
 
@@ -45,12 +41,7 @@ class Unreadable(ValueError):
 
 
 def opened(path: str | Path, what: str, *, max_bytes: int = MAX_BYTES) -> BinaryIO:
-    """A regular file of at most `max_bytes`, open to read; `what` it is begins every message: `profile`, `trace`.
-
-    >>> import contextlib
-    >>> with contextlib.suppress(Unreadable):
-    ...     opened("/dev/zero", "trace")
-    """
+    """A regular file of at most `max_bytes`, open to read; `what` it is begins every message: `profile`, `trace`."""
     where = f"{what} {str(path)!r}"
     try:
         # Opening a pipe that nobody writes to would wait for ever.
@@ -96,13 +87,11 @@ def read_text(path: str | Path, what: str, *, max_bytes: int = MAX_BYTES) -> str
 
 
 def lines_of(path: str | Path, what: str) -> Iterator[tuple[int, str]]:
-    """Line by line, numbered from 1, each with its end where it has one; unpacked where the name ends in .gz. Raises
-    ValueError naming the line."""
+    """Lines with their ends, from 1; unpacked where the name ends in .gz. Raises ValueError naming the line."""
     with ExitStack() as stack:
         file, most = stack.enter_context(opened(path, what, max_bytes=MAX_TABLE_BYTES)), MAX_TABLE_BYTES
         if str(path).endswith(".gz"):
             most = min(most, max(FREE_UNPACKED_BYTES, MAX_UNPACKED * os.fstat(file.fileno()).st_size))
-            _check_unpacked(file, most, f"{what} {str(path)!r}")
             file = cast(BinaryIO, stack.enter_context(gzip.GzipFile(fileobj=file)))
         number = num_bytes = 0
         while True:
@@ -130,23 +119,7 @@ def lines_of(path: str | Path, what: str) -> Iterator[tuple[int, str]]:
                 raise ValueError(f"{what} {str(path)!r} line {number}: not UTF-8 text") from None
 
 
-def _check_unpacked(file: BinaryIO, most: int, where: str) -> None:
-    """Raise ValueError where an archive says at its end that it unpacks to more, as one of a single part does; one that
-    was cut off says anything."""
-    packed = file.seek(0, os.SEEK_END)
-    if packed >= GZIP_END_BYTES:
-        file.seek(-GZIP_END_BYTES, os.SEEK_END)
-        num_bytes = int.from_bytes(file.read(GZIP_END_BYTES), "little")
-        if most < num_bytes <= DEFLATED * packed:
-            raise ValueError(f"{where} unpacks to {num_bytes // MIB} MiB, and at most {most // MIB} are read")
-    file.seek(0)
-
-
 def printable(text: str) -> str:
-    r"""`text` with everything that a terminal would obey written out, for one line of a message.
-
-    >>> printable("a\x1b[31mb\nc")
-    'a\\x1b[31mb c'
-    """
+    """`text` with everything that a terminal would obey written out, for one line of a message."""
     line = " ".join(text.split())
     return line if line.isprintable() else "".join(each if each.isprintable() else ascii(each)[1:-1] for each in line)

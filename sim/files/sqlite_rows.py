@@ -30,8 +30,7 @@ END_OF_NAMED = b"\xd9\xd5\x05\xf9\x20\xa1\x63\xd7"
 
 
 def connected(path: Path, mode: str) -> sqlite3.Connection:
-    """A connection that trusts nothing in the file; `mode` is `ro`, `rw` or `rwc`. Raises ValueError where a file
-    beside it could make SQLite touch others."""
+    """A connection, `mode` ro, rw or rwc. Raises ValueError where a file beside it could make SQLite touch others."""
     journal, log = (path.with_name(path.name + ending) for ending in (JOURNAL, LOG))
     if log.exists() or journal.is_fifo():
         raise ValueError(f"store {str(path.parent)!r} has files beside {path.name!r} that lanesim never writes")
@@ -49,10 +48,8 @@ def connected(path: Path, mode: str) -> sqlite3.Connection:
 def read_rows(
     path: Path, query: str, values: Sequence[str] = (), *, tables: Collection[str], version: int
 ) -> list[tuple[Any, ...]]:
-    """What `query` gives of a file whose schema is `tables`, SQL as SQLite keeps it, and whose user version is this.
-
-    A write that was killed is rolled back in a copy. Raises ValueError where the file is none of ours.
-    """
+    """What `query` gives of a file whose schema is `tables`, SQL as SQLite keeps it, and whose user version is this. A
+    write that was killed is rolled back in a copy. Raises ValueError where the file is none of ours."""
     what = f"store {str(path.parent)!r}"
     opened(path, "store", max_bytes=MAX_TABLE_BYTES).close()
     num_calls, most_calls = 0, max(LEAST_CALLS, path.stat().st_size // OPERATIONS)

@@ -43,11 +43,7 @@ def read_yaml(path: str | Path, what: str) -> Json:
 
 
 def parse_yaml(text: str, where: str) -> Json:
-    """The value that `text` spells, null for an empty one; `where` it stands begins every message.
-
-    >>> parse_yaml("{rate: 1e3, at: 1:30, octal: 010, is: yes}", "note")
-    {'rate': 1000.0, 'at': '1:30', 'octal': 10, 'is': 'yes'}
-    """
+    """The value that `text` spells, null for an empty one; `where` it stands begins every message."""
     import yaml
 
     try:
@@ -63,10 +59,7 @@ def parse_yaml(text: str, where: str) -> Json:
 
 
 def plain_scalar(text: str) -> Json:
-    """Value of an unquoted word under the core schema: null, true or false, a number, or itself.
-
-    Raises ValueError for numbers that none of 64 bits can hold.
-    """
+    """Value of an unquoted word under the core schema. Raises ValueError for numbers beyond 64 bits."""
     if _NULL.match(text):
         return None
     if _BOOL.match(text):
@@ -88,13 +81,7 @@ def plain_scalar(text: str) -> Json:
 
 
 def yaml_text(value: Json) -> str:
-    """`value` as YAML that reads the same under 1.1 and 1.2: texts that either takes for something else are quoted.
-
-    >>> print(yaml_text({"policy": "pd", "label": "1e3", "rate": 1000.0}), end="")
-    policy: pd
-    label: '1e3'
-    rate: 1000.0
-    """
+    """`value` as YAML that reads the same under 1.1 and 1.2: texts that either takes for something else are quoted."""
     import yaml
 
     class Dumper(yaml.SafeDumper):

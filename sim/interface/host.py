@@ -33,11 +33,9 @@ class Ticket(Wait[Result], Protocol):
         ...
 
     def cancel(self) -> None:
-        """Drop the work: before it starts it never runs, afterwards it ends at its next checkpoint.
-
-        A DRAFT has a checkpoint after every drafted token, other kinds only their end. The ticket still completes,
-        and the device time used is charged as waste.
-        """
+        """Drop the work: before it starts it never runs, afterwards it ends at its next checkpoint, which a DRAFT has
+        after every drafted token, other kinds at their end. The ticket still completes, and its device time is
+        waste."""
         ...
 
 

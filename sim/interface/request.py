@@ -63,8 +63,7 @@ class Request:
     """Prompt tokens whose KV was there when it was first seated."""
 
     known_s: float = 0.0
-    """Time since when the host could prepare its next work: it came into the queue, or its work before was
-    submitted."""
+    """When the host could begin to prepare its next work: it was queued, or its work before was submitted."""
     queued_s: float = nan
     """When the engine took it in: at its next step boundary. TTFT as vLLM's timestamps give it counts from here."""
     scheduled_s: float = nan

@@ -18,9 +18,8 @@ from numpy.typing import NDArray
 
 from sim.acceptance.draws import AcceptanceDraws
 from sim.costs.cost import prompt_result_s
-from sim.costs.forms.compact import CompactCosts
 from sim.costs.forms.slots import slots_of
-from sim.costs.forms.table import TableCosts
+from sim.costs.work_costs import WorkCosts
 from sim.devices.contention import Regime
 from sim.drafters.drafter import reads_all, reads_two
 from sim.engine.draft_length import ByBatch
@@ -133,7 +132,7 @@ def _reason(resolved: Resolved, whole: Serving | Fleet, serving: Serving, host: 
     limits, costs, controller = resolved.limits, resolved.host_costs, serving.controller
     if not has_lanes and not (resolved.policy.is_built_in and resolved.policy.is_continuous and not limits.scheduler):
         return f"policy {resolved.policy.name}"
-    if not isinstance(costs, CompactCosts | TableCosts) or costs.host.is_synchronous:
+    if not isinstance(costs, WorkCosts) or not costs.has_row_parts or costs.host.is_synchronous:
         return "costs of another form"
     if resolved.scenario.window.stop_s is not None or host.is_heard:
         return "works that are recorded, or a window that closes"
@@ -321,9 +320,9 @@ def _table(
     return table, accepted, np.array(lengths, dtype=np.int8)
 
 
-def _costs(resolved: Resolved) -> CompactCosts | TableCosts:
+def _costs(resolved: Resolved) -> WorkCosts:
     """Costs of a run that the core takes."""
-    assert isinstance(resolved.host_costs, CompactCosts | TableCosts)
+    assert isinstance(resolved.host_costs, WorkCosts)
     return resolved.host_costs
 
 
@@ -333,7 +332,7 @@ def _models(resolved: Resolved) -> tuple[tuple[Any, ...], tuple[Any, Any]]:
     return (*slots.models[0], *slots.models[1]), (slots.ask, slots.check)
 
 
-def _host(serving: Serving, costs: CompactCosts | TableCosts) -> tuple[float, ...]:
+def _host(serving: Serving, costs: WorkCosts) -> tuple[float, ...]:
     """Times of the host, as the core has them."""
     host, intake = costs.host, serving.intake
     eager_s = 0.0 if host.eager_step_s is None else host.eager_step_s - host.step_s

@@ -21,11 +21,12 @@ from sim.acceptance.quoted import Quoted
 from sim.acceptance.spread import AssumedSpread
 from sim.costs.cost import Link
 from sim.costs.engine_costs import NO_SPECULATION, EngineCosts
-from sim.costs.forms.build import ShippedCosts, build_costs
-from sim.costs.memory import beside_states, kept_blocks, kv_capacity_blocks, loaded_models
+from sim.costs.forms.build import build_costs
+from sim.costs.memory import beside_states, kept_blocks, kv_capacity_tokens, loaded_models
 from sim.costs.profile import Profile
 from sim.costs.profile_files import load
 from sim.costs.shapes import ModelShape, kv_bytes_per_token, rank_weight_bytes
+from sim.costs.work_costs import WorkCosts
 from sim.devices.contention import Contention, Regime, contention_of
 from sim.devices.link import link_of
 from sim.drafters.registry import pair_of
@@ -185,11 +186,11 @@ class _Unpriced:
 class Resolved(_Unpriced):
     """A scenario with one policy on one profile, decided and priced: what runs, and what sizes runs, takes this."""
 
-    costs: ShippedCosts
+    costs: WorkCosts
     """Costs of the profile's pair."""
-    host_costs: ShippedCosts | DrafterCosts
+    host_costs: WorkCosts | DrafterCosts
     """Costs that the host prices works with: `costs`; for works of further draft models those of their pairs."""
-    costs_elsewhere: dict[int, ShippedCosts]
+    costs_elsewhere: dict[int, WorkCosts]
     """Costs by index of GPUs that are others than the profile's."""
     contention: Contention
     regime: Regime | None
@@ -391,15 +392,16 @@ def _memory(
     given, rules, seats, degree = scenario.engine, engine.rules, limits.max_num_seqs, profile.tensor_parallel
     num_blocks = given.num_gpu_blocks
     if num_blocks is None or rules.state_pool is not None:
-        fitting = kv_capacity_blocks(
-            profile,
-            given.block_size,
-            given.gpu_memory_utilization,
-            with_draft=len(models) > 1,
-            beside=models[2:],
-            engine=engine,
-            processes=processes,
+        with_draft, share = len(models) > 1, given.gpu_memory_utilization
+        tokens = kv_capacity_tokens(
+            profile, share, with_draft=with_draft, beside=models[2:], engine=engine, processes=processes
         )
+        fitting = tokens // given.block_size
+        if not fitting:
+            raise ValueError(
+                f"profile {profile.name!r}: the weights leave no room for KV within gpu_memory_utilization={share} of "
+                "the GPU's memory"
+            )
         if (pool := rules.state_pool) is not None:
             is_caching = given.rules.get("enable_prefix_caching", True) is True
             slots = pool.slots_of(is_async=limits.async_scheduling, is_caching=is_caching)
@@ -493,7 +495,7 @@ def _priced(one: _Unpriced) -> Resolved:
 
 def _costs_of(
     one: _Unpriced, profile: Profile, engine: EngineCosts, *, graphed_queries: int | None = None
-) -> ShippedCosts:
+) -> WorkCosts:
     limits = one.limits
     sizes = engine.rules.graph_sizes(limits.max_num_seqs, one.lengths.given, limits.max_num_batched_tokens)
     return build_costs(
@@ -501,7 +503,7 @@ def _costs_of(
     )
 
 
-def _costs_elsewhere(one: _Unpriced) -> dict[int, ShippedCosts]:
+def _costs_elsewhere(one: _Unpriced) -> dict[int, WorkCosts]:
     """Raises ValueError for other models on those GPUs."""
     scenario, profile = one.scenario, one.profile
     name = scenario.policy_options.pools.prefill_profile

@@ -22,7 +22,7 @@ from sim.compare.point_runs import Point, on_points, run_point
 from sim.compare.pool import OnDone, Runner, lasting
 from sim.compare.side_by_side import cost_source
 from sim.costs.profile import Profile
-from sim.costs.work_costs import graph_sizes
+from sim.costs.work_costs import captured_sizes
 from sim.draws import Floats
 from sim.files.json_values import Json
 from sim.metrics.summary import Run, number
@@ -241,7 +241,7 @@ def answer(
 ) -> Tuning:
     """The best table or length of the grid, and all that is said of it. Pure."""
     scenario, profile = resolved.scenario, resolved.profile
-    choice, sizes = choice_of(grid, at), graph_sizes(profile.host) if scenario.engine.cuda_graph else []
+    choice, sizes = choice_of(grid, at), captured_sizes(profile.host) if scenario.engine.cuda_graph else []
     largest_graph = max(sizes, default=None)
     points = tuned_points(grid, largest_graph, choice, at)
     middle, interval = break_even(grid)

@@ -1,40 +1,39 @@
 """Results of benchmark tools: their means, as rows under the keys of `vllm bench serve --save-result`, and their
-requests one by one, as workloads.
+requests one by one, as workloads; conversations of ShareGPT among them.
 
-    vLLM             means: an object; with --append-result an object a line; `vllm bench sweep` a list of them; the
-                     block that it prints. SGLang's bench_serving writes the same keys, an object a line, and
-                     prints the same block. Requests: --save-detailed
-                     (input_lens, output_lens, errors, and start_times where the version has them)
-    GuideLLM         benchmarks.json; inter_token_latency_ms is without the first token, as vLLM's TPOT; its own
-                     time_per_output_token_ms counts that one (vllm-project/guidellm, src/guidellm/benchmark/schemas,
-                     src/guidellm/schemas/base/request_stats.py)
+    vLLM             means: an object, an object a line (--append-result), a list (`vllm bench sweep`), or the printed
+                     block; SGLang's bench_serving is alike. Requests: --save-detailed
+    GuideLLM         benchmarks.json; inter_token_latency_ms is without the first token, as vLLM's TPOT
+                     (vllm-project/guidellm, src/guidellm/benchmark/schemas, src/guidellm/schemas/base/request_stats.py)
     AIPerf           means: profile_export_aiperf.json; requests: profile_export.jsonl (ai-dynamo/aiperf,
                      docs/reference/json-export-schema.md, docs/tutorials/working-with-profile-exports.md)
-    inference-perf   means: summary_lifecycle_metrics.json, whose time per token counts chunks, so that TPOT is
-                     (request_latency - time_to_first_token) / (output_len - 1); requests:
+    inference-perf   means: summary_lifecycle_metrics.json, whose time per token counts chunks; requests:
                      per_request_lifecycle_metrics.json (kubernetes-sigs/inference-perf, docs/reports.md,
                      inference_perf/apis/base.py)
-    InferenceX       means: rows of one engine (SemiAnalysisAI/InferenceX, utils/process_result.py)
 
-bench.json says where each tool has which mean, trace_rows.json where it has what of a request. Requests that failed or
-were cancelled are left out and counted; they are in order of the last token, so all is read, and put in order of
-arrival. Not here: a frame of rows (sim.report.notebook).
+bench.json says where each tool has which mean, trace_rows.json where it has what of a request. Requests that failed are
+left out and counted; the others are in order of the last token, so all is read, and put in order of arrival.
+Not here: a frame of rows (sim.report.notebook).
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from importlib import import_module
 from pathlib import Path
 
 import msgspec
 
 from sim.files.json_values import Json, json_lines, parse_json, read_json, value_at
 from sim.files.read import read_text
-from sim.workload.sharegpt import MAX_CONVERSATION_BYTES
 from sim.workload.trace_files import TRACE, Row, json_objects, number_of
 
 WHAT = "bench result"
+MAX_CONVERSATION_BYTES = 2 << 30
+"""Size of such a file, which is read at once: the one that everybody uses has 640 MB."""
+MIN_TOKENS = 4
+"""Shorter counted conversations are passed over, as in `vllm bench serve`, whose upper bounds are not applied."""
 SIGNS, MEDIAN_SIGNS = ("completed", "mean_ttft_ms"), ("completed", "median_ttft_ms")
 """Keys by which a result of vLLM is known; of one without means, those of medians."""
 LINE_ENDINGS = (".jsonl", ".jsonl.gz")
@@ -71,18 +70,8 @@ _TABLES = msgspec.json.decode(Path(__file__).with_suffix(".json").read_bytes(), 
 KINDS, PRINTED, MEANS = _TABLES.kinds, _TABLES.printed, _TABLES.means
 
 
-def kind_of(content: Json) -> str:
-    """Whose result this is."""
-    first = content[0] if isinstance(content, list) and content else content
-    keys = set(first) if isinstance(first, dict) else set()
-    return next((kind for kind, signs in KINDS.items() if signs <= keys), "vLLM")
-
-
 def bench_rows(path: Path) -> list[dict[str, Json]]:
-    """The results in a file, each as a row with vLLM's keys; a result of vLLM keeps all it has.
-
-    Raises ValueError, one line naming the file and what it lacks.
-    """
+    """The results in a file as rows with vLLM's keys; vLLM's own keep all keys. Raises ValueError naming the file."""
     where = f"{WHAT} {str(path)!r}"
     if str(path).endswith(LINE_ENDINGS):
         entries = [(f"{where} line {number}", entry) for number, entry in json_lines(path, WHAT, has_prose=True)]
@@ -104,14 +93,12 @@ def bench_rows(path: Path) -> list[dict[str, Json]]:
 def _rows(entry: Json, where: str) -> list[dict[str, Json]]:
     if not isinstance(entry, dict):
         raise ValueError(f"{where}: want an object, as `vllm bench serve --save-result` writes")
-    kind = kind_of(entry)
+    kind = next((kind for kind, signs in KINDS.items() if signs <= set(entry)), "vLLM")
     if kind == "GuideLLM":
         found = _objects(entry["benchmarks"], f"{where}: benchmarks")
         return [_row(MEANS[kind], each, f"{where} benchmark {number}") for number, each in enumerate(found)]
     if kind in MEANS:
         return [_row(MEANS[kind], entry, where)]
-    if kind == "InferenceX":
-        return [_inferencex(entry, where)]
     if kind == "lanesim":
         # What `lanesim compare --json` wrote: its load is the scenario's.
         load, runs = value_at(entry, "scenario.workload"), _objects(entry["runs"], f"{where}: runs")
@@ -170,41 +157,6 @@ def _ms(means: Means, result: Json, name: str, where: str) -> float:
     return 1.0 if unit == "ms" else 1e3
 
 
-def _inferencex(result: dict[str, Json], where: str) -> dict[str, Json]:
-    gpus = _one_engine_gpus(result, where)
-    concurrency = int(_number(result, "conc", where))
-    row: dict[str, Json] = {
-        "backend": "inferencex",
-        "max_concurrency": concurrency,
-        "output_throughput": _number(result, "output_tput_per_gpu", where) * gpus,
-        "mean_ttft_ms": _number(result, "mean_ttft", where) * 1e3,
-        "mean_tpot_ms": _number(result, "mean_tpot", where) * 1e3,
-    }
-    if _has(result, "isl"):
-        # How many requests ran is not written; means of one per client say as much.
-        row |= {
-            "completed": concurrency,
-            "total_input_tokens": _number(result, "isl", where) * concurrency,
-            "total_output_tokens": _number(result, "osl", where) * concurrency,
-        }
-    return row | {name: result[name] for name in ("hw", "framework", "precision") if isinstance(result.get(name), str)}
-
-
-def _one_engine_gpus(result: dict[str, Json], where: str) -> float:
-    """GPUs that the throughput was divided by: `tp` of one engine. Rows of several nodes divide by their decode GPUs,
-    and rows in stages by tp x pp x pcp in some versions alone: both are refused."""
-    for key in ("is_multinode", "disagg"):
-        if result.get(key) not in (None, False):
-            raise ValueError(f"{where}: {key}={result[key]!r} is not understood; want a row of one engine on one node")
-    for key in ("pp", "pp_size", "pcp", "pcp_size"):
-        if _has(result, key) and _number(result, key, where) != 1.0:
-            raise ValueError(f"{where}: {key}={result[key]!r} is not understood; want 1")
-    gpus = _number(result, "tp", where)
-    if gpus < 1.0:
-        raise ValueError(f"{where}: tp={result['tp']!r} must be at least 1")
-    return gpus
-
-
 def _has(value: Json, path: str) -> bool:
     return value_at(value, path) is not None
 
@@ -223,7 +175,7 @@ def _number(value: Json, path: str, where: str) -> float:
 
 Entries = Iterator[tuple[str, Row | None]]
 """Requests and where they stand; None = a failed one."""
-RESULT_OPTIONS = {"guidellm": ["benchmark"]}
+RESULT_OPTIONS = {"sharegpt": ["tokenizer"], "guidellm": ["benchmark"]}
 WARM_UP = "warmup"
 
 
@@ -284,7 +236,60 @@ def _vllm_bench(path: str, options: dict[str, str]) -> Entries:
         yield f"{TRACE} {path!r} request {number}", None if entry.get("errors") else entry
 
 
+def conversations(path: str, options: dict[str, str]) -> Iterator[tuple[str, Row]]:
+    """`prompt_tokens`, `output_tokens` and `id` of each conversation of at least two turns, and where it stands. An
+    entry has the two, or `conversations` with texts under `value`, which the tokenizer.json in the option `tokenizer`'s
+    directory counts. Raises ValueError naming the entry."""
+    entries = read_json(path, "trace", max_bytes=MAX_CONVERSATION_BYTES, has_prose=True)
+    if not isinstance(entries, list) or not entries:
+        raise ValueError(f"trace {path!r}: want a non-empty JSON list of conversations")
+    count: Callable[[str], int] | None = None
+    num_short = 0
+    for number, entry in enumerate(entries, start=1):
+        where = f"trace {path!r} entry {number}"
+        if not isinstance(entry, dict):
+            raise ValueError(f"{where}: want an object, got {type(entry).__name__}")
+        row: Row = {"id": "", "prompt_tokens": None, "output_tokens": None, **entry}
+        if "prompt_tokens" not in entry and "output_tokens" not in entry:
+            turns = entry.get("conversations")
+            if not isinstance(turns, list):
+                raise ValueError(f"{where}: want prompt_tokens and output_tokens, or a list `conversations`")
+            texts = [turn.get("value") if isinstance(turn, dict) else None for turn in turns[:2]]
+            if len(texts) < 2:
+                num_short += 1
+                continue
+            if not all(isinstance(text, str) for text in texts):
+                raise ValueError(f"{where}: its first two turns must have a text under `value`")
+            count = count or _counter(path, options.get("tokenizer"))
+            lengths = [count(str(text)) for text in texts]
+            if min(lengths) < MIN_TOKENS:
+                num_short += 1
+                continue
+            row |= dict(zip(("prompt_tokens", "output_tokens"), lengths, strict=True))
+        yield where, row
+    if num_short == len(entries):
+        raise ValueError(f"trace {path!r}: no conversation of at least two turns of {MIN_TOKENS} tokens in it")
+
+
+def _counter(path: str, tokenizer: str | None) -> Callable[[str], int]:
+    if not tokenizer:
+        raise ValueError(f"trace {path!r}: texts without lengths; name a tokenizer: {path}#tokenizer=DIRECTORY")
+    if not Path(tokenizer).is_dir():
+        raise ValueError(f"tokenizer={tokenizer!r} must be a local directory")
+    try:
+        tokenizers = import_module("tokenizers")
+    except ImportError:
+        raise ValueError(f"trace {path!r}: counting its tokens needs `pip install tokenizers`") from None
+    file = Path(tokenizer) / "tokenizer.json"
+    try:
+        encode = tokenizers.Tokenizer.from_file(str(file)).encode
+    except Exception as error:  # the library raises bare Exception for a missing or malformed file
+        raise ValueError(f"{file}: cannot be loaded: {str(error).splitlines()[0]}") from None
+    return lambda text: len(encode(text, add_special_tokens=False).ids)
+
+
 REQUESTS: dict[str, Callable[[str, dict[str, str]], Entries]] = {
+    "sharegpt": conversations,
     "guidellm": _guidellm,
     "aiperf": _aiperf,
     "inference-perf": _inference_perf,

@@ -1,8 +1,8 @@
 """Common content of prompts: chained ids of their blocks, from whatever a file or a generator says of them.
 
-An id stands for a block and for all that comes before it, so that requests which begin alike have equal ids as far as
-they are alike. Ids count up from 0 and mean nothing else; what no other request has is left out. Not here: who holds
-which block (sim.engine.paged).
+An id stands for a block and all that comes before it, so that requests which begin alike have equal ids. Ids count up
+from 0; what no other request has is left out.
+Not here: who holds which block (sim.engine.paged).
 """
 
 from __future__ import annotations
@@ -170,10 +170,8 @@ def read_prompt_tokens(path: Path) -> list[tuple[list[int], str]]:
 
 
 def read_prompts(path: Path, block_tokens: int) -> list[tuple[Content, int | None]]:
-    """Each line's content in blocks of `block_tokens`, and the prompt tokens where they are.
-
-    Lines have `prefix_blocks`, `hash_ids` or `input_tok_ids`. Raises ValueError as `_prompt_lines` does.
-    """
+    """Each line's content in blocks of `block_tokens`, from `prefix_blocks`, `hash_ids` or `input_tok_ids`, and the
+    prompt tokens where they are. Raises ValueError as `_prompt_lines` does."""
     chains, content_tokens = Chains(), block_tokens
     contents: list[Sequence[int]] = []
     lengths: list[int | None] = []

@@ -7,7 +7,7 @@ are warm-ups. Not here: the length tables (sim.workload.lengths) and recorded tr
 
 from collections.abc import Sequence
 from enum import StrEnum
-from functools import lru_cache, partial
+from functools import lru_cache
 from math import ceil, floor, inf, sqrt
 from pathlib import Path
 from typing import Annotated, Literal
@@ -115,11 +115,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def bounds(self, length: int) -> tuple[int, int]:
-        """Shortest and longest of what is drawn around a fixed `length`.
-
-        >>> Workload(input_len=1000, random_range_ratio=0.2).bounds(1000)
-        (800, 1200)
-        """
+        """Shortest and longest of what is drawn around a fixed `length`."""
         low, high = (length * share for share in self._shares)
         if isinstance(self.random_range_ratio, tuple):
             high = floor(high)
@@ -162,15 +158,12 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
                     f"those that do: {', '.join(TRACE_NAMES)}"
                 )
             return
-        for name, is_given in (
-            ("input_len", self.input_len is not None),
-            ("output_len", self.output_len is not None),
-            ("sharing", self.sharing.is_any),
-        ):
-            if is_given:
+        sharing = self.sharing if self.sharing.is_any else None
+        for name, given in {"input_len": self.input_len, "output_len": self.output_len, "sharing": sharing}.items():
+            if given is not None:
                 raise ValueError(
-                    f"workload.{name}={getattr(self, name)}: the file of dataset_name={self.dataset_name!r} says that "
-                    "of every request; leave it out"
+                    f"workload.{name}={given}: the file of dataset_name={self.dataset_name!r} says that of every "
+                    "request; leave it out"
                 )
         if not self.dataset_path:
             raise ValueError(
@@ -179,11 +172,9 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def build_requests(workload: Workload, seed: int, block_tokens: int = BLOCK_TOKENS) -> Requests:
-    """The requests of `workload` as they are sent, in order of arrival, however long (as they are served:
-    sim.workload.served); their content in blocks of `block_tokens`.
-
-    A trace without arrival times gets drawn ones. Raises ValueError for a trace that cannot be served.
-    """
+    """The requests of `workload` as they are sent, in order of arrival, however long (as served: sim.workload.served),
+    with content in blocks of `block_tokens`. A trace without times gets drawn ones. Raises ValueError for one that
+    cannot be served."""
     count, ids = num_requests(workload), None
     contents: Sequence[Content] = ()
     if is_trace(workload):
@@ -193,10 +184,9 @@ def build_requests(workload: Workload, seed: int, block_tokens: int = BLOCK_TOKE
         prompts, outputs = trace.prompt_tokens, trace.output_tokens
     elif workload.sharing.is_any:
         drawn = requests_of(*_sessions(workload, count, seed), count, block_tokens)
-        arrivals = np.array([0.0 if workload.request_rate == inf else each.arrival_s for each in drawn])
-        prompts = np.array([each.prompt_tokens for each in drawn])
-        outputs = np.array([each.output_tokens for each in drawn])
-        contents = [each.content for each in drawn]
+        if workload.request_rate == inf:
+            drawn.change({"arrival_s": np.zeros(count)})
+        return drawn
     else:
         arrivals = arrival_times(count, workload.request_rate, workload.burstiness, seed)
         prompts, outputs = _lengths(workload, count, seed)
@@ -204,9 +194,8 @@ def build_requests(workload: Workload, seed: int, block_tokens: int = BLOCK_TOKE
 
 
 def _sessions(workload: Workload, count: int, seed: int) -> tuple[Sessions, Sharing]:
-    """Sessions that `count` requests are of, in order of their beginning, and what they share. As many as are open at
-    any time have begun before the run, which so has the rate and the lengths of a long one from its first request on.
-    """
+    """Sessions of `count` requests, in order of their beginning, and what they share. As many as are open at any time
+    begin before the run, so that its rate and lengths are a long run's from its first request on."""
     sharing = workload.sharing
     turns, forks = sharing.num_turns, sharing.num_forks
     rate, gap_s = workload.request_rate / sharing.requests_per_session, sharing.turn_gap_s
@@ -230,8 +219,7 @@ def _sessions(workload: Workload, count: int, seed: int) -> tuple[Sessions, Shar
 
 
 def sent_lengths(workload: Workload, seed: int) -> tuple[Integers, Integers]:
-    """Prompt and output tokens of requests as they are sent, whose means are the workload's: a whole trace's, or of
-    MEAN_SAMPLE draws."""
+    """Prompt and output tokens of requests as they are sent: a whole trace's, or of MEAN_SAMPLE draws."""
     if is_trace(workload):
         trace = _trace(workload, None)
         return trace.prompt_tokens, trace.output_tokens
@@ -276,9 +264,8 @@ def num_requests(workload: Workload) -> int:
 
 
 def _trace(workload: Workload, count: int | None, block_tokens: int = BLOCK_TOKENS) -> Trace:
-    source, stamp = workload.dataset_path or "", trace_stamp(workload)
-    read = read_trace if stamp is None else partial(_read_trace, stamp)
-    return read(workload.dataset_name, source, count, block_tokens)
+    source = workload.dataset_path or ""
+    return _read_trace(trace_stamp(workload), workload.dataset_name, source, count, block_tokens)
 
 
 def trace_stamp(workload: Workload) -> tuple[int, int] | None:
@@ -290,7 +277,7 @@ def trace_stamp(workload: Workload) -> tuple[int, int] | None:
 
 
 @lru_cache(maxsize=4)
-def _read_trace(stamp: tuple[int, int], name: str, source: str, count: int | None, block_tokens: int) -> Trace:
+def _read_trace(stamp: tuple[int, int] | None, name: str, source: str, count: int | None, block_tokens: int) -> Trace:
     """A file is read once as long as it stays as it is."""
     return read_trace(name, source, count, block_tokens)
 

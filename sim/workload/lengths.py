@@ -1,9 +1,8 @@
 """Prompt and output lengths of recorded workloads, as small quantile tables with both lengths dependent.
 
-A table is the prompt's quantile function and, for each of several equal-sized groups of requests by prompt length, the
-output's: so "prompts around 1,100 tokens get long answers" survives, which a correlation would lose. Both are piecewise
-linear in probability and fitted to the sorted lengths by least squares, which keeps the means. Not here: arrivals
-(sim.workload.generate) and whole traces (sim.workload.traces).
+A table is the prompt's quantile function and the output's, for each of several equal-sized groups by prompt length.
+Both are piecewise linear in probability and fitted to the sorted lengths by least squares, which keeps the means.
+Not here: arrivals (sim.workload.generate) and whole traces (sim.workload.traces).
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
-"""A workload as an engine serves it, within the model's context.
+"""A workload as an engine serves it, within the model's context. All counts of requests and tokens come from here.
 
 vLLM and TensorRT-LLM end an answer at the context and reject a prompt that leaves no room for one token. SGLang, and an
 engine of which nothing is known, reject a request whose prompt and answer would be longer.
-
-Everybody who counts requests or their tokens has them from here. Not here: requests as they are sent
-(sim.workload.generate), which engines end answers, and where (sim.run.limits).
+Not here: requests as they are sent (sim.workload.generate), which engines end answers, and where (sim.run.limits).
 """
 
 from __future__ import annotations
@@ -90,8 +88,7 @@ class Served(msgspec.Struct, frozen=True):
         return ServedRequests(sent.kept(is_served), num_cut, int(np.count_nonzero(is_sent & ~is_served)))
 
     def sample(self, seed: int) -> ServedRequests:
-        """SAMPLE requests that tell of the workload, more where all of these are rejected; of a trace no more than it
-        has. Raises ValueError as `requests` does."""
+        """SAMPLE requests, or MEAN_SAMPLE where all of these are rejected. Raises ValueError as `requests` does."""
         few, many = (
             msgspec.structs.replace(self, workload=self.workload.sized(at_most(self.workload, count)))
             for count in (SAMPLE, MEAN_SAMPLE)

@@ -1,10 +1,9 @@
 """Requests that have prompts in common by the way they come about: system prompts, turns of a session, forks.
 
-Every prompt begins with one of several system prompts. A session's next turn comes `turn_gap_s` after the last one,
-answered or not, with all that was said before it, answers too; without a request rate, as many requests later as are
-served at once. Sessions have begun before the run: its first requests are of all turns. Each prompt may be asked
-several times at once, with further answers (samples, branches of a search); a session goes on from the first. Not here:
-how long what is said is, and when sessions begin (sim.workload.generate).
+A session's next turn comes `turn_gap_s` after the last one, answered or not, with all that was said before it; without
+a request rate, as many requests later as are served at once. Sessions have begun before the run. Each prompt may be
+asked several times at once (samples, branches of a search); a session goes on from the first answer.
+Not here: how long what is said is, and when sessions begin (sim.workload.generate).
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ import numpy as np
 
 from sim.bounds import Bounds, check_bounds
 from sim.draws import Floats, Integers
+from sim.interface.request_columns import Requests
 from sim.workload.content import Content
 
 _STRIDE = 1 << 32
@@ -69,23 +69,14 @@ class Sessions(NamedTuple):
     """[sessions, turns, forks] tokens of the answers."""
 
 
-class Arrival(NamedTuple):
-    """One request."""
-
-    arrival_s: float
-    prompt_tokens: int
-    output_tokens: int
-    content: Content
-
-
-def requests_of(sessions: Sessions, sharing: Sharing, count: int, block_tokens: int) -> list[Arrival]:
+def requests_of(sessions: Sessions, sharing: Sharing, count: int, block_tokens: int) -> Requests:
     """The first `count` requests from 0 on in order of arrival, with ids of the blocks of `block_tokens` that another
     may have.
 
     As many sessions from 0 on as requests make sure that no later session could bring one of them.
 
     >>> alone = Sessions(np.zeros(1), np.zeros(1, int), np.array([[20, 8]]), np.array([[[12], [5]]]))
-    >>> [each.prompt_tokens for each in requests_of(alone, Sharing(prefix_len=16, num_turns=2), 2, 16)]
+    >>> requests_of(alone, Sharing(prefix_len=16, num_turns=2), 2, 16).column("prompt_tokens").tolist()
     [36, 56]
     """
     _, num_turns, num_forks = sessions.answered.shape
@@ -97,7 +88,8 @@ def requests_of(sessions: Sessions, sharing: Sharing, count: int, block_tokens: 
     first = in_order[arrivals.ravel()[in_order] >= 0.0][: -(-count // num_forks)]
     num_prefixes = int(sessions.prefix_index.max(initial=0)) + 1
     prefix_blocks = sharing.prefix_len // block_tokens
-    requests = []
+    columns: list[tuple[float, int, int]] = []
+    contents: list[Content] = []
     for index in first.tolist():
         session, turn = divmod(index, num_turns)
         prefix = int(sessions.prefix_index[session]) * _STRIDE
@@ -111,5 +103,8 @@ def requests_of(sessions: Sessions, sharing: Sharing, count: int, block_tokens: 
             elif sharing.requests_per_session > 1:
                 end = prompt // block_tokens
             ids = (*range(prefix, prefix + prefix_blocks), *range(suffix + prefix_blocks, suffix + end))
-            requests.append(Arrival(float(arrivals[session, turn]), prompt, answer, ids))
-    return requests[:count]
+            columns.append((float(arrivals[session, turn]), prompt, answer))
+            contents.append(ids)
+    names = ("arrival_s", "prompt_tokens", "output_tokens")
+    each = dict(zip(names, map(np.array, zip(*columns[:count], strict=True)), strict=True))
+    return Requests(each, contents=contents[:count])

@@ -5,8 +5,7 @@ Not here: what the columns of a format mean (sim.workload.traces).
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 from difflib import get_close_matches
 from math import isfinite
@@ -24,8 +23,6 @@ UNITS_S = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9, "datetime": 1.0}
 """Seconds per unit of a clock; datetime is ISO 8601 text."""
 MIN_UNIX = {"ms": 1e11, "us": 1e14, "ns": 1e17}
 """Unix times since 1973 in these units are at least this; below the first one they are seconds, until the year 5138."""
-MAX_SPAN_S = 1e9
-"""Seconds from the first arrival to the last: thirty years."""
 MAX_TOKENS = 10**9
 """Tokens of one prompt or answer: a thousand times the longest context there is."""
 _EPOCH = datetime(1970, 1, 1)
@@ -40,31 +37,6 @@ class TraceRow(NamedTuple):
     id: str = ""
     content: Sequence[int] = ()
     """Ids of its whole blocks (sim.workload.content); empty where the file does not tell."""
-
-
-class TraceColumns:
-    """Requests of a file column by column: a million without content take about 40 MB."""
-
-    def __init__(self) -> None:
-        self.arrival_s = array("d")
-        """Empty where the file has no times."""
-        self.prompt_tokens = array("q")
-        self.output_tokens = array("q")
-        self.ids: list[str] = []
-        self.contents: list[Sequence[int]] = []
-        self.num_failed = 0
-        """Requests that the file says failed; they are in no column."""
-
-    def __len__(self) -> int:
-        return len(self.prompt_tokens)
-
-    def add(self, row: TraceRow) -> None:
-        if row.arrival_s is not None:
-            self.arrival_s.append(row.arrival_s)
-        self.prompt_tokens.append(row.prompt_tokens)
-        self.output_tokens.append(row.output_tokens)
-        self.ids.append(row.id)
-        self.contents.append(row.content)
 
 
 def number_of(cell: Cell, where: str, field: str, least: int = 0, what: str = "whole number from 0 to") -> int:
@@ -136,42 +108,6 @@ def json_objects(path: str, names: Sequence[str], *, has_prose: bool = False) ->
         if not isinstance(row, dict):
             raise ValueError(f"{where}: want an object with {', '.join(names)}")
         yield where, row
-
-
-def collect(
-    path: str, rows: Iterable[tuple[str, TraceRow | None]], most: int | None, *, is_in_order: bool = True
-) -> TraceColumns:
-    """The first `most` of `rows`, each with the words that say where it stands; None = a request that failed.
-
-    Rows must come in order of arrival, unless `is_in_order` is False: then all are read.
-    """
-    columns = TraceColumns()
-    first_s = newest_s = None
-    for where, row in rows:
-        if row is None:
-            columns.num_failed += 1
-            continue
-        if row.arrival_s is not None:
-            first_s = row.arrival_s if first_s is None else first_s
-            if is_in_order and newest_s is not None and row.arrival_s < newest_s:
-                raise ValueError(
-                    f"{where}: arrival is {newest_s - row.arrival_s:.6g} s before the row above; "
-                    "sort the file by arrival"
-                )
-            newest_s = row.arrival_s
-            if abs(newest_s - first_s) > MAX_SPAN_S:
-                side = "after" if newest_s > first_s else "before"
-                raise ValueError(
-                    f"{where}: arrival is {abs(newest_s - first_s):.3g} s {side} the first one; at most "
-                    f"{MAX_SPAN_S:g} are simulated"
-                )
-        columns.add(row)
-        if is_in_order and len(columns) == most:
-            break
-    if not len(columns):
-        failed = f" that did not fail ({columns.num_failed} did)" if columns.num_failed else ""
-        raise ValueError(f"{TRACE} {path!r}: no requests in it{failed}")
-    return columns
 
 
 def missing(what: str, name: str, present: list[str]) -> str:

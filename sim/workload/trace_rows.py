@@ -1,9 +1,8 @@
 """Requests from the rows of trace files: which column of each format says what, and one reader for all.
 
-Mooncake's JSON lines may have sessions, whose later turns have a delay in place of a time (ai-dynamo/aiperf
-docs/benchmark-modes/trace-replay.md; ai-dynamo/dynamo spells created_time, delay_ms). A delay counts from the end of
-the answer before, which no trace knows: here it counts from that turn's arrival. Not here: opening files
-(sim.workload.trace_files), which rows a format has (sim.workload.traces).
+Later turns of a session may have a delay in place of a time (ai-dynamo/aiperf docs/benchmark-modes/trace-replay.md;
+ai-dynamo/dynamo spells created_time, delay_ms). It counts from the end of the answer before, which no trace knows: here
+from that turn's arrival. Not here: opening files (trace_files), which rows a format has (traces).
 """
 
 from __future__ import annotations

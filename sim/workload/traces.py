@@ -1,27 +1,16 @@
 """Recorded workloads from files: published traces, results of benchmarks, ShareGPT, and any CSV or JSON lines.
 
-`read_trace(name, source, num_prompts)` takes the first requests of a file; `source` is FILE, or FILE#key=value,.. where
-a format has something to say about it (docs/guide.md is the table of all):
-
-    trace-azure, burstgpt, mooncake                       CSV; of mooncake also JSON lines, with and without sessions:
-                  FILE#turns=new where input_length is what a turn adds, FILE#block_tokens= where hash_ids stand for
-                  another number of tokens than 512
-    guidellm, aiperf, inference-perf, vllm-bench          sim.workload.bench
-    sharegpt      a JSON list of conversations, lengths given or counted: FILE#tokenizer=DIRECTORY
-    csv, jsonl    FILE, with columns such as arrival_s or arrival_time (s), prompt_tokens or input_len, output_tokens or
-                  output_len (ALIASES); or FILE#arrival=ts_ms,prompt=in,output=out[,unit=ms][,id=..][,session=..]
-                  [,blocks=..[,block_tokens=16]][,tokens=..]
-
-What prompts have in common is read from blocks (prefix_blocks, hash_ids), tokens (input_tok_ids) or sessions, whose
-next prompt goes on from the last prompt and its answer. Any file may be packed with gzip (.gz).
-
-Files are checked row by row: errors are one line with file, line and field. Not here: opening files
-(sim.workload.trace_files), what each format's columns mean (trace_rows), and drawn arrivals (sim.workload.generate).
+`read_trace(name, source, num_prompts)` takes the first requests of a file. `source` is FILE, or FILE#key=value,.. with
+options of its format; docs/guide.md is the table of all formats and options. What prompts have in common is read from
+blocks (prefix_blocks, hash_ids), tokens (input_tok_ids) or sessions, whose next prompt goes on from the last prompt and
+its answer. Any file may be packed with gzip (.gz). Errors are one line with file, line and field.
+Not here: opening files (trace_files), what each format's columns mean (trace_rows), drawn arrivals (generate).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
 from math import isfinite
 from typing import Any, NamedTuple
 
@@ -32,20 +21,12 @@ from sim.draws import Floats, Integers
 from sim.names import unknown
 from sim.workload.bench import REQUESTS, RESULT_OPTIONS
 from sim.workload.content import BLOCK_TOKENS, MOONCAKE_BLOCK_TOKENS, Content, common
-from sim.workload.sharegpt import conversations
-from sim.workload.trace_files import (
-    Row,
-    TraceColumns,
-    collect,
-    column_names,
-    csv_objects,
-    json_objects,
-    missing,
-    tokens_of,
-)
+from sim.workload.trace_files import TRACE, Row, TraceRow, column_names, csv_objects, json_objects, missing, tokens_of
 from sim.workload.trace_rows import ALIASES, COLUMNS, ColumnMap, RowReader
 
-TRACE_NAMES = ("trace-azure", "mooncake", "burstgpt", "sharegpt", *REQUESTS, "csv", "jsonl")
+TRACE_NAMES = ("trace-azure", "mooncake", "burstgpt", *REQUESTS, "csv", "jsonl")
+MAX_SPAN_S = 1e9
+"""Seconds from the first arrival to the last: thirty years."""
 
 
 class Trace(NamedTuple):
@@ -101,11 +82,8 @@ SPANS_S = {"d": 86_400.0, "h": 3600.0, "min": 60.0, "s": 1.0, "ms": 1e-3, "us": 
 
 def _span(span_s: float) -> str:
     unit = next((unit for unit, each_s in SPANS_S.items() if span_s >= 2.0 * each_s), "us")
-    return (
-        f"{span_s / SPANS_S[unit]:.2g} {unit}"
-        if span_s < 100.0 * SPANS_S[unit]
-        else f"{span_s / SPANS_S[unit]:.0f} {unit}"
-    )
+    count = span_s / SPANS_S[unit]
+    return f"{count:.2g} {unit}" if count < 100.0 else f"{count:.0f} {unit}"
 
 
 TURNS = ("whole", "new")
@@ -113,7 +91,6 @@ _NAMED = ["arrival", "prompt", "output", "unit", "id", "session", "blocks", "blo
 OPTIONS = {
     **RESULT_OPTIONS,
     "mooncake": ["block_tokens", "turns"],
-    "sharegpt": ["tokenizer"],
     "csv": _NAMED,
     "jsonl": _NAMED,
 }
@@ -136,18 +113,13 @@ def read_trace(name: str, source: str, num_prompts: int | None = None, block_tok
     reader = RowReader(columns, content_tokens)
     requests = ((where, None if row is None else reader.read(row, where)) for where, row in entries)
     is_in_order = not (columns.is_benchmark or (columns.delay and columns.session))
-    rows = collect(path, requests, num_prompts, is_in_order=is_in_order)
-    if num_prompts is not None and len(rows) < num_prompts:
-        raise ValueError(f"trace {path!r}: {len(rows)} requests, num_prompts={num_prompts}; lower num_prompts")
-    return _to_trace(path, rows, num_prompts, content_tokens)
+    return _collected(path, requests, num_prompts, content_tokens, is_in_order=is_in_order)
 
 
 def _opened(name: str, path: str, options: dict[str, str]) -> tuple[ColumnMap, Iterator[tuple[str, Row | None]]]:
     """The columns of a file, and its rows with where each stands; None = a failed request."""
     if name in REQUESTS:
         return COLUMNS[name], REQUESTS[name](path, options)
-    if name == "sharegpt":
-        return COLUMNS[name], conversations(path, options.get("tokenizer"))
     is_json = name == "jsonl"
     if is_json or name == "csv":
         columns = _with_aliases(options, path, name)
@@ -216,19 +188,56 @@ def _options(text: str, known: list[str]) -> dict[str, str]:
     return options
 
 
-def _to_trace(path: str, rows: TraceColumns, most: int | None, content_tokens: int) -> Trace:
-    """The first `most` in order of arrival; of equal ones in order of the file."""
-    arrival_s = np.array(rows.arrival_s) if rows.arrival_s else None
-    order = np.arange(len(rows)) if arrival_s is None else np.argsort(arrival_s, kind="stable")
+def _collected(
+    path: str, rows: Iterable[tuple[str, TraceRow | None]], most: int | None, content_tokens: int, *, is_in_order: bool
+) -> Trace:
+    """The first `most` of `rows` in order of arrival, each with where it stands; None = a request that failed. Unless
+    `is_in_order` is False, which reads all, rows must come in order. A million requests take about 40 MB."""
+    arrivals, prompts, outputs = array("d"), array("q"), array("q")
+    ids, contents, num_failed = list[str](), list[Sequence[int]](), 0
+    for where, row in rows:
+        if row is None:
+            num_failed += 1
+            continue
+        if row.arrival_s is not None:
+            _check_arrival(row.arrival_s, arrivals, where, is_in_order=is_in_order)
+            arrivals.append(row.arrival_s)
+        prompts.append(row.prompt_tokens)
+        outputs.append(row.output_tokens)
+        ids.append(row.id)
+        contents.append(row.content)
+        if is_in_order and len(ids) == most:
+            break
+    if not ids:
+        failed = f" that did not fail ({num_failed} did)" if num_failed else ""
+        raise ValueError(f"{TRACE} {path!r}: no requests in it{failed}")
+    if most is not None and len(ids) < most:
+        raise ValueError(f"{TRACE} {path!r}: {len(ids)} requests, num_prompts={most}; lower num_prompts")
+    arrival_s = np.array(arrivals) if arrivals else None
+    order = np.arange(len(ids)) if arrival_s is None else np.argsort(arrival_s, kind="stable")
     places = order[:most].tolist()
-    contents = [rows.contents[place] for place in places]
     return Trace(
         source=path,
         arrival_s=None if arrival_s is None else arrival_s[places] - arrival_s[order[0]],
-        prompt_tokens=np.array(rows.prompt_tokens, dtype=np.int64)[places],
-        output_tokens=np.array(rows.output_tokens, dtype=np.int64)[places],
-        ids=tuple(rows.ids[place] or str(index) for index, place in enumerate(places)),
-        contents=tuple(common(contents)) if any(contents) else (),
+        prompt_tokens=np.array(prompts, dtype=np.int64)[places],
+        output_tokens=np.array(outputs, dtype=np.int64)[places],
+        ids=tuple(ids[place] or str(index) for index, place in enumerate(places)),
+        contents=tuple(common([contents[place] for place in places])) if any(contents) else (),
         content_tokens=content_tokens,
-        num_failed=rows.num_failed,
+        num_failed=num_failed,
     )
+
+
+def _check_arrival(arrival_s: float, before: Sequence[float], where: str, *, is_in_order: bool) -> None:
+    """Raise ValueError for an arrival before the last one of a file in order, or one that is too far from the first."""
+    if not before:
+        return
+    if is_in_order and arrival_s < before[-1]:
+        late = f"arrival is {before[-1] - arrival_s:.6g} s before the row above"
+        raise ValueError(f"{where}: {late}; sort the file by arrival")
+    span_s = arrival_s - before[0]
+    if abs(span_s) > MAX_SPAN_S:
+        side = "after" if span_s > 0.0 else "before"
+        raise ValueError(
+            f"{where}: arrival is {abs(span_s):.3g} s {side} the first one; at most {MAX_SPAN_S:g} are simulated"
+        )

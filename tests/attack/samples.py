@@ -341,13 +341,6 @@ MOONCAKE_COUNTS = csv(
     "timestamp_ms,input_length,output_length,n_prefix_blocks_seen_before",
     (f"{100 * i},{600 + i},5,{i % 2}" for i in range(6)),
 )
-INFERENCEX = indented(
-    [
-        {"hw": "h100", "conc": 2 * i, "tp": 1, "isl": 20, "osl": 5, "tput_per_gpu": 30.0}
-        | {"output_tput_per_gpu": 10.0, "mean_ttft": 0.02, "mean_tpot": 0.012}
-        for i in (1, 2)
-    ]
-)
 BENCH_LIST = indented([BENCH_RECORD, BENCH_RECORD | {"max_concurrency": 4}])
 QUANTISED = indented({"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "FP8"}})
 TRACE = ("compare", "--profile", PAIR, "--policy", "pd", "--workers", "1", "--num-prompts", "2")
@@ -468,7 +461,6 @@ def samples(folder: Path) -> dict[str, Sample]:
             *("--request-rate", "4", "--set", "workload.trace_arrivals=poisson"),
         ),
         "guidellm means": of_production("gm.json", GUIDELLM),
-        "inferencex": of_production("ix.json", INFERENCEX),
         "bench list": of_production("bl.json", BENCH_LIST),
         "quantisation": replace(quantised, is_checked=False),
         **{f"kernels {name.rpartition('__')[2]}": of_kernels(name) for name in kernels},

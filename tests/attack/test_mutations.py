@@ -33,7 +33,7 @@ FORMATS = (
     *("replay summary", "replay scenario", "replay requests", "replay works", "replay profile"),
     "store",
     *("trace gz", "trace counts", "trace turns", "trace columns", "trace without times"),
-    *("guidellm means", "inferencex", "bench list", "quantisation"),
+    *("guidellm means", "bench list", "quantisation"),
     *("kernels a100_sxm.yaml", "kernels gemm_perf.parquet", "kernels context_attention_perf.parquet"),
     *("kernels generation_attention_perf.parquet", "kernels custom_allreduce_perf.parquet"),
 )

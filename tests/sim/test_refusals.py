@@ -17,9 +17,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from calibrate.served.reports import read_bench
-from sim.acceptance.conversions import AcceptanceSummary
 from sim.acceptance.forms import parse_quoted
+from sim.acceptance.quoted import synthetic_rates
 from sim.costs.compact_kernels import LinearPass
 from sim.costs.engine_costs import ENGINES, load_engine
 from sim.costs.layer_kinds import Experts, Linear
@@ -109,17 +108,15 @@ def test_a_bad_tape_names_its_file_and_line(tmp_path: Path, text: str, field: st
     assert_refused(lambda: parse_quoted(f"tape:{tape}{field}").model(4), named, str(tape))
 
 
-VLLM_KEYS: list[tuple[dict[str, Any], str]] = [
-    ({}, "give one of"),
-    ({"synthetic_acceptance_length": 2.0, "synthetic_acceptance_rates": [0.5, 0.5]}, "give one of"),
-    ({"synthetic_acceptance_rates": [0.5]}, "has 1 rates and must have num_speculative_tokens=2"),
-    ({"synthetic_acceptance_rates": [0.5, 0.6]}, "must not be above the one before"),
-]
-
-
-@pytest.mark.parametrize(("keys", "named"), VLLM_KEYS)
-def test_bad_keys_of_vllm_are_refused(keys: dict[str, Any], named: str) -> None:
-    assert_refused(lambda: AcceptanceSummary.from_vllm(2, **keys), named)
+@pytest.mark.parametrize(
+    ("values", "named"),
+    [
+        ((0.5, 0.4, 0.3), "has 3 rates and must have num_speculative_tokens=2"),
+        ((0.5, 0.6), "must not be above the one before"),
+    ],
+)
+def test_synthetic_rates_that_cannot_be_are_refused(values: tuple[float, ...], named: str) -> None:
+    assert_refused(lambda: synthetic_rates(values, 2), named)
 
 
 GONE = object()
@@ -272,14 +269,7 @@ def test_an_absent_or_binary_trace_or_a_broken_archive_is_one_line(tmp_path: Pat
         assert_refused(lambda: read_trace(dataset, str(tmp_path / "t.jsonl.gz")), "line 1: damaged archive")
 
 
-CELL = {"hw": "h200", "conc": 4, "tp": 8, "pp": 1, "isl": 1024, "osl": 512, "tput_per_gpu": 30.0}
-CELL |= {"output_tput_per_gpu": 10.0, "mean_ttft": 0.2, "mean_tpot": 0.05}
 FILES: list[tuple[Callable[[Path], object], Any, str]] = [
-    (read_bench, [CELL | {"tp": None}], "entry 0: no number under 'tp'"),
-    *(
-        (read_bench, [CELL | {key: True}], f"{key}=True is not understood; want a row of one engine on one node")
-        for key in ("disagg", "is_multinode")
-    ),
     (lambda path: read_prompts(path, 16), {"x": 1}, "no prefix_blocks, hash_ids, input_tok_ids, prompt_token_ids"),
     (
         lambda path: read_prompts(path, 16),

@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from sim.acceptance.conversions import iid_rate_for_length
 from sim.acceptance.models import IidAcceptance
+from sim.acceptance.quoted import iid_rate_for_length
 from sim.costs.engine_costs import engine_of
 from sim.costs.forms.build import build_costs
 from sim.costs.shapes import kv_bytes_per_token, model

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sim.costs.compact_kernels import LinearKernels
+from sim.costs.compact_kernels import CompactKernels, LinearKernels
 from sim.costs.engine_costs import EngineCosts, with_engine
-from sim.costs.forms.compact import CompactCosts
-from sim.costs.forms.linear import LinearCosts
-from sim.costs.forms.table import TableCosts
+from sim.costs.forms.compact import CompactPasses
+from sim.costs.forms.linear import LinearPasses
+from sim.costs.forms.table import TablePasses
 from sim.costs.profile import Profile
 from sim.costs.table_kernels import TableKernels
+from sim.costs.work_costs import PassesOf, WorkCosts
 
-ShippedCosts = CompactCosts | TableCosts | LinearCosts
-"""Cost models of every form that a profile can have."""
+PASSES: dict[type, PassesOf] = {
+    CompactKernels: CompactPasses,
+    TableKernels: TablePasses,
+    LinearKernels: LinearPasses,
+}
+"""Passes by the form of a profile's kernels."""
 
 
 def build_costs(
@@ -21,19 +26,14 @@ def build_costs(
     engine: EngineCosts | None = None,
     *,
     cuda_graph: bool | str = True,
-    strict: bool = False,
     graphed_queries: int | None = None,
     graph_sizes: Sequence[int] | None = None,
-) -> ShippedCosts:
-    """The cost model of the form that `profile` has, with what `engine` adds.
-
-    None adds nothing to what is in the profile: the engine that it was measured with, if any. `graphed_queries`: the
-    one count of queries per row that has full CUDA graphs; None: every one. `graph_sizes`: token counts that the engine
-    captures, as far as the profile's host does; None: the profile's.
-    """
+) -> WorkCosts:
+    """The cost model of the form that `profile` has, with what `engine` adds; None: the engine that it was measured
+    with, if any. The rest: WorkCosts."""
     if engine is not None:
         profile = with_engine(profile, engine)
-    form: type[ShippedCosts] = TableCosts if isinstance(profile.kernels, TableKernels) else CompactCosts
-    if isinstance(profile.kernels, LinearKernels):
-        form = LinearCosts
-    return form(profile, cuda_graph=cuda_graph, strict=strict, graphed_queries=graphed_queries, graph_sizes=graph_sizes)
+    passes_of = PASSES[type(profile.kernels)]
+    return WorkCosts(
+        profile, passes_of, cuda_graph=cuda_graph, graphed_queries=graphed_queries, graph_sizes=graph_sizes
+    )

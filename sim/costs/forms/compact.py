@@ -1,23 +1,40 @@
-"""CompactCosts: the cost of a work from a profile's compact constants.
+"""CompactPasses: the cost of a work from a profile's compact constants.
 
-Regimes of attention, by composition of the pass: decode (every row one query; linear in the summed context once it
-exceeds the blocks' time), prefill chunk with history, verify and mixed passes (a row with several queries, or rows
-beside chunks: KV is streamed once, `kv_slowdown` times slower, plus the further queries' compute; no public table has
-this shape, so profiles mark it as not validated).
-Not here: the kernels' formulas (compact_kernels), what all forms share (passes, work_costs), the file (profile).
+Regimes of attention: decode (every row one query), prefill chunk with history, verify and mixed passes (several queries
+in a row, or rows beside chunks: KV streams once, `kv_slowdown` times slower, plus the further queries' compute). No
+public table has the last, so profiles mark it as not validated.
+Not here: the constants (compact_kernels), what all forms share (passes, work_costs), the file (profile).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import inf
+from math import ceil
 
-from sim.costs.compact_kernels import BLOCK_QUERIES, Prompts, charged_tokens, chunk_pairs, gemm_s, prefill_attention_s
-from sim.costs.passes import Excess, ModelPasses, RowPart, beyond, layer_rest_s, sampler_s
-from sim.costs.profile import Profile
-from sim.costs.shapes import ModelShape
-from sim.costs.work_costs import WorkCosts
-from sim.interface.work import Chunk, Model, Work
+from sim.costs.compact_kernels import BLOCK_QUERIES, REFERENCE_DEPTH, SMALL_TILES_UP_TO, Gemm
+from sim.costs.passes import ModelPasses, RowPart, bounds_of, layer_rest_s, sampler_s
+from sim.costs.profile import Gpu, Profile
+from sim.interface.work import Chunk, Model
+
+
+def gemm_s(c: Gemm, gpu: Gpu, tokens: int, columns: int, depth: int, dtype_bytes: float) -> float:
+    """Seconds of one [tokens, depth] x [depth, columns] GEMM with weights that are not in cache. Tokens are charged as
+    they are, rounded up to tiles of the kernel grid, and to waves of tiles."""
+    if tokens <= SMALL_TILES_UP_TO:
+        tiles = waves = float(ceil(tokens / c.small_tile_tokens) * c.small_tile_tokens)
+    else:
+        rows = ceil(tokens / c.tile_tokens)
+        tiles = float(rows * c.tile_tokens)
+        blocks = rows * ceil(columns / c.tile_columns)
+        in_waves = ceil(blocks / c.multiprocessors) * c.multiprocessors
+        waves = max(tiles, in_waves * c.tile_tokens * c.tile_columns / columns)
+    charged = (1.0 - c.tile_share - c.wave_share) * tokens + c.tile_share * tiles + c.wave_share * waves
+    compute = 2.0 * charged * columns * (depth + c.extra_depth) / (c.compute_share * gpu.peak_flops)
+    compute *= 1.0 + c.long_kernel_change * compute / (compute + c.long_kernel_s)
+    moved = dtype_bytes * (columns * depth + tokens * (columns + depth))
+    memory = moved / (c.bandwidth_share * gpu.bandwidth_bytes_per_s)
+    together: float = (compute**c.sharpness + memory**c.sharpness) ** (1.0 / c.sharpness)
+    return together + c.fixed_s + c.depth_s * depth / REFERENCE_DEPTH
 
 
 class CompactRows(RowPart):
@@ -26,7 +43,8 @@ class CompactRows(RowPart):
 
     def __init__(self, passes: CompactPasses, rows: int, row_tokens: int, head_rows: int, launch_s: float) -> None:
         self._power, self._root, self._layers = passes.sharpness, passes.inverse_sharpness, passes.layers
-        self._fixed_s = passes.rows_fixed_s(row_tokens, head_rows)
+        body_s = passes.body_s(passes.padded_tokens(row_tokens))
+        self._fixed_s = body_s + passes.head_s(head_rows) + passes.layers * passes.decode.fixed_s + passes.extra_s
         self._blocks_power = float((passes.row_head_s * rows) ** passes.sharpness)
         self._kv_token_s = passes.row_kv_token_s(row_tokens / rows, is_decode=row_tokens == rows)
         self._query_s = passes.layers * passes.row_queries_s(row_tokens, rows, 1)
@@ -54,17 +72,18 @@ class CompactRows(RowPart):
 class CompactPasses(ModelPasses):
     """Passes of one model from compact constants."""
 
-    def __init__(self, profile: Profile, shape: ModelShape, graph_sizes: Sequence[int]) -> None:
-        super().__init__(profile, shape, graph_sizes)
+    def __init__(self, profile: Profile, model: Model, graph_sizes: Sequence[int]) -> None:
+        super().__init__(profile, model, graph_sizes)
+        shape = self._shape
         if not shape.is_plain:
             raise ValueError(f"{shape.name}: compact constants price plain dense decoders; want a profile of points")
         kernels, gpu = profile.compact, profile.gpu
-        self.kernels = kernels
+        self.kernels, self.bounds = kernels, bounds_of(kernels.measured)
         self._gemms = shape.gemms(profile.tensor_parallel)
         self._is_small_head = float(shape.head_dim < 128)
         is_multi_head = shape.heads == shape.kv_heads
         decode = kernels.multi_head_decode_attention if is_multi_head else kernels.decode_attention
-        self._decode = decode
+        self.decode = decode
         self._verify = kernels.verify_attention
         self.compute_roof = kernels.gemm.compute_share * gpu.peak_flops
         self.bandwidth_roof = kernels.gemm.bandwidth_share * gpu.bandwidth_bytes_per_s
@@ -90,9 +109,7 @@ class CompactPasses(ModelPasses):
         return (gemms_s + rest_s) * kernels.body_ratio(tokens)
 
     def _gemm_s(self, tokens: int, columns: int, depth: int) -> float:
-        gemm, gpu = self.kernels.gemm, self._gpu
-        charged = charged_tokens(gemm, tokens, columns)
-        return gemm_s(gemm, gpu.peak_flops, gpu.bandwidth_bytes_per_s, charged, columns, depth, self._shape.dtype_bytes)
+        return gemm_s(self.kernels.gemm, self._gpu, tokens, columns, depth, self._shape.dtype_bytes)
 
     def logits_s(self, rows: int) -> float:
         lm_head_s = self._gemm_s(rows, self._shape.vocab // self._tensor_parallel, self._shape.hidden)
@@ -110,18 +127,13 @@ class CompactPasses(ModelPasses):
     def row_part(self, rows: int, row_tokens: int, head_rows: int, launch_s: float) -> RowPart:
         return CompactRows(self, rows, row_tokens, head_rows, launch_s)
 
-    def rows_fixed_s(self, row_tokens: int, head_rows: int) -> float:
-        """A pass of rows, all that does not depend on their context."""
-        attention_s = self.layers * self._decode.fixed_s
-        return self.body_s(self.padded_tokens(row_tokens)) + self.head_s(head_rows) + attention_s + self.extra_s
-
     def rows_s(self, rows: int, row_tokens: int, kv_tokens: int, *, beside_chunks: bool) -> float:
         is_decode = row_tokens == rows and not beside_chunks
         blocks_s = self.row_head_s * rows
         memory_s = kv_tokens * self.row_kv_token_s(row_tokens / rows, is_decode=is_decode)
         together: float = (blocks_s**self.sharpness + memory_s**self.sharpness) ** self.inverse_sharpness
         attention_s = together + self.row_queries_s(row_tokens, rows, kv_tokens)
-        return attention_s if beside_chunks else self._decode.fixed_s + attention_s
+        return attention_s if beside_chunks else self.decode.fixed_s + attention_s
 
     def row_kv_token_s(self, queries: float, *, is_decode: bool) -> float:
         """Seconds per layer and token of KV of rows with a mean of `queries` each; verify unless `is_decode`."""
@@ -137,21 +149,21 @@ class CompactPasses(ModelPasses):
         return self._pair_s * (row_tokens - rows) * (kv_tokens / rows)
 
     def chunks_attention_s(self, chunks: Sequence[Chunk]) -> float:
-        constants = self.kernels.prefill_attention
+        c, gpu = self.kernels.prefill_attention, self._gpu
         pairs, longest, new_tokens, history_tokens = 0.0, 0, 0, 0
         for tokens, history in chunks:
             padded = -(-tokens // BLOCK_QUERIES) * BLOCK_QUERIES
-            pairs += chunk_pairs(constants, tokens, padded, history)
+            queries = tokens + c.tile_share * (padded - tokens)
+            pairs += queries * (history + 0.5 * queries + 0.5 * c.extra_keys)
             if tokens > longest:
                 longest = tokens
             new_tokens += tokens
             history_tokens += history
-        prompts = Prompts(self._head_size, self._is_small_head, pairs, longest, new_tokens * self.kv_bytes)
-        new_s = prefill_attention_s(constants, self._gpu.peak_flops, self._gpu.bandwidth_bytes_per_s, prompts)
+        compute = 4.0 * self._head_size * pairs / (c.compute_share * gpu.peak_flops)
+        compute *= 1.0 + c.small_head_change * self._is_small_head
+        memory = new_tokens * self.kv_bytes / (c.kv_bandwidth_share * gpu.bandwidth_bytes_per_s)
+        new_s = c.fixed_s + compute + memory + c.block_s * longest / BLOCK_QUERIES
         return new_s + history_tokens * self.context_coefficient
-
-    def beyond(self, work: Work) -> Sequence[Excess]:
-        return beyond(self.kernels.measured, work)
 
     # -- as slots (sim.costs.forms.slots)
 
@@ -166,14 +178,6 @@ class CompactPasses(ModelPasses):
         shape = (c.block_s, c.tile_share, 0.5 * c.extra_keys, self.context_coefficient)
         return c.fixed_s, self.sharpness, self.inverse_sharpness, *prefill, small, *memory, *shape, 0.0, 0.0
 
-    @property
-    def bounds(self) -> tuple[float, ...]:
-        most = self.kernels.measured
-        return most.tokens, inf, most.rows, most.chunk_tokens, most.row_context_tokens, inf
-
-    def max_row_context_tokens(self, rows: int) -> int:
-        return self.kernels.measured.row_context_tokens
-
     def beside(self, rows: int, row_tokens: int) -> tuple[float, ...]:
         kv_token_s = self.row_kv_token_s(row_tokens / rows, is_decode=False)
         pairs_s = 0.0 if self._verify.query_tile > 1 else self._pair_s * (row_tokens - rows)
@@ -181,12 +185,3 @@ class CompactPasses(ModelPasses):
 
     def chunk(self, tokens: int) -> tuple[float, ...]:
         raise AssertionError("chunks are priced by their pairs")
-
-
-class CompactCosts(WorkCosts[CompactPasses]):
-    """CostModel over the compact constants of `profile`."""
-
-    def _make_passes(self, model: Model, sizes: Sequence[int]) -> CompactPasses:
-        shape = self.profile.target if model is Model.TARGET else self.profile.draft
-        assert shape is not None
-        return CompactPasses(self.profile, shape, sizes)

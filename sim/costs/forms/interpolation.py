@@ -1,13 +1,10 @@
 """Piecewise interpolation of measured times over one or two axes of counts, and what holds outside them.
 
-Below the first point a time is that of the first point; beyond the last one it goes on from there with the slope
-(linear) or exponent (power) of the upper half of the axis. Kernels go by tiles, so neighbours may lie on one step of a
-staircase, whose slope says nothing of what lies beyond: of points 16 tokens apart, the last two had a prompt of 8,192
-tokens take two fifths of the least possible time.
-Times that never fall along their axes are interpolated to times that never fall.
-GEMMs and decode attention are nearly affine in tokens and context, so they are interpolated linearly; whole prompts'
-attention lies between linear and quadratic in tokens, so powers (straight lines between logs) fit it better.
-calibrate.importers.aiconfigurator.grids has the figures.
+Below the first point a time is that of the first point. Beyond the last one it goes on with the slope (linear) or
+exponent (power) of the upper half of the axis: neighbours may lie on one step of a kernel's staircase, whose slope says
+nothing. Times that never fall along their axes are interpolated to times that never fall. GEMMs and decode attention
+are nearly affine in tokens and context: linear. Attention of whole prompts lies between linear and quadratic in tokens:
+powers. calibrate.importers.aiconfigurator.grids has the figures.
 Not here: what the axes mean (table).
 """
 
@@ -21,10 +18,7 @@ from math import inf, log
 
 def bracket(axis: Sequence[int], at: float) -> tuple[int, int, float]:
     """Indices of the points below and above `at` and the weight of the upper one: 0 below the axis, above 1 beyond it,
-    where the points are `middle` and the last.
-
-    `axis` rises; of a single point both indices are 0.
-    """
+    where the points are `middle` and the last. Of a single point both indices are 0."""
     if len(axis) == 1 or at <= axis[0]:
         return 0, 0, 0.0
     upper = min(bisect_right(axis, at), len(axis) - 1)
@@ -49,8 +43,7 @@ def value_at(axis: Sequence[int], values: Sequence[float], at: float) -> float:
 
 
 def power_curve_at(axis: Sequence[int], curves: Sequence[Sequence[float]], at: float) -> list[float]:
-    """The curve between two measured ones, like `curve_at` with powers of the axis between and beyond its points; all
-    numbers are positive."""
+    """The curve between two measured ones, like `curve_at` with powers of the axis; all numbers are positive."""
     low, high, _ = bracket(axis, at)
     if low == high:
         return list(curves[low])

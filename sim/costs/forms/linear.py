@@ -1,20 +1,16 @@
-"""LinearCosts: the cost of a work where a report gives a few times of whole passes, and nothing of their kernels.
+"""LinearPasses: the cost of a work where a report gives a few times of whole passes, and nothing of their kernels.
 
-A pass is a straight line in its tokens, rows and KV; eager launches, graphs and the engine's constants act on it as on
-every form. Not here: the constants (sim.costs.compact_kernels.LinearKernels), what all forms share (passes,
-work_costs).
+Eager launches, graphs and the engine's constants act on these lines as on every form.
+Not here: the constants (sim.costs.compact_kernels.LinearKernels), what all forms share (passes, work_costs).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sim.costs.compact_kernels import LinearPass, Measured
-from sim.costs.passes import Excess, ModelPasses, beyond
+from sim.costs.passes import ModelPasses, bounds_of
 from sim.costs.profile import Profile
-from sim.costs.shapes import ModelShape
-from sim.costs.work_costs import WorkCosts
-from sim.interface.work import Chunk, Model, Work
+from sim.interface.work import TARGET, Chunk, Model
 
 
 class LinearPasses(ModelPasses):
@@ -22,10 +18,12 @@ class LinearPasses(ModelPasses):
 
     has_row_parts = False
 
-    def __init__(self, profile: Profile, shape: ModelShape, line: LinearPass, graph_sizes: Sequence[int]) -> None:
-        super().__init__(profile, shape, graph_sizes)
-        self._line = line
-        self._measured: Measured = profile.linear.measured
+    def __init__(self, profile: Profile, model: Model, graph_sizes: Sequence[int]) -> None:
+        super().__init__(profile, model, graph_sizes)
+        kernels = profile.linear
+        line = kernels.target if model is TARGET else kernels.draft
+        assert line is not None
+        self._line, self.bounds = line, bounds_of(kernels.measured)
         self.compute_roof = profile.gpu.peak_flops
         self.bandwidth_roof = profile.gpu.bandwidth_bytes_per_s
         if line.launches is not None:
@@ -48,18 +46,3 @@ class LinearPasses(ModelPasses):
 
     def chunks_attention_s(self, chunks: Sequence[Chunk]) -> float:
         return self._line.kv_token_s * sum(new + history for new, history in chunks) / self.layers
-
-    def beyond(self, work: Work) -> Sequence[Excess]:
-        return beyond(self._measured, work)
-
-
-class LinearCosts(WorkCosts[LinearPasses]):
-    """CostModel over the lines of `profile`."""
-
-    def _make_passes(self, model: Model, sizes: Sequence[int]) -> LinearPasses:
-        profile, kernels = self.profile, self.profile.linear
-        is_target = model is Model.TARGET
-        shape, line = (profile.target, kernels.target) if is_target else (profile.draft, kernels.draft)
-        assert shape is not None
-        assert line is not None
-        return LinearPasses(profile, shape, line, sizes)

@@ -18,8 +18,7 @@ from sim.interface.work import Chunk, Model
 ANY_FLOPS, ANY_BYTES_PER_S = 2e16, 4e13
 """Dense bf16 FLOP/s and bytes/s that no chip has: several times those of the fastest that are announced."""
 CACHE_BYTES = 256e6
-"""Size of the largest last-level cache (MI300X); passes over and over in a loop find so much of what they read
-there."""
+"""Size of the largest last-level cache (MI300X); passes in a loop find so much of what they read there."""
 SHARE_OF_LEAST = 0.9
 """Share of the least time that a measured pass may take: clocks, rounding, experts that a loop activates again."""
 DECODES = ((1, 1, 1024), (8, 1, 1024), (64, 1, 1024), (32, 5, 1024))
@@ -61,8 +60,7 @@ def _least_s(
     context: int,
     chunks: tuple[Chunk, ...],
 ) -> float:
-    """Weights and KV read once, beyond what the cache holds, or FLOPs in the narrowest format of its weights. Of the
-    embedding a pass reads a row per token."""
+    """Weights and KV read once, beyond the cache, or FLOPs in the narrowest format; an embedding row per token."""
     devices = profile.tensor_parallel * profile.data_parallel
     tokens = rows * queries + sum(chunk.new_tokens for chunk in chunks)
     head_bytes = shape.dtype_bytes * (shape.vocab * shape.hidden + shape.fusion_weights)

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.costs.forms.compact import CompactCosts
-from sim.costs.forms.table import TableCosts
+from sim.costs.forms.table import TablePasses
 from sim.costs.passes import RowPart
+from sim.costs.work_costs import WorkCosts
 from sim.interface.work import STEP, Chunk, Model, Work
 
 ROWS, LATER, BESIDE, CHUNK, TOKENS, HEAD = range(6)
@@ -38,7 +38,7 @@ class PairSlots:
     and the numbers themselves: `row_parts`, `beside(rows, row_tokens)`, `chunk(tokens)`.
     """
 
-    def __init__(self, costs: CompactCosts | TableCosts) -> None:
+    def __init__(self, costs: WorkCosts) -> None:
         self._costs = costs
         models = (Model.TARGET, Model.DRAFT if costs.profile.draft is not None else Model.TARGET)
         self._passes: list[Any] = [costs.passes(model) for model in models]
@@ -49,7 +49,7 @@ class PairSlots:
         part, beside, chunk = passes.widths
         widths = [2 + width for width in (3 + part, 3 + part, 1 + beside, chunk, 4, 1)]
         numbers = (
-            isinstance(self._costs, TableCosts),
+            isinstance(passes, TablePasses),
             passes.has_experts or self._costs.drafts_apart,
             passes.layers,
             passes.extra_s,
@@ -110,6 +110,6 @@ class PairSlots:
 
 
 @lru_cache(maxsize=32)
-def slots_of(costs: CompactCosts | TableCosts) -> PairSlots:
+def slots_of(costs: WorkCosts) -> PairSlots:
     """The slots of `costs`, kept from run to run."""
     return PairSlots(costs)

@@ -1,12 +1,10 @@
-"""TableCosts: the cost of a work from measured points, interpolated; the rules where nothing was measured.
+"""TablePasses: the cost of a work from measured points, interpolated; the rules where nothing was measured.
 
 Rows between measured counts are interpolated at equal context per row, in which fixed + a x rows + b x KV is exact.
-Several chunks in one pass cost what each costs alone, the shortest measured chunk's time counted once: it stands for
-the kernel's fixed time. Where no chunk with history was measured, history adds its query-key pairs at the rate of the
-longest chunk and its KV at the rate of the largest decode. Verify rows, and rows beside chunks, where they were not
-measured: TableKernels.verify_rule.
-Not here: interpolation itself (interpolation), points (sim.costs.table_kernels), what all forms share (passes,
-work_costs).
+Chunks in one pass cost what each costs alone, the shortest measured chunk's time counted once: it is the kernel's fixed
+time. Without measured history, a chunk's query-key pairs cost the rate of the longest chunk, and its KV that of the
+largest decode. Verify rows, and rows beside chunks, that were not measured: TableKernels.verify_rule.
+Not here: interpolation itself (interpolation), points (sim.costs.table_kernels), what all forms share (passes).
 """
 
 from __future__ import annotations
@@ -17,14 +15,11 @@ from itertools import pairwise
 from math import inf
 from typing import NamedTuple
 
-from sim.costs.compact_kernels import VerifyAttention
 from sim.costs.forms.interpolation import curve_at, filled, middle, power_curve_at, value_at
-from sim.costs.passes import Excess, ModelPasses, RowPart, sizes
+from sim.costs.passes import ModelPasses, RowPart
 from sim.costs.profile import Profile
-from sim.costs.shapes import ModelShape
-from sim.costs.table_kernels import DecodeGrid, ModelTable
-from sim.costs.work_costs import WorkCosts
-from sim.interface.work import Chunk, Model, Work
+from sim.costs.table_kernels import DecodeGrid
+from sim.interface.work import TARGET, Chunk, Model
 
 
 class Line(NamedTuple):
@@ -69,15 +64,20 @@ class TableRows(RowPart):
 class TablePasses(ModelPasses):
     """Passes of one model from its measured points."""
 
-    def __init__(
-        self, profile: Profile, shape: ModelShape, table: ModelTable, rule: VerifyAttention, graph_sizes: Sequence[int]
-    ) -> None:
-        super().__init__(profile, shape, graph_sizes)
+    history_name = "history_tokens"
+
+    def __init__(self, profile: Profile, model: Model, graph_sizes: Sequence[int]) -> None:
+        super().__init__(profile, model, graph_sizes)
+        kernels, shape = profile.table, self._shape
+        table = kernels.target if model is TARGET else kernels.draft
+        assert table is not None
         self._table = table
-        self._rule = rule
+        self._rule = kernels.verify_rule
         self._ranks = profile.data_parallel
-        self._measured = table.measured
         decode, prefill, verify = table.decode_attention, table.prefill_attention, table.verify_attention
+        most, queries = table.measured, inf if verify is None else verify.queries[-1]
+        history = prefill.history_tokens[-1] or most.row_context_tokens
+        self.bounds = most.tokens, table.head.tokens[-1], most.rows, most.chunk_tokens, history, queries
         self._decode = filled(decode.context_tokens, decode.seconds)
         self._prefill = filled(prefill.history_tokens, prefill.seconds)
         self._verify = [] if verify is None else [filled(verify.context_tokens, grid) for grid in verify.seconds]
@@ -94,7 +94,7 @@ class TablePasses(ModelPasses):
         weights = shape.active_layer_weights / profile.tensor_parallel
         self.compute_roof = max(2.0 * weights * tokens / seconds for tokens, seconds in points)
         self.bandwidth_roof = shape.read_bytes(1) / (shape.layers * profile.tensor_parallel * points[0][1])
-        self._ratio = profile.table.body_ratio
+        self._ratio = kernels.body_ratio
         self._max_contexts = [
             max(context for context, value in zip(decode.context_tokens, curve, strict=True) if value is not None)
             for curve in decode.seconds
@@ -199,24 +199,6 @@ class TablePasses(ModelPasses):
         grid = self._table.decode_attention
         return self._max_contexts[min(bisect_left(grid.rows, rows), len(grid.rows) - 1)]
 
-    def beyond(self, work: Work) -> Sequence[Excess]:
-        measured, table = self._measured, self._table
-        tokens, longest_chunk, longest_history, context_tokens = sizes(work)
-        histories = table.prefill_attention.history_tokens
-        bounds = [
-            ("tokens", tokens, measured.tokens),
-            ("head_rows", work.head_rows, table.head.tokens[-1]),
-            ("rows", work.rows, measured.rows),
-            ("chunk_tokens", longest_chunk, measured.chunk_tokens),
-            ("history_tokens", longest_history, histories[-1] or measured.row_context_tokens),
-        ]
-        if work.rows:
-            bounds.append(("row_context_tokens", context_tokens, self.max_row_context_tokens(work.rows)))
-            if table.verify_attention is not None:
-                queries = -(-work.row_tokens // work.rows)
-                bounds.append(("queries", queries, table.verify_attention.queries[-1]))
-        return [bound for bound in bounds if bound[1] > bound[2]]
-
     def row_part(self, rows: int, row_tokens: int, head_rows: int, launch_s: float) -> RowPart:
         rest_s = self.padded_body_s(row_tokens, rows, row_tokens) + self.head_s(head_rows) + self.extra_s
         line = self._line(rows, row_tokens, False)
@@ -236,13 +218,6 @@ class TablePasses(ModelPasses):
     def constants(self) -> tuple[float, ...]:
         return self._prefill[0][0], *([0.0] * 11), self._pair_s, self._kv_token_s
 
-    @property
-    def bounds(self) -> tuple[float, ...]:
-        most, table, verify = self._measured, self._table, self._table.verify_attention
-        history = table.prefill_attention.history_tokens[-1] or most.row_context_tokens
-        queries = inf if verify is None else verify.queries[-1]
-        return most.tokens, table.head.tokens[-1], most.rows, most.chunk_tokens, history, queries
-
     def beside(self, rows: int, row_tokens: int) -> tuple[float, ...]:
         """`rows_s` of rows that run beside chunks."""
         line = self._line(rows, row_tokens, True)
@@ -252,18 +227,6 @@ class TablePasses(ModelPasses):
     def chunk(self, tokens: int) -> tuple[float, ...]:
         histories = self._table.prefill_attention.history_tokens
         return float(len(histories)), *histories, *self._chunk_curve(tokens)
-
-
-class TableCosts(WorkCosts[TablePasses]):
-    """CostModel over the measured points of `profile`."""
-
-    def _make_passes(self, model: Model, sizes: Sequence[int]) -> TablePasses:
-        profile, kernels = self.profile, self.profile.table
-        is_target = model is Model.TARGET
-        shape, table = (profile.target, kernels.target) if is_target else (profile.draft, kernels.draft)
-        assert shape is not None
-        assert table is not None
-        return TablePasses(profile, shape, table, kernels.verify_rule, sizes)
 
 
 def _row_line(grid: DecodeGrid, filled_seconds: Sequence[Sequence[float]], rows: int) -> Line:

@@ -155,7 +155,7 @@ def test_the_form_of_a_servers_steps_is_chosen_by_the_largest_load(
     assert abs(found.tried[0].error_pct) < 1.0
     assert found.fits[0].values_s == {name: pytest.approx(value, rel=0.02) for name, value in constants.items()}
     own = some(own_engine(load(save_profile(found.profile, tmp_path / "mine.json"))))
-    assert own.is_async is form.is_async
+    assert own.plans_ahead("none") is form.is_async
 
 
 def benchmarks(folder: Path, tpot_ms: dict[int, float]) -> list[str]:

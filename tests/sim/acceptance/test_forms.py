@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sim.acceptance.conversions import AcceptanceSummary, iid_rate_for_length
 from sim.acceptance.draws import AcceptanceDraws
 from sim.acceptance.forms import parse_quoted
-from sim.acceptance.models import BetaAcceptance, IidAcceptance, MarkovAcceptance, PerPositionAcceptance
+from sim.acceptance.models import BetaAcceptance, IidAcceptance, MarkovAcceptance, PerPositionAcceptance, to_conditional
+from sim.acceptance.quoted import checked_rates, iid_rate_for_length
 from sim.acceptance.tape import TapeAcceptance
 
 rates = st.floats(0.0, 1.0)
@@ -67,12 +67,9 @@ def test_the_short_markov_form_means_what_it_says() -> None:
 @given(st.lists(rates, min_size=1, max_size=10))
 def test_conditional_and_unconditional_rates_convert_into_each_other(conditional: list[float]) -> None:
     count = len(conditional)
-    summary = AcceptanceSummary(
-        unconditional_rates=PerPositionAcceptance(tuple(conditional)).unconditional_rates(count)
-    )
-    again = PerPositionAcceptance(summary.conditional_rates)
-    assert again.unconditional_rates(count) == pytest.approx(summary.unconditional_rates, abs=1e-12)
-    assert summary.model.expected_length(count) == pytest.approx(summary.acceptance_length)
+    unconditional = PerPositionAcceptance(tuple(conditional)).unconditional_rates(count)
+    again = PerPositionAcceptance(to_conditional(checked_rates(unconditional)))
+    assert again.unconditional_rates(count) == pytest.approx(unconditional, abs=1e-12)
 
 
 @pytest.mark.parametrize("draft_tokens", [1, 4, 7])

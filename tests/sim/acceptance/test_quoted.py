@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from itertools import pairwise
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -13,7 +15,6 @@ from hypothesis import strategies as st
 
 import lanesim
 from sim.acceptance import forms
-from sim.acceptance.conversions import AcceptanceSummary, iid_rate_for_length
 from sim.acceptance.forms import parse_quoted
 from sim.acceptance.models import IidAcceptance, PerPositionAcceptance
 from sim.acceptance.quoted import (
@@ -21,7 +22,8 @@ from sim.acceptance.quoted import (
     MeasuredRates,
     Quoted,
     QuotedTape,
-    lengths_by_k,
+    carried_error,
+    iid_rate_for_length,
 )
 from tests.properties import assert_refused, examples
 
@@ -34,6 +36,26 @@ PUBLISHED = {
     "Qwen 3.5, MTP": (1.93, 2.73, 3.39, 3.97, 4.41, 4.80, 5.04),
 }
 """Acceptance lengths at k = 1..7, thinking on: InferenceX's golden values, SPEED-Bench coding (ADR 021)."""
+
+
+class Carried(NamedTuple):
+    """Acceptance length at one draft length: by the quote's model, and mean, 5 and 95 % of draws."""
+
+    k: int
+    model: float
+    mean: float
+    low: float
+    high: float
+
+
+def lengths_by_k(quoted: Quoted, ks: Iterable[int], draws: int, seed: int = 0) -> list[Carried]:
+    """The same draws at every draft length."""
+    rng = np.random.default_rng(seed)
+    drawn = [quoted.draw(rng) for _ in range(draws)]
+    lengths = {k: [length_at(one, k) for one in drawn] for k in ks}
+    return [
+        Carried(k, length_at(quoted, k), float(np.mean(at)), *np.percentile(at, [5, 95])) for k, at in lengths.items()
+    ]
 
 
 @st.composite
@@ -95,7 +117,7 @@ def test_published_lengths_at_other_draft_lengths_lie_within_the_draws(name: str
     """500 draws, seed 0; 5 to 95 %."""
     lengths = PUBLISHED[name]
     quoted = MeasuredLength(lengths[measured - 1], measured)
-    for at, length in zip(lengths_by_k(quoted, SEVEN, 500, np.random.default_rng(0)), lengths, strict=True):
+    for at, length in zip(lengths_by_k(quoted, SEVEN, 500), lengths, strict=True):
         assert at.low - 1e-9 <= length <= at.high + 1e-9, (name, at)
         assert at.low - 1e-9 <= at.model <= at.high + 1e-9
 
@@ -103,7 +125,7 @@ def test_published_lengths_at_other_draft_lengths_lie_within_the_draws(name: str
 def test_the_error_of_a_carried_length_is_that_of_its_draws_and_grows_with_the_distance() -> None:
     """4,000 draws, seed 0; the root mean square within 4 %."""
     quoted = MeasuredLength(2.6, 3)
-    errors = [quoted.standard_error(k) for k in SEVEN]
+    errors = [carried_error(quoted, k) for k in SEVEN]
     assert errors[2] == pytest.approx(0.0, abs=1e-9)
     assert errors[2:] == sorted(errors[2:])
     rng = np.random.default_rng(0)
@@ -113,7 +135,7 @@ def test_the_error_of_a_carried_length_is_that_of_its_draws_and_grows_with_the_d
 
 def test_shorter_drafts_may_yield_more_than_the_first_of_the_logged_rates_say() -> None:
     """Recordings: 1 to 6 % more (ADR 021)."""
-    one, two, three = lengths_by_k(parse_quoted("vllm:.6,.376,.258"), (1, 2, 3), 100, np.random.default_rng(0))
+    one, two, three = lengths_by_k(parse_quoted("vllm:.6,.376,.258"), (1, 2, 3), 100)
     assert one.low < one.model == pytest.approx(1.6)
     assert 1.03 < one.high / one.model < 1.12
     assert 1.0 < two.high / two.model < one.high / one.model
@@ -123,7 +145,7 @@ def test_shorter_drafts_may_yield_more_than_the_first_of_the_logged_rates_say() 
 @given(st.one_of(measured_lengths(), measured_rates()), seeds)
 @examples(0.5)
 def test_the_range_by_draft_length_rises_with_it(quoted: MeasuredLength | MeasuredRates, seed: int) -> None:
-    found = lengths_by_k(quoted, SEVEN, 21, np.random.default_rng(seed))
+    found = lengths_by_k(quoted, SEVEN, 21, seed)
     assert [at.k for at in found] == list(SEVEN)
     for name in ("model", "mean", "low", "high"):
         values = [getattr(at, name) for at in found]
@@ -131,18 +153,11 @@ def test_the_range_by_draft_length_rises_with_it(quoted: MeasuredLength | Measur
     assert all(at.low - 1e-12 <= at.mean <= at.high + 1e-12 for at in found if at.k == quoted.measured_k)
 
 
-def test_draws_are_the_same_at_every_draft_length_whichever_are_asked() -> None:
-    quoted = parse_quoted("length:2.6@3")
-    alone = lengths_by_k(quoted, [5], 30, np.random.default_rng(7))
-    among = lengths_by_k(quoted, [1, 3, 5], 30, np.random.default_rng(7))
-    assert alone == among[2:]
-
-
 @pytest.mark.parametrize("text", ["iid:.7", "length:1.9~0", "per-position:.8,.6", "beta:13,8", "markov:.13,.82"])
 def test_where_nothing_is_uncertain_a_draw_is_the_quote_itself(text: str) -> None:
     quoted = parse_quoted(text)
     assert quoted.draw(np.random.default_rng(0)) is quoted
-    (at,) = lengths_by_k(quoted, [3], 5, np.random.default_rng(0))
+    (at,) = lengths_by_k(quoted, [3], 5)
     assert at.low == at.high == pytest.approx(at.model)
 
 
@@ -185,7 +200,7 @@ def test_a_tape_draws_its_own_requests_again(tmp_path: Path) -> None:
     kept = {tokens.tobytes() for tokens in quoted.tape.tapes}
     found = {tokens.tobytes() for tokens in drawn.tape.tapes}
     assert found < kept
-    (at,) = lengths_by_k(quoted, [4], 200, np.random.default_rng(0))
+    (at,) = lengths_by_k(quoted, [4], 200)
     assert at.low < at.model < at.high
 
 
@@ -220,15 +235,15 @@ def test_a_run_meets_the_length_that_the_quote_says(acceptance: str, k: int) -> 
 def test_the_page_says_what_the_code_does() -> None:
     """The worked example, and every row of the table by draft length: 2,000 draws, seed 0."""
     text = PAGE.read_text()
-    summary = AcceptanceSummary.from_vllm(3, synthetic_acceptance_rates=(0.74, 0.49, 0.37))
-    assert f"Mean acceptance length: {summary.acceptance_length:.2f}" in text
-    assert f"Avg Draft acceptance rate: {100 * (summary.acceptance_length - 1.0) / 3:.1f}%" in text
-    assert f"per-position:{','.join(f'{rate:.2f}'[1:] for rate in summary.conditional_rates)}" in text
+    logged = parse_quoted("vllm:.74,.49,.37~0").model(3)
+    assert f"Mean acceptance length: {logged.expected_length(3):.2f}" in text
+    assert f"Avg Draft acceptance rate: {100 * (logged.expected_length(3) - 1.0) / 3:.1f}%" in text
+    assert f"per-position:{','.join(f'{rate:.2f}'[1:] for rate in logged.conditional_rates(3))}" in text
     quoted = MeasuredLength(2.6, 3)
     rows = [
-        f"| {at.k} | {at.k / 3:.2f} | {at.model:.2f} | {100 * quoted.standard_error(at.k):.1f} % | {at.mean:.2f} "
+        f"| {at.k} | {at.k / 3:.2f} | {at.model:.2f} | {100 * carried_error(quoted, at.k):.1f} % | {at.mean:.2f} "
         f"| {at.low:.2f} to {at.high:.2f} |"
-        for at in lengths_by_k(quoted, SEVEN, 2000, np.random.default_rng(0))
+        for at in lengths_by_k(quoted, SEVEN, 2000)
     ]
     assert re.findall(r"^\| \d \|.*$", text, flags=re.MULTILINE) == rows
     for form in re.findall(r"`([a-z-]+:[\d.][^` ]*)`", text):

@@ -67,7 +67,6 @@ def test_scheduling_follows_version_and_method(name: str, methods: set[str]) -> 
     engine = load_engine(name, "h100-sxm")
     known = ("none", "eagle3", "mtp", "draft_model", "ngram")
     assert {method for method in known if engine.plans_ahead(method)} == methods
-    assert engine.is_async is ("none" in methods)
 
 
 @pytest.mark.parametrize("is_async", [False, True])
@@ -76,10 +75,10 @@ def test_a_profile_says_how_its_server_schedules_whatever_the_engines_default(is
     profile = msgspec.structs.replace(profile, host=msgspec.structs.replace(profile.host, is_async=is_async))
     for same in (profile, with_engine(profile, engine_of(None, profile))):
         own = engine_of("vllm-0.24", same)
-        assert [own.is_async, *map(own.plans_ahead, ("eagle3", "draft_model"))] == [is_async] * 3
+        assert [*map(own.plans_ahead, ("none", "eagle3", "draft_model"))] == [is_async] * 3
     other = with_engine(profile, load_engine("vllm-0.12", "h100-sxm"))
-    assert not engine_of(None, other).is_async
-    assert engine_of(None, with_engine(other, load_engine("vllm-0.24", "h100-sxm"))).is_async
+    assert not engine_of(None, other).plans_ahead("none")
+    assert engine_of(None, with_engine(other, load_engine("vllm-0.24", "h100-sxm"))).plans_ahead("none")
 
 
 @pytest.mark.parametrize(
@@ -103,7 +102,7 @@ def test_a_shipped_profile_says_what_the_gpu_takes_or_whose_constants_it_has(nam
     if profile.host.engine == "measured here":
         own = own_engine(profile)
         assert own is not None
-        assert (own.name, own.step_s, own.is_async) == ("measured here", profile.host.step_s, False)
+        assert (own.name, own.step_s, own.plans_ahead("none")) == ("measured here", profile.host.step_s, False)
         return
     assert own_engine(profile) is None
     assert [getattr(profile.host, constant) for constant in CONSTANTS] == [0.0] * len(CONSTANTS)
@@ -153,7 +152,7 @@ def test_a_profile_from_before_engines_keeps_its_constants() -> None:
     profile = load(PAIR)
     older = msgspec.structs.replace(profile, host=msgspec.structs.replace(profile.host, step_s=1.2e-3))
     found = engine_of(None, older)
-    assert (found.name, found.step_s, found.is_async) == (UNNAMED, 1.2e-3, False)
+    assert (found.name, found.step_s, found.plans_ahead("none")) == (UNNAMED, 1.2e-3, False)
 
 
 def test_constants_act_only_where_they_were_measured() -> None:

@@ -7,7 +7,7 @@ import warnings
 import pytest
 
 from sim.costs.extrapolation import Extrapolation, Largest, OutsideProfileWarning, collecting, pass_on
-from sim.costs.forms.table import TableCosts
+from sim.costs.forms.build import build_costs
 from sim.interface.work import Kind, Work
 from tests.sim.costs.table_points import table
 
@@ -19,7 +19,7 @@ def step(context_tokens: int) -> Work:
 def test_the_largest_of_many_works_is_collected_and_nothing_is_warned_of() -> None:
     with warnings.catch_warnings(), collecting() as found:
         warnings.simplefilter("error")
-        for costs in (TableCosts(table()), TableCosts(table())):
+        for costs in (build_costs(table()), build_costs(table())):
             for context_tokens in (1000, 5000, 3000):
                 costs.cost(step(context_tokens))
     profile = table().name
@@ -30,7 +30,7 @@ def test_the_largest_of_many_works_is_collected_and_nothing_is_warned_of() -> No
 def test_a_block_within_another_keeps_its_own() -> None:
     with collecting() as outer:
         with collecting() as inner:
-            TableCosts(table()).cost(step(5000))
+            build_costs(table()).cost(step(5000))
         assert inner.largest
     assert not outer.largest
     assert str(outer) == ""
@@ -53,7 +53,7 @@ def test_without_a_block_it_is_warned_of_in_words_that_do_not_change() -> None:
     with warnings.catch_warnings(record=True) as heard:
         warnings.simplefilter("always")
         for context_tokens in (1000, 5000):
-            TableCosts(table()).cost(step(context_tokens))
+            build_costs(table()).cost(step(context_tokens))
     assert len({str(warning.message) for warning in heard}) == 1
     one = Extrapolation()
     one.add("gpu/model", "rows", Largest(9, 4, 2))

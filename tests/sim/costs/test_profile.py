@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from sim.cli import main as cli
+from sim.costs.datasheets import DATASHEETS
 from sim.costs.engine_costs import own_engine
 from sim.costs.memory import kv_capacity_tokens
 from sim.costs.profile import UNLOADED, Profile
@@ -117,3 +118,14 @@ def test_profiles_are_listed_of_gpus_a_part_of_whose_name_begins_so(capsys: pyte
     assert cli.run(["profiles", "list", "6000"]) == 0
     names = [line.split()[0] for line in capsys.readouterr().out.splitlines() if "/" in line]
     assert {name.partition("/")[0] for name in names} == {"rtx-pro-6000-server"}
+
+
+def test_chips_of_one_name_but_other_kernels_are_two_families() -> None:
+    assert DATASHEETS["b200-sxm"].family != DATASHEETS["rtx-5090"].family
+
+
+def test_memory_is_that_of_profiles_of_the_same_gpu() -> None:
+    sheets = {name: (load(name).gpu.memory_bytes, DATASHEETS.get(load(name).gpu.name)) for name in shipped()}
+    known = {name: memory / sheet.gpu.memory_bytes for name, (memory, sheet) in sheets.items() if sheet is not None}
+    assert "l40s/qwen3-8b" in known
+    assert list(known.values()) == pytest.approx([1.0] * len(known), rel=0.01)

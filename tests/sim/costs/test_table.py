@@ -13,17 +13,16 @@ from sim.costs.compact_kernels import VerifyAttention
 from sim.costs.extrapolation import WORDS, OutsideProfileWarning
 from sim.costs.forms.build import build_costs
 from sim.costs.forms.interpolation import power_curve_at, value_at
-from sim.costs.forms.table import TableCosts
 from sim.costs.profile_files import load
 from sim.costs.table_kernels import Curve, DecodeGrid, PrefillGrid
-from sim.costs.work_costs import OutsideProfile
+from sim.costs.work_costs import WorkCosts
 from sim.interface.work import Chunk, Kind, Model, Work
 from tests.sim.costs.table_points import HOLES, KV_TOKEN_S, PAIR_S, POINTS, VERIFY, table
 from tests.sim.support import calls_of
 
-EAGER = TableCosts(table(), cuda_graph=False)
-VERIFIED = TableCosts(table(msgspec.structs.replace(POINTS, verify_attention=VERIFY)), cuda_graph=False)
-HOLED = TableCosts(table(HOLES), cuda_graph=False)
+EAGER = build_costs(table(), cuda_graph=False)
+VERIFIED = build_costs(table(msgspec.structs.replace(POINTS, verify_attention=VERIFY)), cuda_graph=False)
+HOLED = build_costs(table(HOLES), cuda_graph=False)
 
 
 def rows_of(rows: int, context_tokens: int, queries: int = 1, kind: Kind = Kind.STEP) -> Work:
@@ -55,7 +54,7 @@ def test_measured_points_are_exact() -> None:
 
 
 MIXED = Work(kind=Kind.STEP, rows=5, row_tokens=5, context_tokens=5 * 59, chunks=(Chunk(50, 0),), head_rows=6)
-SUMS: dict[str, tuple[TableCosts, Work, float, int]] = {
+SUMS: dict[str, tuple[WorkCosts, Work, float, int]] = {
     # 3 rows that read 60 tokens each: halfway between 1 and 5 rows, and between 10 and 110 tokens.
     "a step between measured rows and contexts": (EAGER, rows_of(3, 3 * 59), (1 + 11 + 3 + 23) / 4, 3),
     "a prompt between measured lengths follows their power": (EAGER, prompt(Chunk(50, 0)), 25.0, 1),
@@ -74,7 +73,7 @@ SUMS: dict[str, tuple[TableCosts, Work, float, int]] = {
 
 
 @pytest.mark.parametrize(("costs", "work", "attention_s", "head_rows"), SUMS.values(), ids=SUMS)
-def test_a_pass_is_the_hand_sum(costs: TableCosts, work: Work, attention_s: float, head_rows: int) -> None:
+def test_a_pass_is_the_hand_sum(costs: WorkCosts, work: Work, attention_s: float, head_rows: int) -> None:
     cost, host = costs.cost(work), costs.profile.host
     tokens = work.row_tokens + sum(chunk.new_tokens for chunk in work.chunks)
     assert cost.device_s == pytest.approx(body_s(tokens) + head_s(head_rows) + 2 * attention_s)
@@ -108,7 +107,7 @@ def test_a_draft_is_its_first_pass_and_single_token_passes_with_growing_context(
     )
     first = Work(kind=Kind.VERIFY, rows=2, row_tokens=3, context_tokens=40, head_rows=2)
     passes = [first, rows_of(2, 43), rows_of(2, 45)]
-    for costs in (EAGER, VERIFIED, TableCosts(table())):
+    for costs in (EAGER, VERIFIED, build_costs(table())):
         cost = costs.cost(work)
         assert cost.device_s == pytest.approx(sum(costs.cost(each).device_s for each in passes))
         assert cost.launch_s == pytest.approx(sum(costs.cost(each).launch_s for each in passes))
@@ -117,7 +116,7 @@ def test_a_draft_is_its_first_pass_and_single_token_passes_with_growing_context(
 
 @pytest.mark.filterwarnings("ignore::sim.costs.extrapolation.OutsideProfileWarning")
 def test_the_fast_path_of_rows_agrees_with_the_general_sum_of_a_pass() -> None:
-    for costs in (EAGER, VERIFIED, HOLED, TableCosts(table())):
+    for costs in (EAGER, VERIFIED, HOLED, build_costs(table())):
         passes = costs.passes(Model.TARGET)
         for rows, context, queries in ((1, 0, 1), (3, 100, 1), (5, 1000, 1), (7, 90, 2), (2, 150, 5)):
             work = rows_of(rows, context, queries)
@@ -156,18 +155,14 @@ def test_longer_chunks_and_histories_never_cost_less(tokens: int, history: int, 
         (Work(kind=Kind.STEP, rows=1, row_tokens=1, head_rows=102), "head_rows"),
     ],
 )
-def test_outside_the_measured_range_it_warns_once_and_strict_refuses_with_the_distance(work: Work, bound: str) -> None:
+def test_outside_the_measured_range_it_warns_once(work: Work, bound: str) -> None:
     profile = VERIFIED.profile
-    costs = TableCosts(profile)
+    costs = build_costs(profile)
     with pytest.warns(OutsideProfileWarning, match=f"{WORDS[bound]} beyond the largest measured"):
         costs.cost(work)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         costs.cost(work)
-    strict = build_costs(profile, strict=True)
-    for _ in range(2):
-        with pytest.raises(OutsideProfile, match=rf"{bound}=\d+ is \d+\.\d times the largest measured"):
-            strict.cost(work)
 
 
 def test_the_longest_context_is_that_of_as_many_rows() -> None:
@@ -175,18 +170,18 @@ def test_the_longest_context_is_that_of_as_many_rows() -> None:
     assert [passes.max_row_context_tokens(rows) for rows in (1, 2, 3, 8, 9)] == [400, 100, 100, 100, 100]
 
 
-def test_inside_the_measured_range_strict_is_silent() -> None:
-    strict = TableCosts(VERIFIED.profile, strict=True)
+def test_inside_the_measured_range_nothing_is_warned_of() -> None:
+    costs = build_costs(VERIFIED.profile)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for work in (rows_of(5, 500), rows_of(5, 500, 5), prompt(Chunk(90, 100)), rows_of(1, 0)):
-            strict.cost(work)
+            costs.cost(work)
 
 
 def test_the_bandwidth_of_a_sparse_model_is_that_at_which_one_token_reads_its_own_experts() -> None:
     """Two bytes for each parameter of the layers that a token is multiplied with."""
     profile = load("h100-sxm/qwen3-30b-a3b")
-    shape, passes = profile.target, TableCosts(profile).passes(Model.TARGET)
+    shape, passes = profile.target, build_costs(profile).passes(Model.TARGET)
     read_bytes = 2.0 * shape.layers * shape.active_layer_weights
     assert passes.bandwidth_roof * shape.layers * passes.layer_s(1) == pytest.approx(read_bytes)
 
@@ -200,7 +195,7 @@ def test_a_served_gpus_ratio_acts_on_the_layers_of_a_table() -> None:
     profile = load("a100-sxm/llama-3.1-8b")
     kernels = msgspec.structs.replace(profile.table, body_ratios=((8, 1.0), (128, 1.5)))
     plain, served = (
-        TableCosts(msgspec.structs.replace(profile, kernels=each)).passes(Model.TARGET)
+        build_costs(msgspec.structs.replace(profile, kernels=each)).passes(Model.TARGET)
         for each in (msgspec.structs.replace(profile.table, body_ratios=()), kernels)
     )
     assert [served.body_s(n) / plain.body_s(n) for n in (1, 8, 32, 128, 4096)] == pytest.approx([1, 1, 1.25, 1.5, 1.5])
@@ -220,7 +215,7 @@ STAIRS = msgspec.structs.replace(
     ),
 )
 """The last points of each axis lie on one step of a staircase: flat between them, and rising over the upper half."""
-STEPPED = TableCosts(table(STAIRS), cuda_graph=False)
+STEPPED = build_costs(table(STAIRS), cuda_graph=False)
 
 
 def test_beyond_the_last_point_a_staircase_goes_on_as_its_upper_half_rises() -> None:

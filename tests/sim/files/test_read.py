@@ -53,9 +53,6 @@ Read = Callable[[Path, str], object]
 FILES: list[tuple[str, bytes, Read, dict[str, int], str]] = [
     ("f", b"12345\n", all_lines, {"MAX_LINE_BYTES": 5}, "line 1: longer than"),
     ("f.csv", b"1\n2\n3\n4\n", all_lines, {"MAX_LINES": 3}, "has more than the 3 lines that are read"),
-    # As it is opened where its end says so; as it is read where it has several parts, of which the last is small.
-    ("f.gz", PACKED, lambda path, what: next(lines_of(path, what)), {"FREE_UNPACKED_BYTES": 1 << 20},
-     "unpacks to 5 MiB, and at most 1 are read"),
     ("f.gz", PACKED + MORE, all_lines, {"FREE_UNPACKED_BYTES": 1 << 20}, "has more than the 1 MiB that are read"),
     ("f", b"\xef\xbb\xbfone\ntwo \xff\n", read_text, {}, "line 2: not UTF-8 text"),
     ("f", b"\xef\xbb\xbfone\ntwo \xff\n", all_lines, {}, "line 2: not UTF-8 text"),

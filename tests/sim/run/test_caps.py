@@ -12,7 +12,7 @@ import pytest
 from sim.compare.side_by_side import compare
 from sim.costs.engine_costs import load_engine
 from sim.costs.layer_kinds import Compressed, Indexer, Linear
-from sim.costs.memory import kv_capacity_blocks
+from sim.costs.memory import kv_capacity_tokens
 from sim.costs.profile_files import load
 from sim.metrics.records import RunRecord
 from sim.policies.options import keys
@@ -163,7 +163,7 @@ def test_kv_blocks_beyond_the_gpus_memory_are_a_note_that_says_how_many_fit() ->
     """Without the draft's weights and KV more fit."""
     profile = load(PAIR)
     for policy, with_draft in (("pd", True), ("autoregressive", False)):
-        most = kv_capacity_blocks(profile, 16, 1.0, with_draft=with_draft)
+        most = kv_capacity_tokens(profile, 1.0, with_draft=with_draft) // 16
         with pytest.warns(
             BeyondMemoryWarning, match=rf"num_gpu_blocks={most + 1} is beyond .* has room for {most} blo"
         ):

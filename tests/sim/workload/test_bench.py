@@ -107,10 +107,3 @@ def test_appended_results_and_lists_of_them_are_several_levels(tmp_path: Path) -
     ):
         assert [level.concurrency for level in read_bench(path)] == pytest.approx([IN_FLIGHT, 2.0])
         assert len(lanesim.load(path)) == 2
-
-
-def test_a_cell_of_inferencex_is_a_level_of_its_clients(tmp_path: Path) -> None:
-    cell = {"hw": "h200", "conc": 4, "tp": 8, "isl": 1024, "osl": 512, "tput_per_gpu": 30.0}
-    cell |= {"output_tput_per_gpu": 10.0, "mean_ttft": 0.2, "mean_tpot": 0.05}
-    (level,) = read_bench(put(tmp_path, json.dumps([cell])))
-    assert (level.concurrency, level.input_len, level.measured["output_throughput"]) == (4.0, 1024.0, 80.0)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,23 +11,17 @@ import msgspec
 import numpy as np
 import pytest
 
+from sim.interface.request_columns import Requests
 from sim.workload.content import read_prompts
 from sim.workload.generate import Workload, build_requests
 from sim.workload.served import Served
-from sim.workload.sessions import Sharing
+from sim.workload.sessions import Sessions, Sharing, requests_of
 from sim.workload.traces import read_trace
+from tests.sim.workload.conftest import Write
 
-Write = Callable[..., str]
 
-
-@pytest.fixture
-def write(tmp_path: Path) -> Write:
-    def written(rows: list[Any], name: str = "t.jsonl") -> str:
-        path = tmp_path / name
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        return str(path)
-
-    return written
+def lines(rows: list[Any]) -> str:
+    return "".join(json.dumps(row) + "\n" for row in rows)
 
 
 def row(prompt: int, at_s: float = 0.0, output: int = 5, **more: Any) -> dict[str, Any]:
@@ -40,12 +33,12 @@ def test_mooncakes_hashes_are_content_without_the_last_block_in_part(write: Writ
         {"timestamp": 0, "input_length": 1300, "output_length": 5, "hash_ids": [5, 6, 7]},
         {"timestamp": 1, "input_length": 1536, "output_length": 5, "hash_ids": [5, 6, 7]},
     ]
-    trace = read_trace("mooncake", write(rows))
+    trace = read_trace("mooncake", write(lines(rows), "t.jsonl"))
     assert (trace.contents, trace.content_tokens) == (((0, 1), (0, 1)), 512)
 
 
 def test_a_trace_packed_with_gzip_is_the_same(write: Write, tmp_path: Path) -> None:
-    path = write([row(40, prefix_blocks=[4, 5]), row(40, prefix_blocks=[4, 6])])
+    path = write(lines([row(40, prefix_blocks=[4, 5]), row(40, prefix_blocks=[4, 6])]), "t.jsonl")
     packed = tmp_path / "t.jsonl.gz"
     packed.write_bytes(gzip.compress(Path(path).read_bytes()))
     assert read_trace("jsonl", str(packed)).contents == read_trace("jsonl", path).contents == ((0,), (0,))
@@ -53,7 +46,7 @@ def test_a_trace_packed_with_gzip_is_the_same(write: Write, tmp_path: Path) -> N
 
 def test_tokens_are_cut_into_the_engines_blocks(write: Write) -> None:
     tokens = list(range(40))
-    path = write([row(40, input_tok_ids=tokens), row(39, input_tok_ids=tokens[:20] + tokens[:19])])
+    path = write(lines([row(40, input_tok_ids=tokens), row(39, input_tok_ids=tokens[:20] + tokens[:19])]), "t.jsonl")
     assert read_trace("jsonl", path).contents == ((0,), (0,))
     assert read_trace("jsonl", path, block_tokens=10).contents == ((0, 1), (0, 1))
     assert read_trace("jsonl", path, block_tokens=21).contents == ((), ())
@@ -68,14 +61,18 @@ def test_a_csv_column_lists_blocks_between_blanks(tmp_path: Path) -> None:
 
 def test_a_sessions_next_prompt_goes_on_from_the_answer(write: Write) -> None:
     """20 + 14 tokens are two blocks, and the next prompt of 40 begins with them."""
-    path = write([row(20, output=14, chat="a"), row(33, 1.0, chat="b"), row(40, 2.0, output=9, chat="a")])
+    path = write(
+        lines([row(20, output=14, chat="a"), row(33, 1.0, chat="b"), row(40, 2.0, output=9, chat="a")]), "t.jsonl"
+    )
     assert read_trace("jsonl", path + "#session=chat").contents == ((0, 1), (), (0, 1))
 
 
 def test_prompts_beside_a_run_say_their_content_line_by_line(write: Write) -> None:
-    blocks = write([{"input_toks": 40, "prefix_blocks": [9, 8]}, {"input_toks": 33, "prefix_blocks": [9, 1]}])
+    blocks = write(
+        lines([{"input_toks": 40, "prefix_blocks": [9, 8]}, {"input_toks": 33, "prefix_blocks": [9, 1]}]), "t.jsonl"
+    )
     assert read_prompts(Path(blocks), 16) == [((0,), 40), ((0,), 33)]
-    tokens = write([{"input_tok_ids": [1] * 5}, {"input_tok_ids": [1] * 9}], "p.jsonl")
+    tokens = write(lines([{"input_tok_ids": [1] * 5}, {"input_tok_ids": [1] * 9}]), "p.jsonl")
     assert read_prompts(Path(tokens), 4) == [((0,), 5), ((0,), 9)]
 
 
@@ -156,3 +153,24 @@ def test_mean_lengths_count_the_conversation_so_far() -> None:
     sharing = Sharing(prefix_len=100, num_turns=2, turn_gap_s=0.0)
     told = Workload(dataset_name="fixed", input_len=20, output_len=12, sharing=sharing)
     assert Served(told).mean_tokens(0)[:2] == (100 + 20 + 32 / 2, 12.0)
+
+
+BLOCK = 16
+
+
+def arrivals(num_turns: int, num_forks: int) -> Requests:
+    """One session after a system prompt of 32 tokens: every turn says 48 tokens and is answered with 64."""
+    answered = np.full((1, num_turns, num_forks), 64)
+    sessions = Sessions(np.zeros(1), np.zeros(1, int), np.full((1, num_turns), 48), answered)
+    sharing = Sharing(prefix_len=32, num_turns=num_turns, num_forks=num_forks)
+    return requests_of(sessions, sharing, num_turns * num_forks, BLOCK)
+
+
+def test_a_session_goes_on_from_its_first_fork_alone() -> None:
+    """5 blocks of the first prompt; with 4 of the first answer and 3 of what is said next it is the second prompt."""
+    first, second, *later = arrivals(2, 2)
+    assert [each.prompt_tokens for each in later] == [32 + 48 + 64 + 48] * 2
+    assert len(first.content) == 5 + 4
+    assert len(second.content) == 5
+    assert set(first.content) & set(second.content) == set(second.content)
+    assert all(each.content[: len(first.content)] == first.content for each in later)
