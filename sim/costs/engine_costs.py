@@ -191,7 +191,8 @@ class Rules(Bounded, frozen=True, kw_only=True):
     """(a, b): without drafts, seats by default are a for each context of the model that the KV cache holds, where that
     is more than the least, at most b."""
     window_share: float = 0.0
-    """KV of windows has a pool of its own, with this share of the other's tokens; 0: both share blocks."""
+    """KV of windows has a pool of its own, with this share of the other's tokens; 0: both share blocks; 1: every layer
+    holds every token."""
     state_pool: StatePool | None = None
     """States of linear attention have a pool of their own; None: they share the KV cache's blocks."""
     captures_prompts: bool = True

@@ -12,7 +12,7 @@ import pytest
 from sim.compare.side_by_side import compare
 from sim.costs.engine_costs import load_engine
 from sim.costs.layer_kinds import Compressed, Indexer, Linear
-from sim.costs.memory import kv_capacity_blocks
+from sim.costs.memory import kv_capacity_blocks, pool_bytes_per_token
 from sim.costs.profile_files import load
 from sim.metrics.records import RunRecord
 from sim.policies.options import keys
@@ -61,6 +61,20 @@ def test_sglang_seats_a_hybrid_model_as_its_states_fit_and_says_so() -> None:
     assert plain.limits.max_num_seqs == max(2048, min(4096, int(held / profile.target.max_context * 512)))
     newest = load_engine("sglang-0.5.23", "h200-sxm")
     assert [newest.seats(whole, is_drafting=drafts) for drafts in (False, True)] == [256, 256]
+
+
+def test_windows_of_gpt_oss_hold_every_token_under_sglang_0_5_and_most_tokens_later() -> None:
+    models = load("h200-sxm/gpt-oss-120b").models
+    layer_bytes = 2 * 8 * 64 * 2  # keys and values of eight heads
+    token_bytes = {
+        engine: pool_bytes_per_token(models, 1, load_engine(engine, "h200-sxm").rules.window_share)
+        for engine in ("vllm-0.33", "sglang-0.5.23", "sglang-0.5")
+    }
+    assert token_bytes == {
+        "vllm-0.33": 18 * layer_bytes,
+        "sglang-0.5.23": round((18 + 0.8 * 18) * layer_bytes),
+        "sglang-0.5": 36 * layer_bytes,
+    }
 
 
 @pytest.mark.parametrize("policy", POLICIES)
