@@ -32,27 +32,6 @@ SLACK = 1e-9
 class Op:
     """A work in flight: its ticket, and what is left of its host and device parts."""
 
-    __slots__ = (
-        "after",
-        "demands",
-        "finish_s",
-        "host_done_s",
-        "host_since_s",
-        "is_issued",
-        "is_prepared",
-        "issued_s",
-        "kernels_per_s",
-        "left_s",
-        "prepared_s",
-        "priority",
-        "queue",
-        "rate",
-        "since_s",
-        "slowdown",
-        "tail_s",
-        "ticket",
-    )
-
     def __init__(self, ticket: SimTicket, queue: Queue, after: Sequence[SimTicket]) -> None:
         self.ticket = ticket
         self.queue = queue
@@ -199,8 +178,6 @@ def _preemptive_rates(
 
 class Queue:
     """One stream: works still to be issued, and works that the device has not started."""
-
-    __slots__ = ("running", "stream", "to_issue", "to_run")
 
     def __init__(self, stream: Stream) -> None:
         self.stream = stream

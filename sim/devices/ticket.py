@@ -52,25 +52,6 @@ class Device(Protocol):
 class SimTicket(HostWait[Result]):
     """A submitted work and the times of its life, seconds; nan until known. Its device sets them."""
 
-    __slots__ = (
-        "_issued",
-        "armed_s",
-        "cost",
-        "dependents",
-        "device",
-        "end_s",
-        "is_cancelled",
-        "issue_start_s",
-        "issued_s",
-        "prepared_s",
-        "ready_s",
-        "result",
-        "start_s",
-        "stream",
-        "submitted_s",
-        "work",
-    )
-
     def __init__(self, device: Device, work: Work, stream: Stream, cost: Cost, now_s: float) -> None:
         self.is_completed = False
         self.posts = []

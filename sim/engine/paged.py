@@ -44,8 +44,6 @@ ANY_CHUNK = FirstChunk()
 class _Table:
     """A request's blocks: `named` ones first, then those that are only counted."""
 
-    __slots__ = ("cached_tokens", "named", "num_counted")
-
     def __init__(self, named: list[int]) -> None:
         self.named = named
         self.num_counted = 0
@@ -59,27 +57,6 @@ class _Table:
 class PagedPool(KvPool):
     """Blocks with identity. Every block is in a table, or in several, or free. Lanes reserve whole lives instead
     (KvPool)."""
-
-    __slots__ = (
-        "_block_of",
-        "_copies",
-        "_freed",
-        "_key_of",
-        "_newest",
-        "_next_free",
-        "_num_common",
-        "_num_users",
-        "_tables",
-        "caches_results",
-        "drops_cached_block",
-        "hashed_ahead",
-        "is_caching",
-        "max_tokens",
-        "num_free",
-        "reuses_blank_first",
-        "seats_first_chunk",
-        "skipped_ids",
-    )
 
     def __init__(
         self,
@@ -350,8 +327,6 @@ class PagedPool(KvPool):
 class SlottedPool(PagedPool):
     """KV memory by blocks, and by slots: at most `max_requests` at once. A slot holds a whole sequence, so a request
     cannot lose its memory and come back, nor share it."""
-
-    __slots__ = ("_max_requests",)
 
     def __init__(self, num_blocks: int, block_size: int, draft_slots: int, max_requests: int) -> None:
         super().__init__(num_blocks, block_size, draft_slots, is_caching=False)

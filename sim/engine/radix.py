@@ -14,8 +14,6 @@ from sim.interface.request import Request
 class RadixPool(PagedPool):
     """Blocks that have keys from the moment at which `computed` says so, not from the plan on."""
 
-    __slots__ = ("_computed_tokens",)
-
     def __init__(
         self,
         num_blocks: int,

@@ -26,8 +26,6 @@ V = TypeVar("V")
 class FirstWait(HostWait[int]):
     """Done as soon as one of several waits is; the last of timed ones is their timeout."""
 
-    __slots__ = ("_is_timed", "_waits")
-
     def __init__(self, waits: Sequence[Any], *, is_timed: bool = False) -> None:
         super().__init__()
         self._waits, self._is_timed = waits, is_timed
@@ -183,8 +181,6 @@ class TaskHost:
 
 class _Poll:
     """A worker that looks every `poll_s`, simulated by the one look that finds something."""
-
-    __slots__ = ("_host", "_poll_s", "_start_s", "_wait")
 
     def __init__(self, host: TaskHost, wait: HostWait[None], poll_s: float) -> None:
         self._host = host

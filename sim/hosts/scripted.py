@@ -24,8 +24,6 @@ Answer = Callable[[Work], Result]
 class ScriptTicket(HostWait[Result]):
     """A work that runs from `start_s` to `end_s`."""
 
-    __slots__ = ("_issued", "end_s", "is_cancelled", "start_s", "stream", "work")
-
     def __init__(self, work: Work, stream: Stream) -> None:
         super().__init__()
         self.work = work

@@ -59,8 +59,6 @@ class VirtualTime(simpy.Environment):
 class Usage:
     """Totals over the works of one kind on one stream."""
 
-    __slots__ = ("cancelled_s", "device", "device_s", "num_works", "tokens")
-
     def __init__(self, device: int | str) -> None:
         self.device = device
         """The stream's."""
