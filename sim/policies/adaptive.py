@@ -23,7 +23,6 @@ from sim.interface.request import Request
 from sim.interface.wait import Task
 from sim.policies import baseline, pd, pdv, unified
 from sim.policies.baseline import BaselineOptions
-from sim.policies.choices import LoadTable, row_for
 from sim.policies.options import CHUNK, EngineLimits, keys
 from sim.policies.pd import PdOptions
 from sim.policies.pdv import PdvOptions
@@ -40,6 +39,9 @@ PARTS: dict[str, Callable[[Serving, Any, EngineLimits], list[Task]]] = {
 
 SEED_TABLE = "seed-002"
 """The deployment table of that report."""
+
+LoadTable = tuple[tuple[int, str], ...]
+"""(least load, policy), rising; the first row begins with 1."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,6 +123,30 @@ class _Router:
         load = self.serving.num_arrived - self.serving.num_finished
         self.row = row_for(self.table, load, self.row, self.hysteresis)
         self.parts[self.table[self.row][1]].intake.arrive(request)
+
+
+def row_for(table: LoadTable, load: int, present: int, hysteresis: float) -> int:
+    """Index of the row that serves `load`: the present one, unless the load is beyond its edge by more than that share
+    of the edge; then the row that the load is in.
+
+    >>> table = ((1, "pd"), (32, "unified"))
+    >>> [row_for(table, load, 0, 0.25) for load in (31, 39, 40)], [row_for(table, load, 1, 0.25) for load in (25, 23)]
+    ([0, 0, 1], [1, 0])
+
+    A load may go beyond several edges at once:
+
+    >>> table = ((1, "pd"), (10, "pdv"), (20, "unified"))
+    >>> [row_for(table, load, present, 0.2) for load, present in ((25, 0), (19, 2), (15, 2), (9, 1), (8, 1), (7, 1))]
+    [2, 2, 1, 1, 0, 0]
+    >>> [row_for(table, load, 0, 0.0) for load in (9, 10, 19, 20)]
+    [0, 1, 1, 2]
+    """
+    row = max(index for index, (start, _) in enumerate(table) if index == 0 or load >= start)
+    if row > present and load < table[present + 1][0] * (1.0 + hysteresis):
+        return present
+    if row < present and load > table[present][0] * (1.0 - hysteresis):
+        return present
+    return row
 
 
 def _wake(parts: Sequence[Part]) -> None:

@@ -15,10 +15,12 @@ from sim.interface.host import Stream
 from sim.interface.request_queue import RequestQueue
 from sim.interface.wait import Task
 from sim.policies import rounds
-from sim.policies.choices import is_atomic, verify_goes_first
 from sim.policies.options import CHUNK, COUNT, EngineLimits, LaneOptions, keys, rows_per_work
 from sim.policies.pd import prefill_lane
 from sim.policies.policy import Policy
+
+VERIFY_LEAD = 2
+"""Requests by which the verify queue exceeds decode's before it goes first (report 000)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,10 +58,10 @@ async def _decode_lane(
     at_most = rows_per_work(options, limits, options.decode_batch, controller.draft_tokens_max)
     while True:
         batch = await rounds.take_batch(serving, decode, options, at_most, num_lanes=2)
-        if is_atomic(serving.num_active, options.hybrid_requests):
+        if serving.num_active <= options.hybrid_requests:
             await decode.put_all(host, await rounds.run_round(serving, batch, options, stream, verify_stream))
             continue
-        while verify_goes_first(len(decode) + len(batch), len(verify)):
+        while len(verify) > len(decode) + len(batch) + VERIFY_LEAD:
             await host.wait(verify.changed)
         started_s = host.now_s
         await rounds.submit_draft(serving, batch, options, stream, controller.lengths_for(batch))

@@ -15,12 +15,13 @@ from sim.interface.request import Request
 from sim.interface.request_queue import RequestQueue
 from sim.interface.wait import Task
 from sim.policies import rounds
-from sim.policies.choices import group, may_prefill
 from sim.policies.options import EngineLimits, LaneOptions, keys, rows_per_work
 from sim.policies.policy import Policy
 
 SPIN_S = 0.00001
 """Seconds between two looks of the idle worker (report 002)."""
+PREFILL_FACTOR = 1.2
+"""A prompt is taken in while fewer than so many batches decode, the one in flight counted (report 002)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,8 +59,7 @@ async def _sequential_worker(
     decode_batch = limits.lane_batch(options.decode_batch, draft_tokens_max)
     decode = RequestQueue("decode")
     while True:
-        may = may_prefill(len(decode), decode_batch)
-        request = serving.admit_now() if may else None
+        request = serving.admit_now() if len(decode) < PREFILL_FACTOR * decode_batch else None
         if request is not None:
             await rounds.submit_prefill(serving, request, streams.prefill)
             serving.commit_prefill(request)
@@ -68,7 +68,9 @@ async def _sequential_worker(
         elif not len(decode):
             await serving.came(poll_s=options.looks_every_s(SPIN_S))
             continue
-        for batch in group(decode.take_now(host, at_most=decode_batch), rows):
+        waiting = decode.take_now(host, at_most=decode_batch)
+        for start in range(0, len(waiting), rows):
+            batch = waiting[start : start + rows]
             await decode.put_all(host, await rounds.run_round(serving, batch, options, streams.draft, streams.verify))
 
 
@@ -85,7 +87,8 @@ async def _pipelined_worker(serving: Serving, options: UnifiedOptions, limits: E
     round_: tuple[list[Request], Ticket, float] | None = None
     while True:
         num_decoding = len(decode) + (len(round_[0]) if round_ is not None else 0) + (drafting is not None)
-        if prompt is None and may_prefill(num_decoding, decode_batch) and (request := serving.admit_now()) is not None:
+        may_prefill = prompt is None and num_decoding < PREFILL_FACTOR * decode_batch
+        if may_prefill and (request := serving.admit_now()) is not None:
             prompt = request, *rounds.submit_prompts(serving, request, streams.prefill)
         if round_ is None and len(decode):
             batch = decode.take_now(host, at_most=at_most)
