@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from math import inf, nan
+from math import inf
 
 import msgspec
 
@@ -23,7 +23,6 @@ from sim.devices.contention import (
 from sim.devices.partition import Partition, rates_on_shares
 from sim.devices.ticket import SimTicket
 from sim.interface.host import Stream
-from sim.interface.work import HOST
 
 SLACK = 1e-9
 """Share of a work's device time within which it counts as ending with its launch (float rounding)."""
@@ -56,29 +55,6 @@ class Op:
         device_s = ticket.cost.device_s
         self.kernels_per_s = ticket.cost.num_kernels / device_s if device_s else 0.0
         """Kernels per second at rate 1; beside others each kernel waits (contention.kernel_waits_s)."""
-
-    def go_on(self, now_s: float) -> None:
-        """Take up a work that had the device and its issuer to itself until now; what was to come is open again."""
-        ticket, device_s = self.ticket, self.left_s
-        if ticket.issue_start_s <= now_s:
-            self.slowdown, self.host_since_s = 1.0, ticket.issue_start_s
-            self.prepared_s, self.issued_s = ticket.prepared_s, ticket.issued_s
-            self.is_prepared, self.is_issued = self.prepared_s <= now_s, self.issued_s <= now_s
-        else:
-            ticket.issue_start_s = nan
-        if ticket.start_s <= now_s and ticket.work.kind is not HOST:
-            launch_s, device_s = ticket.issued_s - ticket.start_s, device_s - self.tail_s
-            self.rate = device_s / launch_s if device_s < launch_s else 1.0
-            self.since_s, self.finish_s = ticket.start_s, ticket.end_s
-            if self.tail_s and self.is_issued:
-                self.left_s, self.since_s, self.rate = ticket.end_s - now_s, now_s, 1.0
-        else:
-            ticket.start_s = nan
-        if not self.is_prepared:
-            ticket.prepared_s = nan
-        if not self.is_issued:
-            ticket.issued_s = nan
-        ticket.end_s = ticket.ready_s = ticket.armed_s = nan
 
     @property
     def is_held_back(self) -> bool:

@@ -1,4 +1,4 @@
-"""A device whose streams contend: launching as a resource, rates under two roofs, in virtual time.
+"""A device with its streams: launching as a resource, rates of works side by side, in virtual time.
 
 Rules (design, section 4; docs/adr/003):
 - A stream's issuer prepares and launches its works one after the other. The issuers of a device share one
@@ -7,7 +7,6 @@ Rules (design, section 4; docs/adr/003):
 - While its launch goes on a work cannot outrun it: its rate is at most device time left / launch time left, and it
   ends no earlier than its launch; captured passes that are launched last (Cost.tail_s) run behind it.
 - A lone work runs at rate 1, several at `rates_together`; on a reserved share a lone one does, too.
-While one stream alone has works their times follow from their order (`solo`); events begin with a second stream's.
 A rate that a change leaves as it was keeps its finish time bit for bit, so that sums by hand come out exact.
 The clock is only requested instants at which something else depends on what happens then.
 """
@@ -22,7 +21,6 @@ from sim.costs.cost import CostModel, prompt_result_s
 from sim.devices.contention import Contention
 from sim.devices.op import Op, Queue, rates_together
 from sim.devices.partition import Partition
-from sim.devices.solo import SoloDevice
 from sim.devices.ticket import Clock, SimTicket, checkpoint_at
 from sim.interface.host import Stream
 from sim.interface.wait import HostWait
@@ -55,14 +53,8 @@ class SharedDevice:
         else:
             self._order = [Queue(stream) for stream in streams]
             self._queues = {queue.stream.name: queue for queue in self._order}
-        self._solo = SoloDevice(clock, costs, self)
-        self._sole_queue: Queue | None = None
-        """The one whose works, if any, `_solo` has."""
         self._shares_alone = partition is not None and not partition.only_together
         """A work that is alone has a share of the device."""
-        self._has_solo = not self._shares_alone and costs.host_inflation(1) == 1.0
-        self._num_ops = 0
-        """Works in flight that are not with `_solo`; while there are any, it has none."""
         self._issuing: list[Op] = []
         inflations = [costs.host_inflation(count) for count in range(1, len(self._order) + 1)]
         self._slowdowns = [(1.0, False)] + [
@@ -76,32 +68,22 @@ class SharedDevice:
         self._running: list[Op] = []
         self._timer: Any = None
         self._timer_s = inf
-        self._busy_s = 0.0
+        self.busy_s = 0.0
         self._busy_since_s = -1.0
-
-    @property
-    def busy_s(self) -> float:
-        return self._busy_s + self._solo.busy_s
 
     def submit(self, work: Work, stream: Stream, after: Sequence[SimTicket]) -> SimTicket:
         now_s = self.clock.now_s
         queue = self._queues[stream.name]
-        if not self._num_ops and self._has_solo:
-            self._solo.flush(now_s)
-            if self._is_sole(queue, after, now_s):
-                self._sole_queue = queue
-                return self._solo.submit(work, stream, after)
-            self._take_over(now_s)
         ticket = SimTicket(self, work, stream, self._costs.cost(work), now_s)
-        ticket.forget_times()
         waits_for: Sequence[SimTicket] = ()
         if after:
             waits_for = [other for other in after if not other.end_s <= now_s]
             for other in waits_for:
                 if other.device is not self:
-                    other.dependents = [*(other.dependents or ()), self]
-                    other.device.poke()
-        op = self._new_op(ticket, queue, waits_for)
+                    other.dependents.append(self)
+        op = Op(ticket, queue, waits_for)
+        if not self._contention.has_priorities:
+            op.priority = 0
         has_changed = self._note_launches(now_s)
         queue.to_issue.append(op)
         if work.kind is not HOST:
@@ -116,49 +98,14 @@ class SharedDevice:
             self._arm_timer(now_s)
         return ticket
 
-    def _is_sole(self, queue: Queue, after: Sequence[SimTicket], now_s: float) -> bool:
-        """True where no other stream has works here, and nothing elsewhere is waited for."""
-        if self._sole_queue is not queue and not self._solo.is_idle:
-            return False
-        return not after or all(other.device is self or other.end_s <= now_s for other in after)
-
-    def _take_over(self, now_s: float) -> None:
-        """Go on with the works of the stream that had the device to itself."""
-        for ticket in self._solo.release(now_s):
-            queue = self._queues[ticket.stream.name]
-            op = self._new_op(ticket, queue, ())
-            op.go_on(now_s)
-            if not op.is_issued:
-                queue.to_issue.append(op)
-                if op.slowdown:
-                    self._issuing.append(op)
-            if op.finish_s < inf:
-                queue.running = op
-                self._running.append(op)
-                self._busy_since_s = ticket.start_s
-            elif ticket.work.kind is not HOST:
-                queue.to_run.append(op)
-
-    def _new_op(self, ticket: SimTicket, queue: Queue, after: Sequence[SimTicket]) -> Op:
-        op = Op(ticket, queue, after)
-        self._num_ops += 1
-        if not self._contention.has_priorities:
-            op.priority = 0
-        return op
-
     def poke(self) -> None:
-        self._take_over(self.clock.now_s)
+        """A work elsewhere that one of ours comes after has ended."""
         self._update()
 
-    def flush(self, now_s: float) -> None:
-        """Works are reported when they end; only the busy time runs on."""
-        self._take_over(now_s)
-        self._arm_timer(now_s)
-        self._count_busy(now_s)
-
-    def _count_busy(self, now_s: float) -> None:
+    def count_busy(self, now_s: float) -> None:
+        """Bring `busy_s`, seconds with at least one work, up to now."""
         if self._busy_since_s >= 0.0:
-            self._busy_s += now_s - self._busy_since_s
+            self.busy_s += now_s - self._busy_since_s
             self._busy_since_s = now_s
 
     def issued_wait(self, ticket: SimTicket) -> HostWait[None]:
@@ -170,8 +117,6 @@ class SharedDevice:
 
     def cancel(self, ticket: SimTicket) -> None:
         now_s = self.clock.now_s
-        self._take_over(now_s)
-        self._arm_timer(now_s)
         queue = self._queues[ticket.stream.name]
         in_flight = (queue.running, *queue.to_issue, *queue.to_run)
         op = next((op for op in in_flight if op is not None and op.ticket is ticket), None)
@@ -280,7 +225,7 @@ class SharedDevice:
         op.queue.to_issue.popleft()
         self._note_issued(op, op.issued_s)
         if op.ticket.work.kind is HOST:
-            op.ticket.start_s = op.ticket.issue_start_s
+            op.ticket.start_s = now_s
             self._end(op, now_s)
         if op.queue.to_issue:
             self._begin_issue(op.queue.to_issue[0], now_s)
@@ -309,7 +254,7 @@ class SharedDevice:
     def _set_rates(self, now_s: float) -> None:
         running = self._running
         if not running:
-            self._count_busy(now_s)
+            self.count_busy(now_s)
             self._busy_since_s = -1.0
             return
         if self._busy_since_s < 0.0:
@@ -362,7 +307,6 @@ class SharedDevice:
 
     def _end(self, op: Op, now_s: float) -> None:
         ticket = op.ticket
-        self._num_ops -= 1
         ticket.end_s = now_s
         is_free = ticket.work.kind is HOST or (ticket.is_cancelled and ticket.start_s == now_s)
         result_s = self._prompt_result_s if ticket.work.chunks else self._result_s
@@ -370,9 +314,8 @@ class SharedDevice:
         if ticket.posts or ticket.watchers:
             ticket.arm()
         self.clock.ended(ticket)
-        if ticket.dependents:
-            for device in ticket.dependents:
-                device.poke()
+        for device in ticket.dependents:
+            device.poke()
 
 
 def _are_over(tickets: Sequence[SimTicket], now_s: float) -> bool:

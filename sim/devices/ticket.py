@@ -1,11 +1,11 @@
 """A submitted work on a simulated device, and what devices ask of their host.
 
-Not here: when anything happens; a device with one stream (solo), with several (shared).
+Not here: when anything happens (shared).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 from math import nan
 from typing import Any, Protocol
 
@@ -28,29 +28,18 @@ class Clock(Protocol):
 
 
 class Device(Protocol):
-    """Executes works; every ticket it hands out carries the times as soon as they are known."""
+    """The device of a ticket."""
 
     clock: Clock
 
-    @property
-    def busy_s(self) -> float:
-        """Seconds with at least one work on the device."""
-        ...
-
-    def submit(self, work: Work, stream: Stream, after: Sequence[SimTicket]) -> SimTicket: ...
     def issued_wait(self, ticket: SimTicket) -> HostWait[None]: ...
     def cancel(self, ticket: SimTicket) -> None: ...
-    def flush(self, now_s: float) -> None:
-        """Report what has ended by `now_s`, the end of the run, and has not been reported."""
-        ...
-
-    def poke(self) -> None:
-        """A work elsewhere that one of ours comes after has ended, or one comes after ours now."""
-        ...
+    def poke(self) -> None: ...
 
 
 class SimTicket(HostWait[Result]):
-    """A submitted work and the times of its life, seconds; nan until known. Its device sets them."""
+    """A submitted work and the times of its life, seconds; nan until known. Its device sets them; `ready_s` may lie in
+    the future."""
 
     def __init__(self, device: Device, work: Work, stream: Stream, cost: Cost, now_s: float) -> None:
         self.is_completed = False
@@ -64,12 +53,9 @@ class SimTicket(HostWait[Result]):
         self.submitted_s = now_s
         self.armed_s = nan
         self.is_cancelled = False
-        self.dependents: list[Device] | None = None
-        self._issued: HostWait[None] | None = None
-
-    def forget_times(self) -> None:
-        """All times but that of submission are unknown; the device fills them in. `ready_s` may lie in the future."""
+        self.dependents: list[Device] = []
         self.issue_start_s = self.prepared_s = self.issued_s = self.start_s = self.end_s = self.ready_s = nan
+        self._issued: HostWait[None] | None = None
 
     @property
     def is_done(self) -> bool:

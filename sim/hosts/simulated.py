@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from heapq import heappush
-from math import inf
 from typing import Any, Protocol
 
 import simpy
@@ -19,8 +18,7 @@ from sim.costs.in_service import in_service
 from sim.devices.contention import Contention
 from sim.devices.partition import check_shares, partition_of
 from sim.devices.shared import SharedDevice
-from sim.devices.solo import SoloDevice
-from sim.devices.ticket import Device, SimTicket
+from sim.devices.ticket import SimTicket
 from sim.hosts.clock import Callback, TaskHost, own_generators
 from sim.interface.host import Stream
 from sim.interface.work import HOST, STEP, VERIFY, Kind, Result, Work
@@ -66,7 +64,6 @@ class Usage:
         self.device_s = 0.0
         self.tokens = 0
         """Token positions computed: rows' query tokens, drafted tokens, chunk tokens."""
-        self.cancelled_s = 0.0
 
 
 class SimHost(TaskHost):
@@ -98,7 +95,7 @@ class SimHost(TaskHost):
         self._on_work = on_work
         self._concluded_s: float | None = None
         """Seconds with at least one work, where everything happened elsewhere."""
-        self._devices: dict[int | str, Device] = {}
+        self._devices: dict[int | str, SharedDevice] = {}
         self.usage: dict[tuple[str, Kind], Usage] = {}
         """Totals by (stream name, kind)."""
 
@@ -120,10 +117,7 @@ class SimHost(TaskHost):
             self.close()
             raise
         for device in self._devices.values():
-            device.flush(self.now_s)
-        if stop_s is None and self._env.peek() < inf:
-            # Works that nobody waits for, of streams that were alone, have no events until they are asked after.
-            self.run_until()
+            device.count_busy(self.now_s)
 
     @property
     def is_heard(self) -> bool:
@@ -188,10 +182,7 @@ class SimHost(TaskHost):
                 self._devices[name] = SharedDevice(self, self._links[name], streams, Contention(), is_one_queue=True)
                 continue
             costs = self._costs_elsewhere.get(name, self._costs)
-            if len(self.streams) == 1 and partition is None:
-                self._devices[name] = SoloDevice(self, costs)
-            else:
-                self._devices[name] = SharedDevice(self, costs, streams, self._contention, partition=partition)
+            self._devices[name] = SharedDevice(self, costs, streams, self._contention, partition=partition)
 
     # -- accounts
 
@@ -219,7 +210,5 @@ class SimHost(TaskHost):
             for chunk in work.chunks:
                 tokens += chunk.new_tokens
             usage.tokens += tokens
-            if ticket.is_cancelled:
-                usage.cancelled_s += device_s
         if self._on_work is not None:
             self._on_work(ticket)

@@ -252,7 +252,7 @@ def _lane_settings(resolved: Resolved, serving: Serving) -> bytearray:
     """What the core goes by."""
     options, limits, costs, name = resolved.options, resolved.limits, _costs(resolved), resolved.policy.name
     draft_tokens = serving.controller.draft_tokens_max
-    is_baseline, num_streams = name == "baseline", len(serving.host.streams)
+    is_baseline = name == "baseline"
     poll_s = 0.0 if is_baseline else options.looks_every_s(*[SPIN_S] * (name == "unified"))
     decode_rows = options.decode_rows if name == "pd" else options.decode_batch
     draft = Model.TARGET if costs.profile.draft is None else Model.DRAFT
@@ -265,8 +265,7 @@ def _lane_settings(resolved: Resolved, serving: Serving) -> bytearray:
             1 if is_baseline else rows_per_work(options, limits, options.verify_batch, draft_tokens),
             1 if is_baseline else limits.lane_batch(options.decode_batch, draft_tokens),
             *(resolved.contention.phi, poll_s, costs.host.look_s),
-            # A stream that is alone on its device is never slowed by others.
-            *[1.0 if num_streams == 1 else costs.host_inflation(count) for count in range(1, MOST_STREAMS + 1)],
+            *[costs.host_inflation(count) for count in range(1, MOST_STREAMS + 1)],
             *(costs.passes(Model.TARGET).num_kernels, costs.passes(draft).num_kernels),
             *_host(serving, costs),
         )

@@ -148,7 +148,7 @@ typedef struct {
     Count num_free, num_blank, line_head, line_tail;
     List holes;                /* in order */
     Gauge gauges[NUM_GAUGES];
-    double now_s, issuer_free_s, device_free_s;
+    double now_s, issuer_free_s, device_free_s, busy_since_s; /* the device has works without a break since then */
     Totals totals;
     Plan plans[2];
     List gaps;
@@ -170,9 +170,10 @@ static double submit(Run *run, int model, const Pass *p, double ahead_s) {
     Cost cost = work_cost(&run->costs, model, p, ahead_s, &prepare_s);
     double prepared_s = larger(run->issuer_free_s, run->now_s) + prepare_s;
     double start_s = larger(run->device_free_s, prepared_s);
+    int goes_on = run->now_s < run->device_free_s && prepared_s <= run->device_free_s;
+    if (!goes_on) run->totals.busy_s += run->device_free_s - run->busy_since_s, run->busy_since_s = start_s;
     run->issuer_free_s = prepared_s + cost.launch_s;
     run->device_free_s = larger(start_s + cost.device_s, run->issuer_free_s + cost.tail_s);
-    run->totals.busy_s += run->device_free_s - start_s;
     Usage *usage = &run->totals.usage[model];
     usage->num_works++;
     usage->device_s += run->device_free_s - start_s;
@@ -979,7 +980,7 @@ static PyObject *serve(PyObject *Py_UNUSED(module), PyObject *args) {
         run.redraw = in.redraw, run.requests = in.view[REQUESTS].buf, run.num_requests = num_requests(&in);
         run.lengths = in.view[LENGTHS].buf, run.num_lengths = in.view[LENGTHS].len;
         int is_served = begin(&run, in.view[ACCEPTED].buf) && serve_all(&run);
-        run.totals.now_s = run.now_s;
+        run.totals.now_s = run.now_s, run.totals.busy_s += run.device_free_s - run.busy_since_s;
         tell_gaps(&run.costs, &run.gaps);
         if (!run.costs.has_failed && !is_served) result = Py_BuildValue("");
         if (!run.costs.has_failed && is_served) result = accounts_of(&run.totals, sizeof run.totals, run.gauges);

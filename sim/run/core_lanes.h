@@ -491,7 +491,7 @@ static int begin_lanes(Lanes *l) {
     l->progress = PyMem_Calloc(l->num_requests + 1, sizeof(Progress));
     l->free_blocks = set->num_blocks;
     d->phi = set->phi, d->result_s = set->host.result_s, d->prompt_result_s = set->host.prompt_result_s;
-    d->timer_s = NEVER, d->shared_since_s = -1.0, d->inflation[0] = 1.0;
+    d->timer_s = NEVER, d->busy_since_s = -1.0, d->inflation[0] = 1.0;
     d->num_streams = set->policy == BASELINE ? 1 : set->policy == PD ? 2 : 3;
     for (int i = 1; i <= d->num_streams; i++) {
         d->inflation[i] = set->inflation[i - 1];
@@ -510,7 +510,7 @@ static int begin_lanes(Lanes *l) {
 
 static LaneTotals totals_of(const Lanes *l) {
     const Device *d = &l->device;
-    LaneTotals totals = {.now_s = d->now_s, .busy_s = d->shared_s + d->alone_s, .num_polls = l->num_polls};
+    LaneTotals totals = {.now_s = d->now_s, .busy_s = d->busy_s, .num_polls = l->num_polls};
     for (int i = 0; i < d->num_streams; i++) memcpy(totals.usage[i], d->queues[i].usage, sizeof totals.usage[i]);
     return totals;
 }
