@@ -23,7 +23,6 @@ from sim.devices.op import Op, Queue, rates_together
 from sim.devices.partition import Partition
 from sim.devices.ticket import Clock, SimTicket, checkpoint_at
 from sim.interface.host import Stream
-from sim.interface.wait import HostWait
 from sim.interface.work import HOST, Work
 
 
@@ -108,13 +107,6 @@ class SharedDevice:
             self.busy_s += now_s - self._busy_since_s
             self._busy_since_s = now_s
 
-    def issued_wait(self, ticket: SimTicket) -> HostWait[None]:
-        wait: HostWait[None] = HostWait()
-        wait.is_completed = ticket.issued_s <= self.clock.now_s
-        if not wait.is_completed:
-            self.clock.at(self.clock.now_s, lambda _: self.poke())
-        return wait
-
     def cancel(self, ticket: SimTicket) -> None:
         now_s = self.clock.now_s
         queue = self._queues[ticket.stream.name]
@@ -154,7 +146,7 @@ class SharedDevice:
                 self._issuing.remove(op)
                 if queue.to_issue:
                     self._begin_issue(queue.to_issue[0], now_s)
-            self._note_issued(op, now_s)
+            op.is_issued, op.ticket.issued_s = True, now_s
         op.ticket.start_s = now_s
         self._end(op, now_s)
 
@@ -223,7 +215,7 @@ class SharedDevice:
     def _finish_issue(self, op: Op, now_s: float) -> None:
         self._issuing.remove(op)
         op.queue.to_issue.popleft()
-        self._note_issued(op, op.issued_s)
+        op.is_issued, op.ticket.issued_s = True, op.issued_s
         if op.ticket.work.kind is HOST:
             op.ticket.start_s = now_s
             self._end(op, now_s)
@@ -231,12 +223,6 @@ class SharedDevice:
             self._begin_issue(op.queue.to_issue[0], now_s)
         else:
             self._set_slowdowns(now_s)
-
-    def _note_issued(self, op: Op, time_s: float) -> None:
-        op.is_issued = True
-        op.ticket.issued_s = time_s
-        if op.ticket._issued is not None:
-            self.clock.complete(op.ticket._issued)
 
     def _set_slowdowns(self, now_s: float) -> None:
         """Set the slowdown of all launches that go on; a work that cannot outrun its own has another rate then."""
@@ -272,8 +258,8 @@ class SharedDevice:
     def _arm_timer(self, now_s: float) -> None:
         """Ask the clock for the next instant that matters.
 
-        The end of a launch matters if it ends its work, lets the next work be issued, changes a slowdown or a cap, or
-        is waited for; that of preparing if the work could then start. What else is over is noted when something does.
+        The end of a launch matters if it ends its work, lets the next work be issued, or changes a slowdown or a
+        cap; that of preparing if the work could then start. What else is over is noted when something does.
         """
         next_s = inf
         for op in self._issuing:
@@ -288,7 +274,6 @@ class SharedDevice:
                 len(op.queue.to_issue) > 1
                 or self._is_slowing
                 or (op.queue.running is op and self._is_capped(now_s))
-                or op.ticket._issued is not None
                 or op.finish_s <= op.issued_s + op.tail_s
                 or op.ticket.work.kind is HOST
             ):

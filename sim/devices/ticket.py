@@ -32,7 +32,6 @@ class Device(Protocol):
 
     clock: Clock
 
-    def issued_wait(self, ticket: SimTicket) -> HostWait[None]: ...
     def cancel(self, ticket: SimTicket) -> None: ...
     def poke(self) -> None: ...
 
@@ -55,7 +54,6 @@ class SimTicket(HostWait[Result]):
         self.is_cancelled = False
         self.dependents: list[Device] = []
         self.issue_start_s = self.prepared_s = self.issued_s = self.start_s = self.end_s = self.ready_s = nan
-        self._issued: HostWait[None] | None = None
 
     @property
     def is_done(self) -> bool:
@@ -65,12 +63,6 @@ class SimTicket(HostWait[Result]):
         if not self.is_done:
             yield self
         return self.result
-
-    @property
-    def issued(self) -> HostWait[None]:
-        if self._issued is None:
-            self._issued = self.device.issued_wait(self)
-        return self._issued
 
     def arm(self) -> None:
         """Have the clock complete this ticket at `ready_s`; while that is not known, its device will."""

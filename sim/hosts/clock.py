@@ -13,7 +13,7 @@ from math import ceil
 from typing import Any, TypeVar
 
 from sim.interface.host import Stream
-from sim.interface.wait import TIMED_OUT, HostWait, Signal, Task, Wait
+from sim.interface.wait import HostWait, Signal, Task, Wait
 
 POLL_GRID_SLACK = 1e-9
 """A notification this share of a poll after a grid point still counts as on it (float rounding)."""
@@ -24,11 +24,11 @@ V = TypeVar("V")
 
 
 class FirstWait(HostWait[int]):
-    """Done as soon as one of several waits is; the last of timed ones is their timeout."""
+    """Done as soon as one of several waits is."""
 
-    def __init__(self, waits: Sequence[Any], *, is_timed: bool = False) -> None:
+    def __init__(self, waits: Sequence[Any]) -> None:
         super().__init__()
-        self._waits, self._is_timed = waits, is_timed
+        self._waits = waits
         for wait in waits:
             if wait.is_done:
                 self.is_completed = True
@@ -42,7 +42,7 @@ class FirstWait(HostWait[int]):
             yield self
         for index, wait in enumerate(self._waits):
             if wait.is_done:
-                return TIMED_OUT if self._is_timed and index == len(self._waits) - 1 else index
+                return index
         raise AssertionError("a first() woke with none of its waits done")
 
 
@@ -120,10 +120,8 @@ class TaskHost:
                 else:
                     self.complete(wait)
 
-    def first(self, *waits: Any, timeout_s: float | None = None) -> Wait[int]:
-        if timeout_s is None:
-            return FirstWait(waits)
-        return FirstWait((*waits, self.sleep(timeout_s)), is_timed=True)
+    def first(self, *waits: Any) -> Wait[int]:
+        return FirstWait(waits)
 
     def _check_new(self, name: str, *, has_begun: bool) -> None:
         """Raise for a stream that there is already, or that comes after the first work."""

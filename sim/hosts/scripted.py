@@ -30,13 +30,6 @@ class ScriptTicket(HostWait[Result]):
         self.stream = stream
         self.start_s = self.end_s = nan
         self.is_cancelled = False
-        self._issued: HostWait[None] = HostWait()
-        self._issued.is_completed = True
-
-    @property
-    def issued(self) -> HostWait[None]:
-        """Issuing takes no time here."""
-        return self._issued
 
     def cancel(self) -> None:
         """Works of a script always run to their end, which the interface allows: they have no checkpoint before it."""

@@ -59,7 +59,7 @@ class KnowingLock:
 
 
 class LateTicket(HostWait[Result]):
-    __slots__ = ("_issued", "after", "handle", "issue_clock", "job", "stream", "submit_clock")
+    __slots__ = ("after", "handle", "issue_clock", "job", "stream", "submit_clock")
 
     def __init__(
         self, job: SubmittedWork, stream: Stream, after: Sequence[LateTicket], submit_clock: VectorClock
@@ -68,15 +68,10 @@ class LateTicket(HostWait[Result]):
         self.job, self.stream, self.after, self.submit_clock = job, stream, after, submit_clock
         self.handle: Handle | None = None
         self.issue_clock: VectorClock = {}
-        self._issued: HostWait[None] = HostWait()
 
     @property
     def work(self) -> Work:
         return self.job.work
-
-    @property
-    def issued(self) -> HostWait[None]:
-        return self._issued
 
     def cancel(self) -> None:
         """Works run to their end, which the seam allows."""
@@ -143,6 +138,4 @@ class LateHost(SteppedHost):
             self.executor.ended(ticket.job)
             told = self.device.send()
         self.device.join(told)
-        if not ticket.issued.is_done:
-            self.complete(ticket.issued)
         self.complete(ticket, Result(accepted))

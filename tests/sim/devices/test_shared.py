@@ -206,43 +206,6 @@ def test_a_device_is_busy_until_the_moment_at_which_it_is_looked_at() -> None:
     assert busy_s == [3.0, 3.5, 6.0, 7.0]
 
 
-LAUNCHED: Parts = {VERIFY: (0, 2, 5), DRAFT: (3, 1, 2)}
-
-
-@pytest.mark.parametrize(
-    ("kind", "number", "asked_s", "told_s", "is_done"),
-    [
-        # Launches of 2 s one after the other on a stream whose works take 5 s each; nothing else happens then.
-        (VERIFY, 0, 1.0, 2.0, False),
-        (VERIFY, 1, 1.0, 4.0, False),
-        # A launch that is over is told at once.
-        (VERIFY, 0, 2.0, 2.0, False),
-        (VERIFY, 0, 3.0, 3.0, False),
-        (VERIFY, 0, 9.0, 9.0, True),
-        # The draft behind is dropped at 2.5 s, before it is launched.
-        (DRAFT, 1, 0.5, 2.5, True),
-    ],
-)
-def test_the_end_of_a_launch_can_be_awaited(
-    kind: Kind, number: int, asked_s: float, told_s: float, is_done: bool
-) -> None:
-    machine, told = Machine(LAUNCHED), []
-
-    async def wait() -> None:
-        await machine.host.sleep(asked_s)
-        ticket = machine.tickets[number]
-        await ticket.issued
-        told.append((machine.host.now_s, ticket.is_done))
-
-    machine.submit(0.0, VERIFY, "a")
-    machine.submit(0.0, kind, "a")
-    if kind is DRAFT:
-        machine.cancel(2.5, 1)
-    machine.host.spawn(wait())
-    machine.run()
-    assert told == [(told_s, is_done)]
-
-
 def test_a_result_is_awaited_to_its_arrival() -> None:
     machine, told = Machine(PLAIN, result_s=0.5), []
 
