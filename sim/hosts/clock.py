@@ -177,6 +177,37 @@ class TaskHost:
         self._is_dispatching = False
 
 
+class SteppedHost(TaskHost):
+    """A host whose clock goes from event to event of a list."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._now_s = 0.0
+        self._events: list[tuple[float, bool, int, Callback]] = []
+        """When each is due, whether it is the last of its instant, its number, and what it calls."""
+        self._num_events = 0
+
+    @property
+    def now_s(self) -> float:
+        return self._now_s
+
+    def at(self, time_s: float, callback: Callback, *, is_last: bool = False) -> Any:
+        event = (time_s, is_last, self._num_events, callback)
+        heapq.heappush(self._events, event)
+        self._num_events += 1
+        return event
+
+    def run_until(self, stop_s: float | None = None) -> None:
+        """Advance until nothing more can happen, or to `stop_s`."""
+        with own_generators():
+            while self._events and (stop_s is None or self._events[0][0] < stop_s):
+                event = heapq.heappop(self._events)
+                self._now_s = event[0]
+                event[3](event)
+        if stop_s is not None:
+            self._now_s = stop_s
+
+
 class _Poll:
     """A worker that looks every `poll_s`, simulated by the one look that finds something."""
 

@@ -1,4 +1,4 @@
-"""The simulated host: coroutines on a SimPy clock, works on simulated devices.
+"""The simulated host: coroutines on a virtual clock, works on simulated devices.
 
 Not here: the wake order (sim.hosts.clock), the devices (sim.devices), and what happens to requests
 (sim.engine.serving).
@@ -7,11 +7,7 @@ Not here: the wake order (sim.hosts.clock), the devices (sim.devices), and what 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from heapq import heappush
 from typing import Any, Protocol
-
-import simpy
-from simpy.events import NORMAL, EventPriority
 
 from sim.costs.cost import CostModel, Link
 from sim.costs.in_service import in_service
@@ -19,39 +15,15 @@ from sim.devices.contention import Contention
 from sim.devices.partition import check_shares, partition_of
 from sim.devices.shared import SharedDevice
 from sim.devices.ticket import SimTicket
-from sim.hosts.clock import Callback, TaskHost, own_generators
+from sim.hosts.clock import SteppedHost
 from sim.interface.host import Stream
 from sim.interface.work import HOST, STEP, VERIFY, Kind, Result, Work
-
-LAST = EventPriority(NORMAL + 1)
-"""SimPy priority behind every ordinary event of an instant."""
 
 
 class RunLength(Protocol):
     """Acceptance draws as a host needs them."""
 
     def run_length(self, index: int, position: int, most: int) -> int: ...
-
-
-class _Call(simpy.Event):
-    """An event that has happened when it is due, and calls one function."""
-
-    _ok = True
-    _value = None
-
-    def __init__(self, env: simpy.Environment, callback: Callback) -> None:
-        self.env = env
-        self.callbacks = [callback]
-
-
-class VirtualTime(simpy.Environment):
-    """An environment whose events are due at times, not after delays: now + (time - now) may be another time."""
-
-    def call_at(self, time_s: float, callback: Callback, priority: EventPriority) -> simpy.Event:
-        """Call `callback` with the event that is returned here, at `time_s`, as `schedule` would after a delay."""
-        event = _Call(self, callback)
-        heappush(self._queue, (time_s, priority, next(self._eid), event))
-        return event
 
 
 class Usage:
@@ -66,7 +38,7 @@ class Usage:
         """Token positions computed: rows' query tokens, drafted tokens, chunk tokens."""
 
 
-class SimHost(TaskHost):
+class SimHost(SteppedHost):
     """A host in virtual time. `costs` prices works on every GPU but those in `costs_elsewhere`, by their index; `links`
     are devices by name; works have their shares of the multiprocessors `only_together` with others or always;
     `draws_by_drafter` [draft models], where there are several, say which of whose drafts are accepted."""
@@ -84,7 +56,6 @@ class SimHost(TaskHost):
         draws_by_drafter: Sequence[RunLength] = (),
     ) -> None:
         super().__init__()
-        self._env = VirtualTime(0.0)
         self._costs = in_service(costs, self)
         self._draws = draws
         self._draws_by_drafter = draws_by_drafter
@@ -101,18 +72,9 @@ class SimHost(TaskHost):
 
     # -- the clock
 
-    @property
-    def now_s(self) -> float:
-        return self._env._now
-
-    def at(self, time_s: float, callback: Callback, *, is_last: bool = False) -> simpy.Event:
-        return self._env.call_at(time_s, callback, LAST if is_last else NORMAL)
-
     def run_until(self, stop_s: float | None = None) -> None:
-        """Advance until nothing more can happen, or to `stop_s`."""
         try:
-            with own_generators():
-                self._env.run(until=stop_s)
+            super().run_until(stop_s)
         except BaseException:
             self.close()
             raise
@@ -133,8 +95,8 @@ class SimHost(TaskHost):
     def conclude(self, now_s: float, busy_s: float, usage: dict[tuple[str, Kind], Usage]) -> None:
         """Everything happened elsewhere, up to `now_s`: no coroutine runs any more."""
         self.close()
-        self._env = VirtualTime(now_s)
-        self._concluded_s, self.usage = busy_s, usage
+        self._events.clear()
+        self._now_s, self._concluded_s, self.usage = now_s, busy_s, usage
 
     # -- the seam
 

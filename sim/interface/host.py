@@ -1,7 +1,7 @@
 """The interface: what a policy may ask of the machine it runs on, and the rules every host keeps.
 
 A policy is a set of coroutines. Whatever takes time is awaited on the host; everything between two awaits is
-instantaneous and undisturbed, so policies hold no locks. Hosts: SimHost (SimPy clock), GpuHost (threads and CUDA
+instantaneous and undisturbed, so policies hold no locks. Hosts: SimHost (a virtual clock), GpuHost (threads and CUDA
 streams; also a plain CPU), ScriptHost (tests). Not here: any implementation.
 
 Rules, pinned so that simulation and reality agree:

@@ -13,7 +13,7 @@ from typing import Any
 
 from realrun.host.executor import ExecutorLane, Handle, SubmittedWork
 from realrun.replay.pair_executor import PairExecutor
-from sim.hosts.scripted import SteppedHost
+from sim.hosts.clock import SteppedHost
 from sim.interface.host import Stream
 from sim.interface.wait import HostWait
 from sim.interface.work import Result, Work
