@@ -349,7 +349,7 @@ static void pdv_verify_lane(Lanes *l, Task *t) {
 
 static int is_ready(const Lanes *l, const Op *op) { return op != NULL && op->ready_s <= l->device.now_s; }
 
-/* One worker keeps a prompt and a round in flight (unified._pipelined_worker). */
+/* One worker keeps a prompt and a round in flight (sim.policies.unified). */
 static void unified_worker(Lanes *l, Task *t) {
     BEGIN
     for (;;) {
