@@ -211,6 +211,9 @@ class SharedDevice:
         self._issuing.remove(ticket)
         ticket.queue.to_issue.popleft()
         ticket.is_issued = True
+        if ticket.finish_s == ticket.issued_s + ticket.tail_s:
+            # Its launch held it back: the tail is left to the last bit.
+            ticket.left_s, ticket.since_s = ticket.tail_s, now_s
         if ticket.work.kind is HOST:
             ticket.start_s = now_s
             self._end(ticket, now_s)
