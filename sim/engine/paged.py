@@ -202,13 +202,14 @@ class PagedPool(KvPool):
             self._name(request, table, min(table.cached_tokens, request.prompt_tokens))
         return True
 
-    def preempt(self, request: Request) -> None:
-        """Free the table of `request`, where it has one here; whole blocks of what was cached can be found again."""
+    def preempt(self, request: Request, num_tokens: int | None = None) -> None:
+        """Free the table of `request`, where it has one here; whole blocks of its first `num_tokens`, or of what was
+        cached, can be found again."""
         table = self._tables.pop(request.index, None)
         if table is None:
             return
         if self.is_caching:
-            num_tokens = self._cached(request, table)
+            num_tokens = self._cached(request, table) if num_tokens is None else num_tokens
             self._name(request, table, num_tokens)
             for position in range(len(table.named), num_tokens // self.block_size):
                 self._append(table, self._own_key(request, position))
@@ -342,7 +343,7 @@ class SlottedPool(PagedPool):
     def seat(self, request: Request, tokens: int, lookahead: int = 0, first: FirstChunk = ANY_CHUNK) -> Chunk | None:
         return super().seat(request, tokens, lookahead, first) if len(self._tables) < self._max_requests else None
 
-    def preempt(self, request: Request) -> None:
+    def preempt(self, request: Request, num_tokens: int | None = None) -> None:
         raise ValueError(
             f"KV memory ran out: request {request.id} would be preempted, which a replay cannot do; raise "
             "engine.num_gpu_blocks, or lower --max-concurrency"
