@@ -127,7 +127,6 @@ typedef struct {
 
 /* A step: its rows, with tokens of each, and the chunks of prompts. */
 typedef struct { Count *rows, *row_tokens, num_rows, tokens, context; Chunks chunks; double at_s; int has_begun, skips_drafts; } Plan;
-typedef struct { double now_s, busy_s; Usage usage[2]; } Totals;
 typedef struct { Count from, to; } Hole;
 
 typedef struct {
@@ -174,7 +173,7 @@ static double submit(Run *run, int model, const Pass *p, double ahead_s) {
     if (!goes_on) run->totals.busy_s += run->device_free_s - run->busy_since_s, run->busy_since_s = start_s;
     run->issuer_free_s = prepared_s + cost.launch_s;
     run->device_free_s = larger(start_s + cost.device_s, run->issuer_free_s + cost.tail_s);
-    Usage *usage = &run->totals.usage[model];
+    Usage *usage = &run->totals.usage[0][model];
     usage->num_works++;
     usage->device_s += run->device_free_s - start_s;
     usage->tokens += tokens_of(p);
@@ -799,7 +798,7 @@ static void look_up(Run *run, const Plan *plan) {
     for (Count j = 0; j < plan->chunks.count; j++) rows += is_last(run, &plan->chunks.at[j]);
     if (!rows || !run->draft_tokens) return;
     run->now_s = run->issuer_free_s = larger(run->issuer_free_s, run->now_s) + run->set.host.lookup_row_s * rows;
-    run->totals.usage[1].num_works++;
+    run->totals.usage[0][1].num_works++;
 }
 
 /* More tokens are out. */
@@ -998,7 +997,7 @@ static PyObject *serve_in_lanes(PyObject *Py_UNUSED(module), PyObject *args) {
     if (open_input(&in, args, &l->set, sizeof l->set, &l->costs)) {
         l->requests = in.view[REQUESTS].buf, l->num_requests = num_requests(&in), l->accepted = in.view[ACCEPTED].buf;
         int is_served = begin_lanes(l) && serve_lanes(l);
-        LaneTotals totals = totals_of(l);
+        Totals totals = totals_of(l);
         tell_gaps(&l->costs, &l->gaps);
         if (!l->costs.has_failed && !is_served) result = Py_BuildValue("");
         if (!l->costs.has_failed && is_served) result = accounts_of(&totals, sizeof totals, l->gauges);

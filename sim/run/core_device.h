@@ -13,6 +13,8 @@ enum WorkKind { PREFILL, DRAFT, VERIFY, NUM_WORK_KINDS };
 #define NEVER INFINITY
 
 typedef struct { Count num_works, tokens; double device_s; } Usage;
+/* What a run sums up: of continuous, target and draft are kinds of works of its one stream. */
+typedef struct { double now_s, busy_s; Count num_polls; Usage usage[MAX_STREAMS][NUM_WORK_KINDS]; } Totals;
 
 typedef struct Op {
     double prepare_s, launch_s, device_s, kernels_per_s;

@@ -18,11 +18,6 @@ typedef struct {
     Host host;
 } LaneSettings;
 
-typedef struct {
-    double now_s, busy_s;
-    Count num_polls;
-    Usage usage[MAX_STREAMS][NUM_WORK_KINDS];
-} LaneTotals;
 typedef struct { Count emitted, next_round; } Progress;                          /* of a request */
 /* Requests in line, in a ring; its version rises with all that are put and taken. */
 typedef struct { Count *at, head, tail, mask, version; } Lane;
@@ -508,9 +503,9 @@ static int begin_lanes(Lanes *l) {
     return !l->costs.has_failed;
 }
 
-static LaneTotals totals_of(const Lanes *l) {
+static Totals totals_of(const Lanes *l) {
     const Device *d = &l->device;
-    LaneTotals totals = {.now_s = d->now_s, .busy_s = d->busy_s, .num_polls = l->num_polls};
+    Totals totals = {.now_s = d->now_s, .busy_s = d->busy_s, .num_polls = l->num_polls};
     for (int i = 0; i < d->num_streams; i++) memcpy(totals.usage[i], d->queues[i].usage, sizeof totals.usage[i]);
     return totals;
 }
