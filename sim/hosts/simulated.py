@@ -37,6 +37,18 @@ class Usage:
         self.tokens = 0
         """Token positions computed: rows' query tokens, drafted tokens, chunk tokens."""
 
+    def add(self, work: Work, device_s: float) -> None:
+        """One more, which had the device for so long."""
+        self.num_works += 1
+        if work.kind is not HOST:
+            self.device_s += device_s
+            tokens = work.row_tokens
+            if work.draft_tokens:
+                tokens += work.rows * (work.draft_tokens - 1)
+            for chunk in work.chunks:
+                tokens += chunk.new_tokens
+            self.tokens += tokens
+
 
 class SimHost(SteppedHost):
     """A host in virtual time. `costs` prices works on every GPU but those in `costs_elsewhere`, by their index; `links`
@@ -52,7 +64,7 @@ class SimHost(SteppedHost):
         only_together: bool = False,
         links: Mapping[str, Link] | None = None,
         costs_elsewhere: Mapping[int, CostModel] | None = None,
-        on_work: Callable[[SimTicket], None] | None = None,
+        on_work: Callable[[SimTicket], object] | None = None,
         draws_by_drafter: Sequence[RunLength] = (),
     ) -> None:
         super().__init__()
@@ -157,20 +169,9 @@ class SimHost(SteppedHost):
         return sum(busy) / len(busy) if busy else 0.0
 
     def ended(self, ticket: SimTicket) -> None:
-        work, stream = ticket.work, ticket.stream
-        kind = work.kind
-        usage = self.usage.get((stream.name, kind))
-        if usage is None:
-            usage = self.usage[stream.name, kind] = Usage(stream.device)
-        usage.num_works += 1
-        if kind is not HOST:
-            device_s = ticket.end_s - ticket.start_s
-            usage.device_s += device_s
-            tokens = work.row_tokens
-            if work.draft_tokens:
-                tokens += work.rows * (work.draft_tokens - 1)
-            for chunk in work.chunks:
-                tokens += chunk.new_tokens
-            usage.tokens += tokens
+        key = ticket.stream.name, ticket.work.kind
+        if key not in self.usage:
+            self.usage[key] = Usage(ticket.stream.device)
+        self.usage[key].add(ticket.work, ticket.end_s - ticket.start_s)
         if self._on_work is not None:
             self._on_work(ticket)
