@@ -151,12 +151,11 @@ def _reason(resolved: Resolved, whole: Serving | Fleet, serving: Serving, host: 
 
 
 def _continuous_reason(resolved: Resolved, whole: Serving | Fleet, serving: Serving) -> str:
-    limits, pool = resolved.limits, RadixPool if resolved.limits.retracts else PagedPool
+    pool = RadixPool if resolved.limits.retracts else PagedPool
     depends = isinstance(whole, Fleet) and (whole.routing is not Routing.ROUND_ROBIN or whole.max_concurrency)
     return _first(
         {
             "replicas that depend on each other": depends,
-            "an engine that does not mix prompts": not limits.mixes_prompts and not limits.retracts,
             "prompts in common": type(serving.kv) is not pool or serving.paged.is_sharing,
             "steps of another kind": serving.intake.group,
         }

@@ -105,7 +105,6 @@ def test_a_wait_before_the_queue_is_the_scenario_s_or_the_engine_s_and_no_replay
 @pytest.mark.parametrize(
     ("engine", "limit", "by_itself", "key", "value"),
     [
-        ("ideal", "mixes_prompts", True, "engine.rules.enable_mixed_chunk", False),
         ("sglang-0.5", "mixes_prompts", False, "engine.rules.enable_mixed_chunk", True),
         ("vllm-0.32", "whole_prompts", False, "engine.rules.enable_chunked_prefill", False),
         ("trtllm-1.1", "whole_prompts", True, "engine.rules.enable_chunked_prefill", True),
