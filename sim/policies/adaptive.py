@@ -8,9 +8,8 @@ the load is so far beyond its edge. Continuous batching keeps its memory otherwi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import pairwise
 from typing import Annotated, Any
 
@@ -102,27 +101,26 @@ class Part(Serving):
 
 
 def coroutines(serving: Serving, options: AdaptiveOptions, limits: EngineLimits) -> list[Task]:
-    table = options.adaptive_table
+    table, row = options.adaptive_table, 0
     if isinstance(table, str):
         table = seed_table(is_heavy=False)
     parts = {name: Part(serving, name) for name in dict.fromkeys(name for _, name in table)}
-    router = _Router(serving, table, options.hysteresis, parts)
-    serving.divide(router.arrived, partial(_wake, list(parts.values())))
+
+    def arrived(request: Request) -> None:
+        """Every request goes to the policy of the present row."""
+        nonlocal row
+        row = row_for(table, serving.num_arrived - serving.num_finished, row, options.hysteresis)
+        parts[table[row][1]].intake.arrive(request)
+
+    def wake() -> None:
+        """A seat is free, and memory: whoever waits for it looks."""
+        for part in parts.values():
+            if part.inbox:
+                part.host.notify(part.intake.changed)
+
+    serving.divide(arrived, wake)
     shared = replace(options, lanes=None)  # All parts have the same seats.
     return [task for name, part in parts.items() for task in PARTS[name](part, shared, limits)]
-
-
-class _Router:
-    """Every request to the policy of the present row."""
-
-    def __init__(self, serving: Serving, table: LoadTable, hysteresis: float, parts: dict[str, Part]) -> None:
-        self.serving, self.table, self.hysteresis, self.parts = serving, table, hysteresis, parts
-        self.row = 0
-
-    def arrived(self, request: Request) -> None:
-        load = self.serving.num_arrived - self.serving.num_finished
-        self.row = row_for(self.table, load, self.row, self.hysteresis)
-        self.parts[self.table[self.row][1]].intake.arrive(request)
 
 
 def row_for(table: LoadTable, load: int, present: int, hysteresis: float) -> int:
@@ -147,13 +145,6 @@ def row_for(table: LoadTable, load: int, present: int, hysteresis: float) -> int
     if row < present and load > table[present][0] * (1.0 - hysteresis):
         return present
     return row
-
-
-def _wake(parts: Sequence[Part]) -> None:
-    """A seat is free, and memory: whoever waits for it looks."""
-    for part in parts:
-        if part.inbox:
-            part.host.notify(part.intake.changed)
 
 
 def seed_table(*, is_heavy: bool) -> LoadTable:
