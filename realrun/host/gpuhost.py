@@ -18,7 +18,7 @@ from typing import Any
 
 from realrun.host.clocks import NOTHING, HostClock
 from realrun.host.executor import Executor, SubmittedWork
-from realrun.host.threads import Baton, Done, HostStuck, Issued, StreamThreads, ThreadFailed
+from realrun.host.threads import Baton, Done, HostStuck, StreamThreads, ThreadFailed
 from realrun.host.ticket import GpuTicket, Reactions
 from sim.hosts.clock import POLL_GRID_SLACK, Callback, TaskHost
 from sim.hosts.simulated import RunLength
@@ -185,22 +185,15 @@ class GpuHost(TaskHost):
             self._last_event_s = self.now_s
             if isinstance(message, ThreadFailed):
                 raise message.error
-            if isinstance(message, Issued):
-                self._complete_issued(message.ticket)
-            elif isinstance(message, Done):
+            if isinstance(message, Done):
                 self._arrived(message.ticket)
             message = self._inbox.get(self.now_s)
-
-    def _complete_issued(self, ticket: GpuTicket) -> None:
-        if ticket.is_issue_watched():
-            self.complete(ticket.issued)
 
     def _arrived(self, ticket: GpuTicket) -> None:
         self._in_flight.pop(ticket, None)
         self.works.append(ticket)
         ticket.ready_s = self.now_s
         self.reactions.arrived(ticket)
-        self._complete_issued(ticket)
         self.complete(ticket, self._result(ticket))
 
     def _drop(self, ticket: GpuTicket) -> None:

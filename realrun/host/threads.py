@@ -71,12 +71,6 @@ class Baton:
         self._task.close()
 
 
-class Issued(NamedTuple):
-    """Message to the keeper: the host part of `ticket` is over."""
-
-    ticket: GpuTicket
-
-
 class Done(NamedTuple):
     """Message to the keeper: `ticket` is over."""
 
@@ -161,8 +155,6 @@ class StreamThreads:
         if not self._lane.is_async:
             self._finish(ticket)
             return
-        if ticket.is_issue_watched():
-            self._keeper.put(Issued(ticket))
         self._to_collect.put(ticket)
 
     def _collect_all(self) -> None:

@@ -48,7 +48,6 @@ class GpuTicket(HostWait[Result]):
     is_issued: bool = False
     dependents: list[Mailbox] = field(default_factory=list)
     """Issuers to tell when this has been issued."""
-    _issued: HostWait[None] | None = None
     _claim: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
@@ -58,19 +57,9 @@ class GpuTicket(HostWait[Result]):
     def work(self) -> Work:
         return self.job.work
 
-    @property
-    def issued(self) -> HostWait[None]:
-        if self._issued is None:
-            self._issued = HostWait()
-            self._issued.is_completed = self.is_issued or self.is_done
-        return self._issued
-
     def may_be_issued(self) -> bool:
         """Everything it comes after has been issued."""
         return all(other.is_issued for other in self.after)
-
-    def is_issue_watched(self) -> bool:
-        return self._issued is not None and not self._issued.is_done
 
     def claim(self) -> bool:
         """Take the work, to issue or to drop it; True for the first who asks."""

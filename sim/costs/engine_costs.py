@@ -175,7 +175,8 @@ class Rules(Bounded, frozen=True, kw_only=True):
     seats_by_memory: tuple[int, int] | None = None
     """(a, b): default seats without drafts: a for each context that the KV cache holds, from the caps' to b."""
     window_share: float = 0.0
-    """KV of windows has a pool of its own, with this share of the other's tokens; 0: both share blocks."""
+    """KV of windows has a pool of its own, with this share of the other's tokens; 0: both share blocks; 1: every layer
+    holds every token."""
     state_pool: StatePool | None = None
     """States of linear attention have a pool of their own; None: they share the KV cache's blocks."""
     captures_prompts: bool = True

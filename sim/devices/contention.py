@@ -106,14 +106,6 @@ def kernel_waits_s(kernels_per_s: Sequence[float], contention: Contention) -> li
 
     Works that take turns, as threads do at one interpreter, have it for tau per kernel: a kernel waits tau for every
     other work by the share of time that this one has it.
-
-    >>> kernel_waits_s([1.0, 50.0, 100.0], Contention(tau_s=0.01))
-    [0.01, 0.01, 0.01]
-
-    At 0.125 s per kernel three works have it for 0.25, 0.5 and all of the time:
-
-    >>> kernel_waits_s([2.0, 4.0, 20.0], Contention(tau_s=0.125, takes_turns=True))
-    [0.1875, 0.15625, 0.09375]
     """
     tau_s = contention.tau_s
     if not contention.takes_turns:
@@ -145,9 +137,6 @@ def turns_s(kernels_per_s: Sequence[float], priorities: Sequence[int]) -> list[f
 def share_time(caps: Sequence[float], weights: Sequence[float], left: float = 1.0) -> list[float]:
     """Rates [works] that sum to `left` at most, in proportion to `weights`; what a work cannot use, by its cap, goes to
     the others.
-
-    >>> share_time([1.0, 1.0], [1.0, 3.0], 0.25), share_time([1.0], [1.0], 0.0)
-    ([0.0625, 0.1875], [0.0])
     """
     rates = [0.0] * len(caps)
     open_works = list(range(len(caps)))
@@ -212,12 +201,9 @@ def fill_rates(caps: Sequence[float], demands: Sequence[tuple[float, float]], co
     `caps` are the most each work can run at; `demands` the shares of both roofs (compute, bandwidth) that it uses at
     rate 1.
 
-    >>> whole = Contention()
-    >>> fill_rates([1.0], [(1.0, 1.0)], whole), fill_rates([1.0, 0.5], [(0.0, 0.0), (0.0, 0.0)], whole)
-    ([1.0], [1.0, 0.5])
-
     Two share the roof that both need most, and one of them may be at its cap:
 
+    >>> whole = Contention()
     >>> fill_rates([1.0] * 2, [(0.6, 0.0), (1.0, 0.0)], whole), fill_rates([1.0] * 2, [(0.2, 0.6), (0.3, 1.0)], whole)
     ([0.625, 0.625], [0.625, 0.625])
     >>> fill_rates([0.25, 1.0], [(1.0, 0.0)] * 2, whole), fill_rates([0.25, 1.0], [(0.0, 1.0)] * 2, whole)
@@ -231,14 +217,6 @@ def fill_rates(caps: Sequence[float], demands: Sequence[tuple[float, float]], co
     [0.5, 0.5, 0.75]
     >>> fill_rates([1.0] * 3, [(0.25, 1.0), (0.25, 1.0), (1.0, 0.0)], whole)
     [0.5, 0.5, 0.75]
-
-    Roofs are what works reach together:
-
-    >>> roofs = {"eta_compute": 0.8, "eta_bandwidth": 0.375}
-    >>> fill_rates([1.0] * 2, [(1.0, 0.625)] * 2, Contention(eta_compute=0.8))
-    [0.4, 0.4]
-    >>> fill_rates([1.0] * 2, [(1.0, 0.625)] * 2, Contention(**roofs))
-    [0.3, 0.3]
     """
     rates = [0.0] * len(caps)
     compute_left = contention.eta_compute

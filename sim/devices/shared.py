@@ -1,4 +1,4 @@
-"""A device whose streams contend: launching as a resource, rates under two roofs, in virtual time.
+"""A device with its streams: launching as a resource, rates of works side by side, in virtual time.
 
 Rules (design, section 4; docs/adr/003):
 - A stream's issuer prepares and launches its works one after the other. The issuers of a device share one
@@ -7,7 +7,6 @@ Rules (design, section 4; docs/adr/003):
 - While its launch goes on a work cannot outrun it: its rate is at most device time left / launch time left, and it
   ends no earlier than its launch; captured passes that are launched last (Cost.tail_s) run behind it.
 - A lone work runs at rate 1, several at `rates_together`; on a reserved share a lone one does, too.
-While one stream alone has works their times follow from their order (`solo`); events begin with a second stream's.
 A rate that a change leaves as it was keeps its finish time bit for bit, so that sums by hand come out exact.
 The clock is only requested instants at which something else depends on what happens then.
 """
@@ -20,12 +19,10 @@ from typing import Any
 
 from sim.costs.cost import CostModel, prompt_result_s
 from sim.devices.contention import Contention
-from sim.devices.op import Op, Queue, rates_together
 from sim.devices.partition import Partition
-from sim.devices.solo import SoloDevice
-from sim.devices.ticket import Clock, SimTicket, checkpoint_at
+from sim.devices.rates import rates_together
+from sim.devices.ticket import Clock, Queue, SimTicket, checkpoint_at
 from sim.interface.host import Stream
-from sim.interface.wait import HostWait
 from sim.interface.work import HOST, Work
 
 
@@ -55,15 +52,9 @@ class SharedDevice:
         else:
             self._order = [Queue(stream) for stream in streams]
             self._queues = {queue.stream.name: queue for queue in self._order}
-        self._solo = SoloDevice(clock, costs, self)
-        self._sole_queue: Queue | None = None
-        """The one whose works, if any, `_solo` has."""
         self._shares_alone = partition is not None and not partition.only_together
         """A work that is alone has a share of the device."""
-        self._has_solo = not self._shares_alone and costs.host_inflation(1) == 1.0
-        self._num_ops = 0
-        """Works in flight that are not with `_solo`; while there are any, it has none."""
-        self._issuing: list[Op] = []
+        self._issuing: list[SimTicket] = []
         inflations = [costs.host_inflation(count) for count in range(1, len(self._order) + 1)]
         self._slowdowns = [(1.0, False)] + [
             (inflation, any(inflation != less for less in inflations[:index]))
@@ -73,42 +64,30 @@ class SharedDevice:
         have."""
         self._is_slowing = False
         """Fewer launches would have another slowdown."""
-        self._running: list[Op] = []
+        self._running: list[SimTicket] = []
         self._timer: Any = None
         self._timer_s = inf
-        self._busy_s = 0.0
+        self.busy_s = 0.0
         self._busy_since_s = -1.0
-
-    @property
-    def busy_s(self) -> float:
-        return self._busy_s + self._solo.busy_s
 
     def submit(self, work: Work, stream: Stream, after: Sequence[SimTicket]) -> SimTicket:
         now_s = self.clock.now_s
         queue = self._queues[stream.name]
-        if not self._num_ops and self._has_solo:
-            self._solo.flush(now_s)
-            if self._is_sole(queue, after, now_s):
-                self._sole_queue = queue
-                return self._solo.submit(work, stream, after)
-            self._take_over(now_s)
-        ticket = SimTicket(self, work, stream, self._costs.cost(work), now_s)
-        ticket.forget_times()
-        waits_for: Sequence[SimTicket] = ()
+        ticket = SimTicket(self, work, queue, stream, self._costs.cost(work), now_s)
         if after:
-            waits_for = [other for other in after if not other.end_s <= now_s]
-            for other in waits_for:
+            ticket.after = [other for other in after if not other.end_s <= now_s]
+            for other in ticket.after:
                 if other.device is not self:
-                    other.dependents = [*(other.dependents or ()), self]
-                    other.device.poke()
-        op = self._new_op(ticket, queue, waits_for)
+                    other.dependents.append(self)
+        if not self._contention.has_priorities:
+            ticket.priority = 0
         has_changed = self._note_launches(now_s)
-        queue.to_issue.append(op)
+        queue.to_issue.append(ticket)
         if work.kind is not HOST:
-            queue.to_run.append(op)
+            queue.to_run.append(ticket)
         if len(queue.to_issue) == 1:
-            self._begin_issue(op, now_s)
-        if op.prepared_s <= now_s:
+            self._begin_issue(ticket, now_s)
+        if ticket.prepared_s <= now_s:
             self._update(has_changed)
         else:
             if has_changed:
@@ -116,102 +95,55 @@ class SharedDevice:
             self._arm_timer(now_s)
         return ticket
 
-    def _is_sole(self, queue: Queue, after: Sequence[SimTicket], now_s: float) -> bool:
-        """True where no other stream has works here, and nothing elsewhere is waited for."""
-        if self._sole_queue is not queue and not self._solo.is_idle:
-            return False
-        return not after or all(other.device is self or other.end_s <= now_s for other in after)
-
-    def _take_over(self, now_s: float) -> None:
-        """Go on with the works of the stream that had the device to itself."""
-        for ticket in self._solo.release(now_s):
-            queue = self._queues[ticket.stream.name]
-            op = self._new_op(ticket, queue, ())
-            op.go_on(now_s)
-            if not op.is_issued:
-                queue.to_issue.append(op)
-                if op.slowdown:
-                    self._issuing.append(op)
-            if op.finish_s < inf:
-                queue.running = op
-                self._running.append(op)
-                self._busy_since_s = ticket.start_s
-            elif ticket.work.kind is not HOST:
-                queue.to_run.append(op)
-
-    def _new_op(self, ticket: SimTicket, queue: Queue, after: Sequence[SimTicket]) -> Op:
-        op = Op(ticket, queue, after)
-        self._num_ops += 1
-        if not self._contention.has_priorities:
-            op.priority = 0
-        return op
-
     def poke(self) -> None:
-        self._take_over(self.clock.now_s)
+        """A work elsewhere that one of ours comes after has ended."""
         self._update()
 
-    def flush(self, now_s: float) -> None:
-        """Works are reported when they end; only the busy time runs on."""
-        self._take_over(now_s)
-        self._arm_timer(now_s)
-        self._count_busy(now_s)
-
-    def _count_busy(self, now_s: float) -> None:
+    def count_busy(self, now_s: float) -> None:
+        """Bring `busy_s`, seconds with at least one work, up to now."""
         if self._busy_since_s >= 0.0:
-            self._busy_s += now_s - self._busy_since_s
+            self.busy_s += now_s - self._busy_since_s
             self._busy_since_s = now_s
-
-    def issued_wait(self, ticket: SimTicket) -> HostWait[None]:
-        wait: HostWait[None] = HostWait()
-        wait.is_completed = ticket.issued_s <= self.clock.now_s
-        if not wait.is_completed:
-            self.clock.at(self.clock.now_s, lambda _: self.poke())
-        return wait
 
     def cancel(self, ticket: SimTicket) -> None:
         now_s = self.clock.now_s
-        self._take_over(now_s)
-        self._arm_timer(now_s)
-        queue = self._queues[ticket.stream.name]
-        in_flight = (queue.running, *queue.to_issue, *queue.to_run)
-        op = next((op for op in in_flight if op is not None and op.ticket is ticket), None)
-        if op is None or ticket.is_cancelled:
+        if ticket.end_s <= now_s or ticket.is_cancelled:
             return
         ticket.is_cancelled = True
         self._note_launches(now_s)
-        if queue.running is op:
-            self._cut(op, now_s)
+        if ticket.queue.running is ticket:
+            self._cut(ticket, now_s)
         else:
-            self._drop(op, now_s)
+            self._drop(ticket, now_s)
         self._set_slowdowns(now_s)
         self._set_rates(now_s)
         self._update()
 
-    def _cut(self, op: Op, now_s: float) -> None:
+    def _cut(self, ticket: SimTicket, now_s: float) -> None:
         """End a running work at its next checkpoint; its launch shrinks with it."""
-        left_s, total_s = op.left_at(now_s), op.ticket.cost.device_s
+        left_s, total_s = ticket.left_at(now_s), ticket.cost.device_s
         done_s = total_s - left_s
-        kept_s = checkpoint_at(op.ticket.work, done_s / total_s if total_s else 1.0) * total_s - done_s
-        if not op.is_issued:
+        kept_s = checkpoint_at(ticket.work, done_s / total_s if total_s else 1.0) * total_s - done_s
+        if not ticket.is_issued:
             share = kept_s / left_s if left_s else 0.0
-            op.issued_s, op.tail_s = now_s + (op.issued_s - now_s) * share, op.tail_s * share
-        op.left_s, op.since_s, op.rate, op.finish_s = max(0.0, kept_s), now_s, 0.0, inf
+            ticket.issued_s, ticket.tail_s = now_s + (ticket.issued_s - now_s) * share, ticket.tail_s * share
+        ticket.left_s, ticket.since_s, ticket.rate, ticket.finish_s = max(0.0, kept_s), now_s, 0.0, inf
 
-    def _drop(self, op: Op, now_s: float) -> None:
+    def _drop(self, ticket: SimTicket, now_s: float) -> None:
         """Take a work that has not started out of its queues."""
-        queue = op.queue
-        if op in queue.to_run:
-            queue.to_run.remove(op)
-        if op in queue.to_issue:
-            is_head = queue.to_issue[0] is op
-            queue.to_issue.remove(op)
+        queue = ticket.queue
+        if ticket in queue.to_run:
+            queue.to_run.remove(ticket)
+        if ticket in queue.to_issue:
+            is_head = queue.to_issue[0] is ticket
+            queue.to_issue.remove(ticket)
             if is_head:
-                self._issuing.remove(op)
+                self._issuing.remove(ticket)
                 if queue.to_issue:
                     self._begin_issue(queue.to_issue[0], now_s)
-            self._note_issued(op, now_s)
-        op.ticket.start_s = now_s
-        self._end(op, now_s)
+            ticket.is_issued, ticket.issued_s = True, now_s
+        ticket.start_s = now_s
+        self._end(ticket, now_s)
 
     # -- the event loop
 
@@ -229,43 +161,43 @@ class SharedDevice:
             if self._issuing and (launched := self._end_launch(now_s)) is not None:
                 has_changed |= launched.is_held_back
                 is_due = True
-            for op in self._running:
-                if op.finish_s <= now_s and op.is_issued:
-                    op.queue.running = None
-                    self._running.remove(op)
-                    self._end(op, now_s)
+            for ticket in self._running:
+                if ticket.finish_s <= now_s and ticket.is_issued:
+                    ticket.queue.running = None
+                    self._running.remove(ticket)
+                    self._end(ticket, now_s)
                     is_due = has_changed = True
                     break
             for queue in self._order:
                 if queue.to_run and queue.running is None:
-                    op = queue.to_run[0]
-                    if not op.is_prepared or (op.after and not _are_over(op.after, now_s)):
+                    ticket = queue.to_run[0]
+                    if not ticket.is_prepared or (ticket.after and not _are_over(ticket.after, now_s)):
                         continue
                     queue.running = queue.to_run.popleft()
-                    op.ticket.start_s = op.since_s = now_s
-                    self._running.append(op)
+                    ticket.start_s = ticket.since_s = now_s
+                    ticket.after = ()
+                    self._running.append(ticket)
                     has_changed = True
-                    if op.left_s == 0.0:
-                        op.finish_s = now_s
+                    if ticket.left_s == 0.0:
+                        ticket.finish_s = now_s
                         is_due = True
         if has_changed:
             self._set_rates(now_s)
         self._arm_timer(now_s)
 
-    def _begin_issue(self, op: Op, now_s: float) -> None:
-        op.ticket.issue_start_s = now_s
-        self._issuing.append(op)
+    def _begin_issue(self, ticket: SimTicket, now_s: float) -> None:
+        ticket.issue_start_s = now_s
+        self._issuing.append(ticket)
         self._set_slowdowns(now_s)
 
-    def _end_launch(self, now_s: float) -> Op | None:
+    def _end_launch(self, now_s: float) -> SimTicket | None:
         """Note what is prepared by now, and end the first launch that is over; its work."""
-        for op in self._issuing:
-            if op.prepared_s <= now_s and not op.is_prepared:
-                op.is_prepared = True
-                op.ticket.prepared_s = op.prepared_s
-            if op.issued_s <= now_s:
-                self._finish_issue(op, now_s)
-                return op
+        for ticket in self._issuing:
+            if ticket.prepared_s <= now_s:
+                ticket.is_prepared = True
+            if ticket.issued_s <= now_s:
+                self._finish_issue(ticket, now_s)
+                return ticket
         return None
 
     def _note_launches(self, now_s: float) -> bool:
@@ -275,82 +207,78 @@ class SharedDevice:
             has_changed |= launched.is_held_back
         return has_changed
 
-    def _finish_issue(self, op: Op, now_s: float) -> None:
-        self._issuing.remove(op)
-        op.queue.to_issue.popleft()
-        self._note_issued(op, op.issued_s)
-        if op.ticket.work.kind is HOST:
-            op.ticket.start_s = op.ticket.issue_start_s
-            self._end(op, now_s)
-        if op.queue.to_issue:
-            self._begin_issue(op.queue.to_issue[0], now_s)
+    def _finish_issue(self, ticket: SimTicket, now_s: float) -> None:
+        self._issuing.remove(ticket)
+        ticket.queue.to_issue.popleft()
+        ticket.is_issued = True
+        if ticket.finish_s == ticket.issued_s + ticket.tail_s:
+            # Its launch held it back: the tail is left to the last bit.
+            ticket.left_s, ticket.since_s = ticket.tail_s, now_s
+        if ticket.work.kind is HOST:
+            ticket.start_s = now_s
+            self._end(ticket, now_s)
+        if ticket.queue.to_issue:
+            self._begin_issue(ticket.queue.to_issue[0], now_s)
         else:
             self._set_slowdowns(now_s)
-
-    def _note_issued(self, op: Op, time_s: float) -> None:
-        op.is_issued = True
-        op.ticket.issued_s = time_s
-        if op.ticket._issued is not None:
-            self.clock.complete(op.ticket._issued)
 
     def _set_slowdowns(self, now_s: float) -> None:
         """Set the slowdown of all launches that go on; a work that cannot outrun its own has another rate then."""
         slowdown, self._is_slowing = self._slowdowns[len(self._issuing)]
         is_bound = False
-        for op in self._issuing:
-            if op.slowdown != slowdown:
-                is_running = op.queue.running is op
-                is_bound |= is_running and op.launch_cap(now_s) < 1.0
-                op.set_slowdown(slowdown, now_s)
-                is_bound |= is_running and op.launch_cap(now_s) < 1.0
+        for ticket in self._issuing:
+            if ticket.slowdown != slowdown:
+                is_running = ticket.queue.running is ticket
+                is_bound |= is_running and ticket.launch_cap(now_s) < 1.0
+                ticket.set_slowdown(slowdown, now_s)
+                is_bound |= is_running and ticket.launch_cap(now_s) < 1.0
         if is_bound:
             self._set_rates(now_s)
 
     def _set_rates(self, now_s: float) -> None:
         running = self._running
         if not running:
-            self._count_busy(now_s)
+            self.count_busy(now_s)
             self._busy_since_s = -1.0
             return
         if self._busy_since_s < 0.0:
             self._busy_since_s = now_s
         if len(running) == 1 and not self._shares_alone:
-            op = running[0]
-            cap = op.launch_cap(now_s)
-            op.set_rate(cap, cap, now_s)
+            ticket = running[0]
+            cap = ticket.launch_cap(now_s)
+            ticket.set_rate(cap, cap, now_s)
             return
-        launch_caps = [op.launch_cap(now_s) for op in running]
+        launch_caps = [ticket.launch_cap(now_s) for ticket in running]
         rates = rates_together(running, launch_caps, self._costs, self._contention, self._partition)
-        for op, cap, rate in zip(running, launch_caps, rates, strict=True):
-            op.set_rate(rate, cap, now_s)
+        for ticket, cap, rate in zip(running, launch_caps, rates, strict=True):
+            ticket.set_rate(rate, cap, now_s)
 
     def _arm_timer(self, now_s: float) -> None:
         """Ask the clock for the next instant that matters.
 
-        The end of a launch matters if it ends its work, lets the next work be issued, changes a slowdown or a cap, or
-        is waited for; that of preparing if the work could then start. What else is over is noted when something does.
+        The end of a launch matters if it ends its work, lets the next work be issued, or changes a slowdown or a
+        cap; that of preparing if the work could then start. What else is over is noted when something does.
         """
         next_s = inf
-        for op in self._issuing:
+        for ticket in self._issuing:
             if (
-                op.prepared_s < next_s
-                and not op.is_prepared
-                and op.queue.running is None
-                and (not op.after or _are_over(op.after, now_s))
+                ticket.prepared_s < next_s
+                and not ticket.is_prepared
+                and ticket.queue.running is None
+                and (not ticket.after or _are_over(ticket.after, now_s))
             ):
-                next_s = op.prepared_s
-            if op.issued_s < next_s and (
-                len(op.queue.to_issue) > 1
+                next_s = ticket.prepared_s
+            if ticket.issued_s < next_s and (
+                len(ticket.queue.to_issue) > 1
                 or self._is_slowing
-                or (op.queue.running is op and self._is_capped(now_s))
-                or op.ticket._issued is not None
-                or op.finish_s <= op.issued_s + op.tail_s
-                or op.ticket.work.kind is HOST
+                or (ticket.queue.running is ticket and self._is_capped(now_s))
+                or ticket.finish_s <= ticket.issued_s + ticket.tail_s
+                or ticket.work.kind is HOST
             ):
-                next_s = op.issued_s
-        for op in self._running:
-            if op.finish_s < next_s:
-                next_s = op.finish_s
+                next_s = ticket.issued_s
+        for ticket in self._running:
+            if ticket.finish_s < next_s:
+                next_s = ticket.finish_s
         if next_s != self._timer_s:
             self._timer_s = next_s
             self._timer = self.clock.at(next_s, self._on_timer) if next_s < inf else None
@@ -358,11 +286,9 @@ class SharedDevice:
     def _is_capped(self, now_s: float) -> bool:
         """True where a work's launch may bound its rate, beside others that run or are launched."""
         is_contended = len(self._running) > 1 or len(self._issuing) > 1
-        return is_contended and any(op.launch_cap(now_s) < 1.0 for op in self._running)
+        return is_contended and any(ticket.launch_cap(now_s) < 1.0 for ticket in self._running)
 
-    def _end(self, op: Op, now_s: float) -> None:
-        ticket = op.ticket
-        self._num_ops -= 1
+    def _end(self, ticket: SimTicket, now_s: float) -> None:
         ticket.end_s = now_s
         is_free = ticket.work.kind is HOST or (ticket.is_cancelled and ticket.start_s == now_s)
         result_s = self._prompt_result_s if ticket.work.chunks else self._result_s
@@ -370,9 +296,8 @@ class SharedDevice:
         if ticket.posts or ticket.watchers:
             ticket.arm()
         self.clock.ended(ticket)
-        if ticket.dependents:
-            for device in ticket.dependents:
-                device.poke()
+        for device in ticket.dependents:
+            device.poke()
 
 
 def _are_over(tickets: Sequence[SimTicket], now_s: float) -> bool:

@@ -1,18 +1,22 @@
-"""A submitted work on a simulated device, and what devices ask of their host.
+"""A submitted work on a simulated device: what is left of it, and how fast that goes; what devices ask of their host.
 
-Not here: when anything happens; a device with one stream (solo), with several (shared).
+Not here: when anything changes (shared), rates of works side by side (rates).
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Generator, Sequence
-from math import nan
+from math import inf, nan
 from typing import Any, Protocol
 
-from sim.costs.cost import Cost
+from sim.costs.cost import Cost, CostModel
 from sim.interface.host import Stream
 from sim.interface.wait import HostWait
 from sim.interface.work import DRAFT, HOST, NO_RESULT, Result, Work
+
+SLACK = 1e-9
+"""Share of a work's device time within which it counts as ending with its launch (float rounding)."""
 
 
 class Clock(Protocol):
@@ -28,67 +32,44 @@ class Clock(Protocol):
 
 
 class Device(Protocol):
-    """Executes works; every ticket it hands out carries the times as soon as they are known."""
+    """The device of a ticket."""
 
     clock: Clock
 
-    @property
-    def busy_s(self) -> float:
-        """Seconds with at least one work on the device."""
-        ...
-
-    def submit(self, work: Work, stream: Stream, after: Sequence[SimTicket]) -> SimTicket: ...
-    def issued_wait(self, ticket: SimTicket) -> HostWait[None]: ...
     def cancel(self, ticket: SimTicket) -> None: ...
-    def flush(self, now_s: float) -> None:
-        """Report what has ended by `now_s`, the end of the run, and has not been reported."""
-        ...
-
-    def poke(self) -> None:
-        """A work elsewhere that one of ours comes after has ended, or one comes after ours now."""
-        ...
+    def poke(self) -> None: ...
 
 
 class SimTicket(HostWait[Result]):
-    """A submitted work and the times of its life, seconds; nan until known. Its device sets them."""
+    """A submitted work and the times of its life, seconds; nan until known. `ready_s` may lie in the future. Its device
+    sets them, and what is left of its host and device parts."""
 
-    __slots__ = (
-        "_issued",
-        "armed_s",
-        "cost",
-        "dependents",
-        "device",
-        "end_s",
-        "is_cancelled",
-        "issue_start_s",
-        "issued_s",
-        "prepared_s",
-        "ready_s",
-        "result",
-        "start_s",
-        "stream",
-        "submitted_s",
-        "work",
-    )
-
-    def __init__(self, device: Device, work: Work, stream: Stream, cost: Cost, now_s: float) -> None:
-        self.is_completed = False
-        self.posts = []
-        self.watchers = []
-        self.device = device
-        self.work = work
-        self.stream = stream
-        self.cost = cost
+    def __init__(self, device: Device, work: Work, queue: Queue, stream: Stream, cost: Cost, now_s: float) -> None:
+        super().__init__()
+        self.device, self.work, self.queue, self.stream, self.cost = device, work, queue, stream, cost
         self.result = NO_RESULT
         self.submitted_s = now_s
-        self.armed_s = nan
+        self.issue_start_s = self.start_s = self.end_s = self.ready_s = nan
         self.is_cancelled = False
-        self.dependents: list[Device] | None = None
-        self._issued: HostWait[None] | None = None
-
-    def forget_times(self) -> None:
-        """All times but that of submission are unknown; the device fills them in. `ready_s` may lie in the future."""
-        self.issue_start_s = self.prepared_s = self.issued_s = self.start_s = self.end_s = self.ready_s = nan
+        self.after: Sequence[SimTicket] = ()
+        """Works that it waits for."""
+        self.dependents: list[Device] = []
+        """Other devices with works that wait for it."""
+        self.priority = queue.stream.priority
+        self.is_prepared = self.is_issued = False
+        self.prepared_s = self.issued_s = inf
+        """When preparing and launching are over, or will be at the present slowdown."""
+        self.slowdown = 0.0
+        self.host_done_s = self.host_since_s = 0.0
+        """Host work done by the second of these, in seconds at no slowdown."""
+        self.left_s = cost.device_s
+        """Device time left at rate 1, as of `since_s`."""
+        self.tail_s = cost.tail_s
+        self.rate = self.since_s = 0.0
+        self.finish_s = inf
+        self.demands: tuple[float, float] | None = None
+        self.kernels_per_s = cost.num_kernels / cost.device_s if cost.device_s else 0.0
+        """Kernels per second at rate 1; beside others each kernel waits (contention.kernel_waits_s)."""
 
     @property
     def is_done(self) -> bool:
@@ -99,23 +80,14 @@ class SimTicket(HostWait[Result]):
             yield self
         return self.result
 
-    @property
-    def issued(self) -> HostWait[None]:
-        if self._issued is None:
-            self._issued = self.device.issued_wait(self)
-        return self._issued
-
     def arm(self) -> None:
         """Have the clock complete this ticket at `ready_s`; while that is not known, its device will."""
-        ready_s = self.ready_s
-        if ready_s == ready_s and self.armed_s != ready_s:
-            self.armed_s = ready_s
-            self.device.clock.at(ready_s, self._arrived)
+        if self.ready_s == self.ready_s:
+            self.device.clock.at(self.ready_s, self._arrived)
 
     def _arrived(self, _: Any) -> None:
-        clock = self.device.clock
-        if not self.is_completed and self.ready_s <= clock.now_s and (self.posts or self.watchers):
-            clock.complete(self, self.result)
+        if not self.is_completed and (self.posts or self.watchers):
+            self.device.clock.complete(self, self.result)
 
     def cancel(self) -> None:
         self.device.cancel(self)
@@ -124,6 +96,67 @@ class SimTicket(HostWait[Result]):
     def device_s(self) -> float:
         """Seconds between the work's start and end on its device; 0 for HOST work."""
         return 0.0 if self.work.kind is HOST else self.end_s - self.start_s
+
+    @property
+    def is_held_back(self) -> bool:
+        """True where it runs at less than its full rate: its launch may be why."""
+        return self.queue.running is self and self.rate < 1.0
+
+    def set_slowdown(self, slowdown: float, now_s: float) -> None:
+        if self.slowdown:
+            self.host_done_s += (now_s - self.host_since_s) / self.slowdown
+        self.slowdown = slowdown
+        self.host_since_s = now_s
+        prepare_s, launch_s, *_ = self.cost
+        if self.prepared_s > now_s:
+            self.prepared_s = now_s + max(0.0, prepare_s - self.host_done_s) * slowdown
+            self.issued_s = self.prepared_s + launch_s * slowdown
+        else:
+            self.issued_s = now_s + max(0.0, prepare_s + launch_s - self.host_done_s) * slowdown
+
+    def left_at(self, now_s: float) -> float:
+        left_s = self.left_s - (now_s - self.since_s) * self.rate
+        return left_s if left_s > 0.0 else 0.0
+
+    def launch_cap(self, now_s: float) -> float:
+        """The most this can run at: while it is being launched, its device time but the tail spread over the launch."""
+        if self.is_issued:
+            return 1.0
+        launch_s = self.issued_s - now_s
+        left_s = max(0.0, self.left_at(now_s) - self.tail_s)
+        return left_s / launch_s if left_s < launch_s else 1.0
+
+    def demands_of(self, costs: CostModel) -> tuple[float, float]:
+        """Demands of the work on the device's roofs, priced once."""
+        if self.demands is None:
+            self.demands = costs.demands(self.work)
+        return self.demands
+
+    def set_rate(self, rate: float, cap: float, now_s: float) -> None:
+        """Run at `rate` from now on. At a `cap` below 1 all but the tail ends with its launch."""
+        if not self.is_issued and cap < 1.0 and rate >= cap * (1.0 - SLACK):
+            self.left_s = self.left_at(now_s)
+            self.since_s = now_s
+            self.rate = rate
+            self.finish_s = self.issued_s + self.tail_s
+        elif rate != self.rate or self.finish_s == inf:
+            self.left_s = self.left_at(now_s)
+            self.since_s = now_s
+            self.rate = rate
+            if self.left_s <= SLACK * self.cost.device_s:
+                self.finish_s = now_s
+            else:
+                self.finish_s = now_s + self.left_s / rate if rate > 0.0 else inf
+
+
+class Queue:
+    """One stream: works still to be issued, and works that the device has not started."""
+
+    def __init__(self, stream: Stream) -> None:
+        self.stream = stream
+        self.to_issue: deque[SimTicket] = deque()
+        self.to_run: deque[SimTicket] = deque()
+        self.running: SimTicket | None = None
 
 
 def checkpoint_at(work: Work, share_done: float) -> float:

@@ -16,17 +16,6 @@ class KvPool:
     rolled back to the accepted ones afterwards.
     """
 
-    __slots__ = (
-        "_reserved",
-        "block_size",
-        "draft_slots",
-        "free_blocks",
-        "held",
-        "kept_blocks",
-        "num_blocks",
-        "num_shared",
-    )
-
     def __init__(self, num_blocks: int, block_size: int, draft_slots: int, *, kept_blocks: int = 0) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
@@ -78,8 +67,6 @@ class SpreadPool(KvPool):
     >>> pool.reserve(asked[3]), [pool.gpu_of(request) for request in (asked[1], asked[3])]
     (True, [1, 0])
     """
-
-    __slots__ = ("_free", "_places")
 
     def __init__(
         self, num_blocks: int, block_size: int, draft_slots: int, *, num_gpus: int, kept_blocks: int = 0

@@ -44,8 +44,6 @@ ANY_CHUNK = FirstChunk()
 class _Table:
     """A request's blocks: `named` ones first, then those that are only counted."""
 
-    __slots__ = ("cached_tokens", "named", "num_counted")
-
     def __init__(self, named: list[int]) -> None:
         self.named = named
         self.num_counted = 0
@@ -59,27 +57,6 @@ class _Table:
 class PagedPool(KvPool):
     """Blocks with identity. Every block is in a table, or in several, or free. Lanes reserve whole lives instead
     (KvPool)."""
-
-    __slots__ = (
-        "_block_of",
-        "_copies",
-        "_freed",
-        "_key_of",
-        "_newest",
-        "_next_free",
-        "_num_common",
-        "_num_users",
-        "_tables",
-        "caches_results",
-        "drops_cached_block",
-        "hashed_ahead",
-        "is_caching",
-        "max_tokens",
-        "num_free",
-        "reuses_blank_first",
-        "seats_first_chunk",
-        "skipped_ids",
-    )
 
     def __init__(
         self,
@@ -225,13 +202,14 @@ class PagedPool(KvPool):
             self._name(request, table, min(table.cached_tokens, request.prompt_tokens))
         return True
 
-    def preempt(self, request: Request) -> None:
-        """Free the table of `request`, where it has one here; whole blocks of what was cached can be found again."""
+    def preempt(self, request: Request, num_tokens: int | None = None) -> None:
+        """Free the table of `request`, where it has one here; whole blocks of its first `num_tokens`, or of what was
+        cached, can be found again."""
         table = self._tables.pop(request.index, None)
         if table is None:
             return
         if self.is_caching:
-            num_tokens = self._cached(request, table)
+            num_tokens = self._cached(request, table) if num_tokens is None else num_tokens
             self._name(request, table, num_tokens)
             for position in range(len(table.named), num_tokens // self.block_size):
                 self._append(table, self._own_key(request, position))
@@ -351,8 +329,6 @@ class SlottedPool(PagedPool):
     """KV memory by blocks, and by slots: at most `max_requests` at once. A slot holds a whole sequence, so a request
     cannot lose its memory and come back, nor share it."""
 
-    __slots__ = ("_max_requests",)
-
     def __init__(self, num_blocks: int, block_size: int, draft_slots: int, max_requests: int) -> None:
         super().__init__(num_blocks, block_size, draft_slots, is_caching=False)
         self._max_requests = max_requests
@@ -367,7 +343,7 @@ class SlottedPool(PagedPool):
     def seat(self, request: Request, tokens: int, lookahead: int = 0, first: FirstChunk = ANY_CHUNK) -> Chunk | None:
         return super().seat(request, tokens, lookahead, first) if len(self._tables) < self._max_requests else None
 
-    def preempt(self, request: Request) -> None:
+    def preempt(self, request: Request, num_tokens: int | None = None) -> None:
         raise ValueError(
             f"KV memory ran out: request {request.id} would be preempted, which a replay cannot do; raise "
             "engine.num_gpu_blocks, or lower --max-concurrency"

@@ -7,6 +7,8 @@ order, longest free first, where SGLang takes leaves of its tree by their last u
 
 from __future__ import annotations
 
+from typing import Any
+
 from sim.engine.paged import PagedPool, _Table
 from sim.interface.request import Request
 
@@ -14,26 +16,8 @@ from sim.interface.request import Request
 class RadixPool(PagedPool):
     """Blocks that have keys from the moment at which `computed` says so, not from the plan on."""
 
-    __slots__ = ("_computed_tokens",)
-
-    def __init__(
-        self,
-        num_blocks: int,
-        block_size: int,
-        draft_slots: int,
-        *,
-        kept_blocks: int = 0,
-        is_caching: bool = True,
-        drops_cached_block: bool = False,
-    ) -> None:
-        super().__init__(
-            num_blocks,
-            block_size,
-            draft_slots,
-            kept_blocks=kept_blocks,
-            is_caching=is_caching,
-            drops_cached_block=drops_cached_block,
-        )
+    def __init__(self, *given: Any, **rules: Any) -> None:
+        super().__init__(*given, **rules)
         self._computed_tokens: dict[int, int] = {}
         """Arrival index -> tokens, of those whose content another request has."""
 
@@ -66,15 +50,6 @@ class RadixPool(PagedPool):
             table.num_counted -= spare
             self.num_free += spare
             self._next_free += spare
-
-    def retract(self, request: Request, num_tokens: int) -> None:
-        """Free the table of `request`; what holds whole blocks of its first `num_tokens` can be found again."""
-        table = self._tables.pop(request.index)
-        if self.is_caching:
-            self._name(request, table, num_tokens)
-            for position in range(len(table.named), num_tokens // self.block_size):
-                self._append(table, self._own_key(request, position))
-        self._free(table)
 
     def _name(self, request: Request, table: _Table, num_tokens: int) -> None:
         super()._name(request, table, min(num_tokens, self._computed_tokens.get(request.index, 0)))

@@ -288,7 +288,24 @@ class Serving:
     def preempt(self, request: Request, *, by_priority: bool = False) -> None:
         """Take the memory of `request`; it waits ahead of all others, or of those that came after it and whose priority
         is not above its (`by_priority`). A step under way still brings its tokens."""
-        self.paged.preempt(request)
+        place = 0
+        if by_priority:
+            key = (-request.priority, request.index)
+            while place < len(self.inbox) and (-self.inbox[place].priority, self.inbox[place].index) < key:
+                place += 1
+        self._send_back(request, place)
+
+    def retract(self, request: Request) -> None:
+        """Take the memory of `request`; it waits behind all whom the engine has seen. What a step under way brings it
+        counts for nothing."""
+        place = len(self.inbox)
+        while place and isnan(self.inbox[place - 1].queued_s):
+            place -= 1
+        self._send_back(request, place, min(request.prefilled_tokens, request.prefill_goal))
+
+    def _send_back(self, request: Request, place: int, num_tokens: int | None = None) -> None:
+        """`request` gives its memory back and waits; blocks of its first `num_tokens` can be found."""
+        self.paged.preempt(request, num_tokens)
         self._hold(request, -request.kv_tokens)
         self._share()
         request.is_preempted = True
@@ -296,11 +313,6 @@ class Serving:
         if not request.in_flight:
             request.drafted = 0
         self.num_admitted -= 1
-        place = 0
-        if by_priority:
-            key = (-request.priority, request.index)
-            while place < len(self.inbox) and (-self.inbox[place].priority, self.inbox[place].index) < key:
-                place += 1
         self.intake.insert(place, request)
 
     # -- what works brought
@@ -414,8 +426,10 @@ class Serving:
     def release(self, request: Request) -> None:
         """`request` has its last token: give its memory back."""
         self._hold(request, -request.kv_tokens)
-        if request.is_preempted:
-            self._forget_waiting(request)
+        if request.is_preempted:  # Its last token was under way when it was preempted.
+            self.intake.remove(request)
+            self.num_admitted += 1
+            request.is_preempted = False
         self.kv.release(request)
         self._share()
         self.num_finished += 1
@@ -424,23 +438,3 @@ class Serving:
             heard()
         if self.inbox:
             self.host.notify(self.intake.changed)
-
-    def retract(self, request: Request) -> None:
-        """Take the memory of `request`; it waits behind all whom the engine has seen."""
-        self.radix.retract(request, min(request.prefilled_tokens, request.prefill_goal))
-        self._hold(request, -request.kv_tokens)
-        self._share()
-        request.is_preempted = True
-        request.num_preemptions += 1
-        request.drafted = 0
-        self.num_admitted -= 1
-        place = len(self.inbox)
-        while place and isnan(self.inbox[place - 1].queued_s):
-            place -= 1
-        self.intake.insert(place, request)
-
-    def _forget_waiting(self, request: Request) -> None:
-        """Its last token was under way when it was preempted."""
-        self.intake.remove(request)
-        self.num_admitted += 1
-        request.is_preempted = False

@@ -20,8 +20,6 @@ class Gauge:
     (2.6, 1, 5, 4.2, 0.0)
     """
 
-    __slots__ = ("_integral", "_since_s", "peak", "value")
-
     def __init__(self) -> None:
         self.value = 0
         self.peak = 0
@@ -59,8 +57,6 @@ class GaugePart(Gauge):
     (1, 5, 3.5, [2.0, 1.5])
     """
 
-    __slots__ = ("_total",)
-
     def __init__(self, total: Gauge) -> None:
         super().__init__()
         self._total = total
@@ -83,8 +79,6 @@ class GapSamples:
     >>> list(gaps.gaps_s), list(gaps.counts)
     ([0.25, 0.5, 0.25, 0.5, 0.75], [2, 1, 5, 1, 6])
     """
-
-    __slots__ = ("counts", "gaps_s")
 
     def __init__(self) -> None:
         self.gaps_s = array("d")

@@ -13,7 +13,7 @@ from math import ceil
 from typing import Any, TypeVar
 
 from sim.interface.host import Stream
-from sim.interface.wait import TIMED_OUT, HostWait, Signal, Task, Wait
+from sim.interface.wait import HostWait, Signal, Task, Wait
 
 POLL_GRID_SLACK = 1e-9
 """A notification this share of a poll after a grid point still counts as on it (float rounding)."""
@@ -24,13 +24,11 @@ V = TypeVar("V")
 
 
 class FirstWait(HostWait[int]):
-    """Done as soon as one of several waits is; the last of timed ones is their timeout."""
+    """Done as soon as one of several waits is."""
 
-    __slots__ = ("_is_timed", "_waits")
-
-    def __init__(self, waits: Sequence[Any], *, is_timed: bool = False) -> None:
+    def __init__(self, waits: Sequence[Any]) -> None:
         super().__init__()
-        self._waits, self._is_timed = waits, is_timed
+        self._waits = waits
         for wait in waits:
             if wait.is_done:
                 self.is_completed = True
@@ -44,7 +42,7 @@ class FirstWait(HostWait[int]):
             yield self
         for index, wait in enumerate(self._waits):
             if wait.is_done:
-                return TIMED_OUT if self._is_timed and index == len(self._waits) - 1 else index
+                return index
         raise AssertionError("a first() woke with none of its waits done")
 
 
@@ -122,10 +120,8 @@ class TaskHost:
                 else:
                     self.complete(wait)
 
-    def first(self, *waits: Any, timeout_s: float | None = None) -> Wait[int]:
-        if timeout_s is None:
-            return FirstWait(waits)
-        return FirstWait((*waits, self.sleep(timeout_s)), is_timed=True)
+    def first(self, *waits: Any) -> Wait[int]:
+        return FirstWait(waits)
 
     def _check_new(self, name: str, *, has_begun: bool) -> None:
         """Raise for a stream that there is already, or that comes after the first work."""
@@ -181,10 +177,39 @@ class TaskHost:
         self._is_dispatching = False
 
 
+class SteppedHost(TaskHost):
+    """A host whose clock goes from event to event of a list."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._now_s = 0.0
+        self._events: list[tuple[float, bool, int, Callback]] = []
+        """When each is due, whether it is the last of its instant, its number, and what it calls."""
+        self._num_events = 0
+
+    @property
+    def now_s(self) -> float:
+        return self._now_s
+
+    def at(self, time_s: float, callback: Callback, *, is_last: bool = False) -> Any:
+        event = (time_s, is_last, self._num_events, callback)
+        heapq.heappush(self._events, event)
+        self._num_events += 1
+        return event
+
+    def run_until(self, stop_s: float | None = None) -> None:
+        """Advance until nothing more can happen, or to `stop_s`."""
+        with own_generators():
+            while self._events and (stop_s is None or self._events[0][0] < stop_s):
+                event = heapq.heappop(self._events)
+                self._now_s = event[0]
+                event[3](event)
+        if stop_s is not None:
+            self._now_s = stop_s
+
+
 class _Poll:
     """A worker that looks every `poll_s`, simulated by the one look that finds something."""
-
-    __slots__ = ("_host", "_poll_s", "_start_s", "_wait")
 
     def __init__(self, host: TaskHost, wait: HostWait[None], poll_s: float) -> None:
         self._host = host

@@ -1,4 +1,4 @@
-"""A host for tests: scripted durations, one FIFO per stream, no contention, a list of events instead of SimPy.
+"""A host for tests: scripted durations, one FIFO per stream, no contention.
 
 It executes the interface's rules with as little machinery as possible, so that a policy's event log on it can be
 compared with the log on any other host. Not here: costs, devices, real time.
@@ -6,13 +6,12 @@ compared with the log on any other host. Not here: costs, devices, real time.
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Callable, Sequence
 from functools import partial
 from math import nan
 from typing import Any
 
-from sim.hosts.clock import Callback, TaskHost, own_generators
+from sim.hosts.clock import SteppedHost
 from sim.interface.host import Stream
 from sim.interface.wait import HostWait
 from sim.interface.work import NO_RESULT, Kind, Result, Work
@@ -24,52 +23,16 @@ Answer = Callable[[Work], Result]
 class ScriptTicket(HostWait[Result]):
     """A work that runs from `start_s` to `end_s`."""
 
-    __slots__ = ("_issued", "end_s", "is_cancelled", "start_s", "stream", "work")
-
     def __init__(self, work: Work, stream: Stream) -> None:
         super().__init__()
         self.work = work
         self.stream = stream
         self.start_s = self.end_s = nan
         self.is_cancelled = False
-        self._issued: HostWait[None] = HostWait()
-        self._issued.is_completed = True
-
-    @property
-    def issued(self) -> HostWait[None]:
-        """Issuing takes no time here."""
-        return self._issued
 
     def cancel(self) -> None:
         """Works of a script always run to their end, which the interface allows: they have no checkpoint before it."""
         self.is_cancelled = True
-
-
-class SteppedHost(TaskHost):
-    """A host whose clock goes from event to event of a list."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._now_s = 0.0
-        self._events: list[tuple[float, bool, int, Callback]] = []
-        self._num_events = 0
-
-    @property
-    def now_s(self) -> float:
-        return self._now_s
-
-    def at(self, time_s: float, callback: Callback, *, is_last: bool = False) -> None:
-        heapq.heappush(self._events, (time_s, is_last, self._num_events, callback))
-        self._num_events += 1
-
-    def run_until(self, stop_s: float | None = None) -> None:
-        """Advance until nothing more can happen, or to `stop_s`."""
-        with own_generators():
-            while self._events and (stop_s is None or self._events[0][0] < stop_s):
-                self._now_s, _, _, callback = heapq.heappop(self._events)
-                callback(None)
-        if stop_s is not None:
-            self._now_s = stop_s
 
 
 class ScriptHost(SteppedHost):

@@ -1,4 +1,4 @@
-"""The simulated host: coroutines on a SimPy clock, works on simulated devices.
+"""The simulated host: coroutines on a virtual clock, works on simulated devices.
 
 Not here: the wake order (sim.hosts.clock), the devices (sim.devices), and what happens to requests
 (sim.engine.serving).
@@ -7,26 +7,17 @@ Not here: the wake order (sim.hosts.clock), the devices (sim.devices), and what 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from heapq import heappush
-from math import inf
 from typing import Any, Protocol
-
-import simpy
-from simpy.events import NORMAL, EventPriority
 
 from sim.costs.cost import CostModel, Link
 from sim.costs.in_service import in_service
 from sim.devices.contention import Contention
 from sim.devices.partition import check_shares, partition_of
 from sim.devices.shared import SharedDevice
-from sim.devices.solo import SoloDevice
-from sim.devices.ticket import Device, SimTicket
-from sim.hosts.clock import Callback, TaskHost, own_generators
+from sim.devices.ticket import SimTicket
+from sim.hosts.clock import SteppedHost
 from sim.interface.host import Stream
 from sim.interface.work import HOST, STEP, VERIFY, Kind, Result, Work
-
-LAST = EventPriority(NORMAL + 1)
-"""SimPy priority behind every ordinary event of an instant."""
 
 
 class RunLength(Protocol):
@@ -35,31 +26,8 @@ class RunLength(Protocol):
     def run_length(self, index: int, position: int, most: int) -> int: ...
 
 
-class _Call(simpy.Event):
-    """An event that has happened when it is due, and calls one function."""
-
-    _ok = True
-    _value = None
-
-    def __init__(self, env: simpy.Environment, callback: Callback) -> None:
-        self.env = env
-        self.callbacks = [callback]
-
-
-class VirtualTime(simpy.Environment):
-    """An environment whose events are due at times, not after delays: now + (time - now) may be another time."""
-
-    def call_at(self, time_s: float, callback: Callback, priority: EventPriority) -> simpy.Event:
-        """Call `callback` with the event that is returned here, at `time_s`, as `schedule` would after a delay."""
-        event = _Call(self, callback)
-        heappush(self._queue, (time_s, priority, next(self._eid), event))
-        return event
-
-
 class Usage:
     """Totals over the works of one kind on one stream."""
-
-    __slots__ = ("cancelled_s", "device", "device_s", "num_works", "tokens")
 
     def __init__(self, device: int | str) -> None:
         self.device = device
@@ -68,10 +36,21 @@ class Usage:
         self.device_s = 0.0
         self.tokens = 0
         """Token positions computed: rows' query tokens, drafted tokens, chunk tokens."""
-        self.cancelled_s = 0.0
+
+    def add(self, work: Work, device_s: float) -> None:
+        """One more, which had the device for so long."""
+        self.num_works += 1
+        if work.kind is not HOST:
+            self.device_s += device_s
+            tokens = work.row_tokens
+            if work.draft_tokens:
+                tokens += work.rows * (work.draft_tokens - 1)
+            for chunk in work.chunks:
+                tokens += chunk.new_tokens
+            self.tokens += tokens
 
 
-class SimHost(TaskHost):
+class SimHost(SteppedHost):
     """A host in virtual time. `costs` prices works on every GPU but those in `costs_elsewhere`, by their index; `links`
     are devices by name; works have their shares of the multiprocessors `only_together` with others or always;
     `draws_by_drafter` [draft models], where there are several, say which of whose drafts are accepted."""
@@ -85,11 +64,10 @@ class SimHost(TaskHost):
         only_together: bool = False,
         links: Mapping[str, Link] | None = None,
         costs_elsewhere: Mapping[int, CostModel] | None = None,
-        on_work: Callable[[SimTicket], None] | None = None,
+        on_work: Callable[[SimTicket], object] | None = None,
         draws_by_drafter: Sequence[RunLength] = (),
     ) -> None:
         super().__init__()
-        self._env = VirtualTime(0.0)
         self._costs = in_service(costs, self)
         self._draws = draws
         self._draws_by_drafter = draws_by_drafter
@@ -100,32 +78,20 @@ class SimHost(TaskHost):
         self._on_work = on_work
         self._concluded_s: float | None = None
         """Seconds with at least one work, where everything happened elsewhere."""
-        self._devices: dict[int | str, Device] = {}
+        self._devices: dict[int | str, SharedDevice] = {}
         self.usage: dict[tuple[str, Kind], Usage] = {}
         """Totals by (stream name, kind)."""
 
     # -- the clock
 
-    @property
-    def now_s(self) -> float:
-        return self._env._now
-
-    def at(self, time_s: float, callback: Callback, *, is_last: bool = False) -> simpy.Event:
-        return self._env.call_at(time_s, callback, LAST if is_last else NORMAL)
-
     def run_until(self, stop_s: float | None = None) -> None:
-        """Advance until nothing more can happen, or to `stop_s`."""
         try:
-            with own_generators():
-                self._env.run(until=stop_s)
+            super().run_until(stop_s)
         except BaseException:
             self.close()
             raise
         for device in self._devices.values():
-            device.flush(self.now_s)
-        if stop_s is None and self._env.peek() < inf:
-            # Works that nobody waits for, of streams that were alone, have no events until they are asked after.
-            self.run_until()
+            device.count_busy(self.now_s)
 
     @property
     def is_heard(self) -> bool:
@@ -141,8 +107,8 @@ class SimHost(TaskHost):
     def conclude(self, now_s: float, busy_s: float, usage: dict[tuple[str, Kind], Usage]) -> None:
         """Everything happened elsewhere, up to `now_s`: no coroutine runs any more."""
         self.close()
-        self._env = VirtualTime(now_s)
-        self._concluded_s, self.usage = busy_s, usage
+        self._events.clear()
+        self._now_s, self._concluded_s, self.usage = now_s, busy_s, usage
 
     # -- the seam
 
@@ -190,10 +156,7 @@ class SimHost(TaskHost):
                 self._devices[name] = SharedDevice(self, self._links[name], streams, Contention(), is_one_queue=True)
                 continue
             costs = self._costs_elsewhere.get(name, self._costs)
-            if len(self.streams) == 1 and partition is None:
-                self._devices[name] = SoloDevice(self, costs)
-            else:
-                self._devices[name] = SharedDevice(self, costs, streams, self._contention, partition=partition)
+            self._devices[name] = SharedDevice(self, costs, streams, self._contention, partition=partition)
 
     # -- accounts
 
@@ -206,22 +169,9 @@ class SimHost(TaskHost):
         return sum(busy) / len(busy) if busy else 0.0
 
     def ended(self, ticket: SimTicket) -> None:
-        work, stream = ticket.work, ticket.stream
-        kind = work.kind
-        usage = self.usage.get((stream.name, kind))
-        if usage is None:
-            usage = self.usage[stream.name, kind] = Usage(stream.device)
-        usage.num_works += 1
-        if kind is not HOST:
-            device_s = ticket.end_s - ticket.start_s
-            usage.device_s += device_s
-            tokens = work.row_tokens
-            if work.draft_tokens:
-                tokens += work.rows * (work.draft_tokens - 1)
-            for chunk in work.chunks:
-                tokens += chunk.new_tokens
-            usage.tokens += tokens
-            if ticket.is_cancelled:
-                usage.cancelled_s += device_s
+        key = ticket.stream.name, ticket.work.kind
+        if key not in self.usage:
+            self.usage[key] = Usage(ticket.stream.device)
+        self.usage[key].add(ticket.work, ticket.end_s - ticket.start_s)
         if self._on_work is not None:
             self._on_work(ticket)

@@ -1,13 +1,13 @@
 """The interface: what a policy may ask of the machine it runs on, and the rules every host keeps.
 
 A policy is a set of coroutines. Whatever takes time is awaited on the host; everything between two awaits is
-instantaneous and undisturbed, so policies hold no locks. Hosts: SimHost (SimPy clock), GpuHost (threads and CUDA
+instantaneous and undisturbed, so policies hold no locks. Hosts: SimHost (a virtual clock), GpuHost (threads and CUDA
 streams; also a plain CPU), ScriptHost (tests). Not here: any implementation.
 
 Rules, pinned so that simulation and reality agree:
 1. Wake-ups of one instant happen in the order in which their waits were posted (awaited), and only after everything
    that completes at that instant has completed.
-2. `first` returns the lowest index among the waits that are done when the waiter wakes; -1 is a timeout.
+2. `first` returns the lowest index among the waits that are done when the waiter wakes.
 3. A wait on a signal compares versions: a notification between creating the wait and awaiting it is not lost.
 4. A polled wait wakes on a grid (creation + n * poll_s, n >= 1) at or after the notification.
 5. A stream runs its works in submission order. Issuing them costs host time outside the policy's turn.
@@ -26,11 +26,6 @@ from sim.interface.work import Result, Work
 
 class Ticket(Wait[Result], Protocol):
     """A submitted work. Awaiting it yields its result once that is on the host."""
-
-    @property
-    def issued(self) -> Wait[None]:
-        """The host part is over; the device may still be busy."""
-        ...
 
     def cancel(self) -> None:
         """Drop the work: before it starts it never runs, afterwards it ends at its next checkpoint, which a DRAFT has
@@ -89,7 +84,7 @@ class Host(Protocol):
         """Submit `work` now; on the device it starts after the works of `after`, tickets, have ended there."""
         ...
 
-    def first(self, *waits: Wait[Any], timeout_s: float | None = None) -> Wait[int]: ...
+    def first(self, *waits: Wait[Any]) -> Wait[int]: ...
 
     def sleep(self, duration_s: float) -> Wait[None]: ...
 

@@ -1,6 +1,6 @@
 """A lane: a FIFO of requests between two workers, with optional back-pressure.
 
-Not here: which lane goes first or how many are taken (sim.policies.choices).
+Not here: which lane goes first or how many are taken (sim.policies.rounds).
 """
 
 from __future__ import annotations

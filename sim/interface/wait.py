@@ -7,8 +7,6 @@ from typing import Any, Generic, Protocol, TypeVar
 
 T_co = TypeVar("T_co", covariant=True)
 
-TIMED_OUT = -1
-
 Task = Coroutine[Any, None, None]
 """A coroutine that awaits waits, as a host runs it."""
 

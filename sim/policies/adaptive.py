@@ -8,9 +8,8 @@ the load is so far beyond its edge. Continuous batching keeps its memory otherwi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import pairwise
 from typing import Annotated, Any
 
@@ -23,7 +22,6 @@ from sim.interface.request import Request
 from sim.interface.wait import Task
 from sim.policies import baseline, pd, pdv, unified
 from sim.policies.baseline import BaselineOptions
-from sim.policies.choices import LoadTable, row_for
 from sim.policies.options import CHUNK, EngineLimits, keys
 from sim.policies.pd import PdOptions
 from sim.policies.pdv import PdvOptions
@@ -40,6 +38,9 @@ PARTS: dict[str, Callable[[Serving, Any, EngineLimits], list[Task]]] = {
 
 SEED_TABLE = "seed-002"
 """The deployment table of that report."""
+
+LoadTable = tuple[tuple[int, str], ...]
+"""(least load, policy), rising; the first row begins with 1."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,34 +101,50 @@ class Part(Serving):
 
 
 def coroutines(serving: Serving, options: AdaptiveOptions, limits: EngineLimits) -> list[Task]:
-    table = options.adaptive_table
+    table, row = options.adaptive_table, 0
     if isinstance(table, str):
         table = seed_table(is_heavy=False)
     parts = {name: Part(serving, name) for name in dict.fromkeys(name for _, name in table)}
-    router = _Router(serving, table, options.hysteresis, parts)
-    serving.divide(router.arrived, partial(_wake, list(parts.values())))
+
+    def arrived(request: Request) -> None:
+        """Every request goes to the policy of the present row."""
+        nonlocal row
+        row = row_for(table, serving.num_arrived - serving.num_finished, row, options.hysteresis)
+        parts[table[row][1]].intake.arrive(request)
+
+    def wake() -> None:
+        """A seat is free, and memory: whoever waits for it looks."""
+        for part in parts.values():
+            if part.inbox:
+                part.host.notify(part.intake.changed)
+
+    serving.divide(arrived, wake)
     shared = replace(options, lanes=None)  # All parts have the same seats.
     return [task for name, part in parts.items() for task in PARTS[name](part, shared, limits)]
 
 
-class _Router:
-    """Every request to the policy of the present row."""
+def row_for(table: LoadTable, load: int, present: int, hysteresis: float) -> int:
+    """Index of the row that serves `load`: the present one, unless the load is beyond its edge by more than that share
+    of the edge; then the row that the load is in.
 
-    def __init__(self, serving: Serving, table: LoadTable, hysteresis: float, parts: dict[str, Part]) -> None:
-        self.serving, self.table, self.hysteresis, self.parts = serving, table, hysteresis, parts
-        self.row = 0
+    >>> table = ((1, "pd"), (32, "unified"))
+    >>> [row_for(table, load, 0, 0.25) for load in (31, 39, 40)], [row_for(table, load, 1, 0.25) for load in (25, 23)]
+    ([0, 0, 1], [1, 0])
 
-    def arrived(self, request: Request) -> None:
-        load = self.serving.num_arrived - self.serving.num_finished
-        self.row = row_for(self.table, load, self.row, self.hysteresis)
-        self.parts[self.table[self.row][1]].intake.arrive(request)
+    A load may go beyond several edges at once:
 
-
-def _wake(parts: Sequence[Part]) -> None:
-    """A seat is free, and memory: whoever waits for it looks."""
-    for part in parts:
-        if part.inbox:
-            part.host.notify(part.intake.changed)
+    >>> table = ((1, "pd"), (10, "pdv"), (20, "unified"))
+    >>> [row_for(table, load, present, 0.2) for load, present in ((25, 0), (19, 2), (15, 2), (9, 1), (8, 1), (7, 1))]
+    [2, 2, 1, 1, 0, 0]
+    >>> [row_for(table, load, 0, 0.0) for load in (9, 10, 19, 20)]
+    [0, 1, 1, 2]
+    """
+    row = max(index for index, (start, _) in enumerate(table) if index == 0 or load >= start)
+    if row > present and load < table[present + 1][0] * (1.0 + hysteresis):
+        return present
+    if row < present and load > table[present][0] * (1.0 - hysteresis):
+        return present
+    return row
 
 
 def seed_table(*, is_heavy: bool) -> LoadTable:

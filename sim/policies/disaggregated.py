@@ -131,124 +131,84 @@ class DraftPool:
         self.changes.append((now_s, self.num_active))
 
 
-class _Streams:
-    """The streams of a replica, and what joins its GPUs."""
-
-    def __init__(self, serving: Serving, options: PooledOptions) -> None:
-        host = serving.host
-        prefill, decode, draft = options.pools.prefill, options.pools.decode, options.pools.draft
-        self.prefill = [host.stream(f"prefill{i}", device=i) for i in range(prefill)]
-        self.decode = [host.stream(f"decode{i}", device=prefill + i) for i in range(decode)]
-        self.draft = [host.stream(f"draft{i}", device=prefill + decode + i) for i in range(draft)]
-        self.link = host.stream(LINK, device=LINK)
-        self.lanes = [RequestQueue(f"decode{i}") for i in range(decode)]
-        self.sent = [RequestQueue(f"sent{i}") for i in range(decode)]
-        self.tickets: dict[int, Ticket] = {}
-        """Transfers by arrival index."""
-        self.drafts = DraftPool(
-            draft,
-            is_scaled=options.pools.draft_autoscale > 0,
-            requests_per_gpu=max(1, options.pools.draft_autoscale),
-            cooldown_s=COOLDOWN_S,
-        )
-        self._host = host
-        has_pool = bool(self.draft) and serving.controller.draft_tokens_max > 0
-        self.draft_prompts = rounds.DraftPrompts(self._draft_stream_of) if has_pool else None
-        """Prompts of a draft model on separate GPUs; None where it has none."""
-
-    def _draft_stream_of(self, request: Request) -> Stream:
-        return self.draft[self.drafts.join(request, self._host.now_s)]
-
-
 def coroutines(serving: Serving, options: PooledOptions, limits: EngineLimits) -> list[Task]:
-    pools = _Streams(serving, options)
+    host, controller, pools = serving.host, serving.controller, options.pools
+    prefill_streams = [host.stream(f"prefill{i}", device=i) for i in range(pools.prefill)]
+    decode_streams = [host.stream(f"decode{i}", device=pools.prefill + i) for i in range(pools.decode)]
+    first = pools.prefill + pools.decode
+    draft_streams = [host.stream(f"draft{i}", device=first + i) for i in range(pools.draft)]
+    link = host.stream(LINK, device=LINK)
+    lanes = [RequestQueue(f"decode{i}") for i in range(pools.decode)]
+    sent = [RequestQueue(f"sent{i}") for i in range(pools.decode)]
+    transfers: dict[int, Ticket] = {}
+    """By arrival index."""
+    drafts = DraftPool(
+        pools.draft,
+        is_scaled=pools.draft_autoscale > 0,
+        requests_per_gpu=max(1, pools.draft_autoscale),
+        cooldown_s=COOLDOWN_S,
+    )
+    has_pool = bool(draft_streams) and controller.draft_tokens_max > 0
+    prompts = rounds.DraftPrompts(lambda request: draft_streams[drafts.join(request, host.now_s)])
+    """Prompts of a draft model on separate GPUs, where it has any."""
+
+    async def prefill_gpu(stream: Stream) -> None:
+        """One prompt after the other; the KV of one sets off while the next one is computed."""
+        async for request in rounds.prefilled(serving, options, limits, stream, prompts if has_pool else None):
+            # One GPU's memory need not say where a request lies.
+            gpu = serving.kv.gpu_of(request) if isinstance(serving.kv, SpreadPool) else 0
+            serving.commit_prefill(request)
+            if request.is_finished:
+                leave([request])
+                continue
+            num_bytes = request.prompt_tokens * serving.kv_bytes_per_token
+            transfers[request.index] = host.run(Work(kind=Kind.COPY, requests=(request,), num_bytes=num_bytes), link)
+            await sent[gpu].put(host, request)
+
+    async def arrivals(index: int) -> None:
+        """Requests sent to a decode GPU, in the order in which they were sent."""
+        while True:
+            for request in await sent[index].take(host, at_most=1):
+                await transfers.pop(request.index)
+                request.known_s = host.now_s
+                await lanes[index].put(host, request)
+
+    async def decode_gpu(lane: RequestQueue, stream: Stream) -> None:
+        """The oldest requests of its lane, one round each, back to its end."""
+        at_most = rows_per_work(options, limits, options.decode_batch, controller.draft_tokens_max)
+        while True:
+            batch = await rounds.take_batch(serving, lane, options, at_most, num_lanes=1)
+            if has_pool:
+                going_on = await round_apart(batch, stream)
+            else:
+                going_on = await rounds.run_round(serving, batch, options, stream, stream)
+            await lane.put_all(host, going_on)
+
+    async def round_apart(batch: list[Request], stream: Stream) -> list[Request]:
+        """Drafts on the GPUs of the requests' draft KV, side by side, then one verify on `stream`."""
+        started_s, ahead_s = host.now_s, serving.ahead_s(batch, stream)
+        lengths = {row.index: each for row, each in zip(batch, controller.lengths_for(batch), strict=True)}
+        tickets = []
+        for gpu, requests in drafts.by_gpu(batch):
+            own = [lengths[request.index] for request in requests]
+            after = prompts.take(requests)
+            tickets.append(rounds.submit_draft(serving, requests, options, draft_streams[gpu], own, after))
+        verify = rounds.submit_verify(serving, batch, options, stream, tickets, ahead_s)
+        going_on = await rounds.finish_round(serving, batch, options, verify, stream)
+        leave([request for request in batch if request.is_finished])
+        controller.saw_draft(host.now_s - started_s, 0)
+        return going_on
+
+    def leave(requests: Sequence[Request]) -> None:
+        """These are through: their draft GPUs have room again."""
+        for request in requests if has_pool else ():
+            drafts.leave(request, host.now_s)
+
     return [
-        *(_decode_gpu(serving, options, limits, pools, index) for index in range(options.pools.decode)),
-        *(_arrivals_of(serving, pools, index) for index in range(options.pools.decode)),
-        *(_prefill_gpu(serving, options, limits, pools, stream) for stream in pools.prefill),
+        *(decode_gpu(lane, stream) for lane, stream in zip(lanes, decode_streams, strict=True)),
+        *(arrivals(index) for index in range(pools.decode)),
+        *(prefill_gpu(stream) for stream in prefill_streams),
     ]
-
-
-async def _prefill_gpu(
-    serving: Serving, options: PooledOptions, limits: EngineLimits, pools: _Streams, stream: Stream
-) -> None:
-    """One prompt after the other; the KV of one sets off while the next one is computed."""
-    async for request in rounds.prefilled(serving, options, limits, stream, pools.draft_prompts):
-        gpu = _place(serving, request)
-        serving.commit_prefill(request)
-        if request.is_finished:
-            _leave(serving, pools, [request])
-            continue
-        num_bytes = request.prompt_tokens * serving.kv_bytes_per_token
-        copy = Work(kind=Kind.COPY, requests=(request,), num_bytes=num_bytes)
-        pools.tickets[request.index] = serving.host.run(copy, pools.link)
-        await pools.sent[gpu].put(serving.host, request)
-
-
-def _place(serving: Serving, request: Request) -> int:
-    """Index of the decode GPU that has room for `request`; one GPU's memory need not say where."""
-    return serving.kv.gpu_of(request) if isinstance(serving.kv, SpreadPool) else 0
-
-
-async def _arrivals_of(serving: Serving, pools: _Streams, index: int) -> None:
-    """Requests sent to a decode GPU, in the order in which they were sent."""
-    while True:
-        for request in await pools.sent[index].take(serving.host, at_most=1):
-            await pools.tickets.pop(request.index)
-            request.known_s = serving.host.now_s
-            await pools.lanes[index].put(serving.host, request)
-
-
-async def _decode_gpu(
-    serving: Serving, options: PooledOptions, limits: EngineLimits, pools: _Streams, index: int
-) -> None:
-    """The oldest requests of its lane, one round each, back to its end."""
-    lane, stream, controller = pools.lanes[index], pools.decode[index], serving.controller
-    at_most = rows_per_work(options, limits, options.decode_batch, controller.draft_tokens_max)
-    while True:
-        batch = await rounds.take_batch(serving, lane, options, at_most, num_lanes=1)
-        if pools.draft_prompts is None:
-            going_on = await rounds.run_round(serving, batch, options, stream, stream)
-        else:
-            going_on = await _round_apart(serving, batch, options, pools, stream, pools.draft_prompts)
-        await lane.put_all(serving.host, going_on)
-
-
-async def _round_apart(
-    serving: Serving,
-    batch: list[Request],
-    options: PooledOptions,
-    pools: _Streams,
-    stream: Stream,
-    prompts: rounds.DraftPrompts,
-) -> list[Request]:
-    """Drafts on the GPUs of the requests' draft KV, side by side, then one verify on `stream`."""
-    host, started_s = serving.host, serving.host.now_s
-    ahead_s = serving.ahead_s(batch, stream)
-    lengths = {row.index: each for row, each in zip(batch, serving.controller.lengths_for(batch), strict=True)}
-    drafts = [
-        rounds.submit_draft(
-            serving,
-            requests,
-            options,
-            pools.draft[gpu],
-            [lengths[request.index] for request in requests],
-            prompts.take(requests),
-        )
-        for gpu, requests in pools.drafts.by_gpu(batch)
-    ]
-    verify = rounds.submit_verify(serving, batch, options, stream, drafts, ahead_s)
-    going_on = await rounds.finish_round(serving, batch, options, verify, stream)
-    _leave(serving, pools, [request for request in batch if request.is_finished])
-    serving.controller.saw_draft(host.now_s - started_s, 0)
-    return going_on
-
-
-def _leave(serving: Serving, pools: _Streams, requests: Sequence[Request]) -> None:
-    """These are through: their draft GPUs have room again."""
-    if pools.draft_prompts is not None:
-        for request in requests:
-            pools.drafts.leave(request, serving.host.now_s)
 
 
 POLICY = Policy(

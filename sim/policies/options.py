@@ -188,7 +188,7 @@ class EngineLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Plan a step while the one before it is under way."""
     mixes_prompts: bool = True
     """Prompt chunks share a step with the rows that decode (vLLM). False: prompts go first, in steps of their own,
-    which hold up all rows (SGLang)."""
+    which hold up all rows, and `token_ratio` says who is admitted (SGLang)."""
     receive_interval: int = 1
     """Steps of rows alone from one look at what has arrived to the next; after a step with prompts, and where nothing
     runs, every plan looks (SGLang's --scheduler-recv-interval)."""
@@ -236,7 +236,7 @@ class EngineLimits(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def retracts(self) -> bool:
         """Admission and retraction go by `token_ratio`."""
-        return self.token_ratio is not None and not self.mixes_prompts
+        return not self.mixes_prompts
 
     @property
     def batch_wait(self) -> tuple[int, float]:

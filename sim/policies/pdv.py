@@ -11,14 +11,15 @@ from typing import Annotated
 
 from sim.bounds import Bounds
 from sim.engine.serving import Serving
-from sim.interface.host import Stream
 from sim.interface.request_queue import RequestQueue
 from sim.interface.wait import Task
 from sim.policies import rounds
-from sim.policies.choices import is_atomic, verify_goes_first
 from sim.policies.options import CHUNK, COUNT, EngineLimits, LaneOptions, keys, rows_per_work
 from sim.policies.pd import prefill_lane
 from sim.policies.policy import Policy
+
+VERIFY_LEAD = 2
+"""Requests by which the verify queue exceeds decode's before it goes first (report 000)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,55 +33,35 @@ class PdvOptions(LaneOptions):
 
 
 def coroutines(serving: Serving, options: PdvOptions, limits: EngineLimits) -> list[Task]:
+    host, controller, longest = serving.host, serving.controller, serving.controller.draft_tokens_max
     decode, verify = RequestQueue("decode"), RequestQueue("verify")
-    decode_stream = serving.host.stream("decode", priority=options.priority(2), sm_share=options.share("decode"))
-    verify_stream = serving.host.stream("verify", priority=options.priority(1), sm_share=options.share("verify"))
-    prefill_stream = serving.host.stream("prefill", sm_share=options.share("prefill"))
-    return [
-        _decode_lane(serving, options, limits, decode, verify, decode_stream, verify_stream),
-        _verify_lane(serving, options, limits, decode, verify, verify_stream),
-        prefill_lane(serving, options, limits, decode, prefill_stream),
-    ]
+    decode_stream = host.stream("decode", priority=options.priority(2), sm_share=options.share("decode"))
+    verify_stream = host.stream("verify", priority=options.priority(1), sm_share=options.share("verify"))
+    prefill_stream = host.stream("prefill", sm_share=options.share("prefill"))
 
+    async def decode_lane() -> None:
+        at_most = rows_per_work(options, limits, options.decode_batch, longest)
+        while True:
+            batch = await rounds.take_batch(serving, decode, options, at_most, num_lanes=2)
+            if serving.num_active <= options.hybrid_requests:
+                going_on = await rounds.run_round(serving, batch, options, decode_stream, verify_stream)
+                await decode.put_all(host, going_on)
+                continue
+            while len(verify) > len(decode) + len(batch) + VERIFY_LEAD:
+                await host.wait(verify.changed)
+            started_s = host.now_s
+            await rounds.submit_draft(serving, batch, options, decode_stream, controller.lengths_for(batch))
+            controller.saw_draft(host.now_s - started_s, len(verify))
+            await verify.put_all(host, batch)
 
-async def _decode_lane(
-    serving: Serving,
-    options: PdvOptions,
-    limits: EngineLimits,
-    decode: RequestQueue,
-    verify: RequestQueue,
-    stream: Stream,
-    verify_stream: Stream,
-) -> None:
-    host, controller = serving.host, serving.controller
-    at_most = rows_per_work(options, limits, options.decode_batch, controller.draft_tokens_max)
-    while True:
-        batch = await rounds.take_batch(serving, decode, options, at_most, num_lanes=2)
-        if is_atomic(serving.num_active, options.hybrid_requests):
-            await decode.put_all(host, await rounds.run_round(serving, batch, options, stream, verify_stream))
-            continue
-        while verify_goes_first(len(decode) + len(batch), len(verify)):
-            await host.wait(verify.changed)
-        started_s = host.now_s
-        await rounds.submit_draft(serving, batch, options, stream, controller.lengths_for(batch))
-        controller.saw_draft(host.now_s - started_s, len(verify))
-        await verify.put_all(host, batch)
+    async def verify_lane() -> None:
+        at_most = rows_per_work(options, limits, options.verify_batch, longest)
+        while True:
+            batch = await rounds.take_batch(serving, verify, options, at_most, num_lanes=2)
+            ticket = rounds.submit_verify(serving, batch, options, verify_stream)
+            await decode.put_all(host, await rounds.finish_round(serving, batch, options, ticket, verify_stream))
 
-
-async def _verify_lane(
-    serving: Serving,
-    options: PdvOptions,
-    limits: EngineLimits,
-    decode: RequestQueue,
-    verify: RequestQueue,
-    stream: Stream,
-) -> None:
-    at_most = rows_per_work(options, limits, options.verify_batch, serving.controller.draft_tokens_max)
-    while True:
-        batch = await rounds.take_batch(serving, verify, options, at_most, num_lanes=2)
-        ticket = rounds.submit_verify(serving, batch, options, stream)
-        going_on = await rounds.finish_round(serving, batch, options, ticket, stream)
-        await decode.put_all(serving.host, going_on)
+    return [decode_lane(), verify_lane(), prefill_lane(serving, options, limits, decode, prefill_stream)]
 
 
 POLICY = Policy(

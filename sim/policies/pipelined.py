@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from sim.engine.serving import Serving
-from sim.interface.host import Stream, Ticket
+from sim.interface.host import Ticket
 from sim.interface.request import Request
 from sim.interface.request_queue import RequestQueue
 from sim.interface.wait import Task
@@ -29,108 +29,78 @@ from sim.policies.rounds import DraftPrompts
 
 
 def coroutines(serving: Serving, options: PooledOptions, limits: EngineLimits) -> list[Task]:
-    decode, host = RequestQueue("decode"), serving.host
+    decode, host, controller = RequestQueue("decode"), serving.host, serving.controller
     verify_stream = host.stream("verify", priority=options.priority(1))
     draft_stream = host.stream("draft", device=min(1, options.pools.draft), priority=options.priority(2))
     prefill_stream = host.stream("prefill")
     prompts = DraftPrompts(lambda _: draft_stream)
-    return [
-        _steps(serving, options, limits, decode, verify_stream, draft_stream, prompts),
-        prefill_lane(serving, options, limits, decode, prefill_stream, prompts if options.pools.draft else None),
-    ]
-
-
-async def _steps(
-    serving: Serving,
-    options: PooledOptions,
-    limits: EngineLimits,
-    decode: RequestQueue,
-    verify_stream: Stream,
-    draft_stream: Stream,
-    prompts: DraftPrompts,
-) -> None:
-    """Step after step over the oldest requests of the lane; the rest wait until one of these is through."""
-    host, controller = serving.host, serving.controller
-    at_most = rows_per_work(options, limits, options.decode_batch, controller.draft_tokens_max)
-    rows: list[Request] = []
     windows: dict[int, int] = {}
     """Tokens that each row has to verify, by arrival index."""
-    while True:
-        if not rows:
-            await rounds.filled(serving, decode, options)
-        rows += decode.take_now(host, at_most=at_most - len(rows))
-        started_s = host.now_s
-        lengths = [max(1, length) for length in controller.lengths_for(rows)]
-        drafting = [row for row in rows if prompts.is_done(row)]
-        after = prompts.take(drafting)
-        ahead_s = serving.ahead_s(rows, verify_stream)
-        window = max(lengths)
-        draft = _submit_ahead(serving, drafting, windows, window, draft_stream, after, ahead_s) if drafting else None
-        verify = _submit_check(serving, rows, windows, {row.index for row in drafting}, verify_stream, ahead_s)
-        accepted = (await verify).accepted
-        is_hit = [count > windows.get(row.index, 0) for row, count in zip(rows, accepted, strict=True)]
-        if draft is not None and any(is_hit):
-            await draft
-        elif draft is not None:
-            draft.cancel()
-        counts = [min(count, windows.get(row.index, 0)) for row, count in zip(rows, accepted, strict=True)]
-        going_on = serving.commit_rounds(rows, counts)
-        windows = {
-            row.index: length - 1
-            for row, length, hit in zip(rows, lengths, is_hit, strict=True)
-            if hit and not row.is_finished
-        }
-        rows = going_on
-        controller.saw_draft(host.now_s - started_s, 0)
 
+    async def steps() -> None:
+        """Step after step over the oldest requests of the lane; the rest wait until one of these is through."""
+        at_most = rows_per_work(options, limits, options.decode_batch, controller.draft_tokens_max)
+        rows: list[Request] = []
+        while True:
+            if not rows:
+                await rounds.filled(serving, decode, options)
+            rows += decode.take_now(host, at_most=at_most - len(rows))
+            started_s = host.now_s
+            lengths = [max(1, length) for length in controller.lengths_for(rows)]
+            drafting = [row for row in rows if prompts.is_done(row)]
+            after = prompts.take(drafting)
+            ahead_s = serving.ahead_s(rows, verify_stream)
+            draft = submit_ahead(drafting, max(lengths), after, ahead_s) if drafting else None
+            verify = submit_check(rows, {row.index for row in drafting}, ahead_s)
+            accepted = (await verify).accepted
+            is_hit = [count > windows.get(row.index, 0) for row, count in zip(rows, accepted, strict=True)]
+            if draft is not None and any(is_hit):
+                await draft
+            elif draft is not None:
+                draft.cancel()
+            counts = [min(count, windows.get(row.index, 0)) for row, count in zip(rows, accepted, strict=True)]
+            going_on = serving.commit_rounds(rows, counts)
+            windows.clear()
+            for row, length, hit in zip(rows, lengths, is_hit, strict=True):
+                if hit and not row.is_finished:
+                    windows[row.index] = length - 1
+            rows = going_on
+            controller.saw_draft(host.now_s - started_s, 0)
 
-def _submit_ahead(
-    serving: Serving,
-    rows: Sequence[Request],
-    windows: dict[int, int],
-    window: int,
-    stream: Stream,
-    after: Sequence[Ticket],
-    ahead_s: float,
-) -> Ticket:
-    """The next window of every row, from its newest drafted token on."""
-    work = Work(
-        kind=Kind.DRAFT,
-        model=Model.DRAFT,
-        requests=tuple(rows),
-        rows=len(rows),
-        row_tokens=len(rows),
-        context_tokens=sum(row.context_tokens + windows.get(row.index, 0) for row in rows),
-        head_rows=len(rows),
-        draft_tokens=window,
-    )
-    return rounds.submit(serving, work, stream, after, ahead_s)
+    def submit_ahead(rows: Sequence[Request], window: int, after: Sequence[Ticket], ahead_s: float) -> Ticket:
+        """The next window of every row, from its newest drafted token on."""
+        work = Work(
+            kind=Kind.DRAFT,
+            model=Model.DRAFT,
+            requests=tuple(rows),
+            rows=len(rows),
+            row_tokens=len(rows),
+            context_tokens=sum(row.context_tokens + windows.get(row.index, 0) for row in rows),
+            head_rows=len(rows),
+            draft_tokens=window,
+        )
+        return rounds.submit(serving, work, draft_stream, after, ahead_s)
 
+    def submit_check(rows: Sequence[Request], drafting: set[int], ahead_s: float) -> Ticket:
+        """The rows' windows and a token each through the target. What comes back may be one more than a window holds,
+        for rows that are `drafting`: the token after it was guessed, too, by the first of the next window."""
+        pending = [windows.get(row.index, 0) for row in rows]
+        row_tokens = sum(pending) + len(rows)
+        for row, tokens in zip(rows, pending, strict=True):
+            serving.open_round(row, tokens)
+        work = Work(
+            kind=Kind.VERIFY,
+            requests=tuple(rows),
+            rows=len(rows),
+            row_tokens=row_tokens,
+            context_tokens=sum(row.context_tokens for row in rows),
+            head_rows=row_tokens,
+            drafted=[tokens + (row.index in drafting) for row, tokens in zip(rows, pending, strict=True)],
+        )
+        return rounds.submit(serving, work, verify_stream, (), ahead_s)
 
-def _submit_check(
-    serving: Serving,
-    rows: Sequence[Request],
-    windows: dict[int, int],
-    drafting: set[int],
-    stream: Stream,
-    ahead_s: float,
-) -> Ticket:
-    """The rows' windows and a token each through the target. What comes back may be one more than a window holds, for
-    rows that are `drafting`: the token after it was guessed, too, by the first of the next window."""
-    pending = [windows.get(row.index, 0) for row in rows]
-    row_tokens = sum(pending) + len(rows)
-    for row, tokens in zip(rows, pending, strict=True):
-        serving.open_round(row, tokens)
-    work = Work(
-        kind=Kind.VERIFY,
-        requests=tuple(rows),
-        rows=len(rows),
-        row_tokens=row_tokens,
-        context_tokens=sum(row.context_tokens for row in rows),
-        head_rows=row_tokens,
-        drafted=[tokens + (row.index in drafting) for row, tokens in zip(rows, pending, strict=True)],
-    )
-    return rounds.submit(serving, work, stream, (), ahead_s)
+    apart = prompts if options.pools.draft else None
+    return [steps(), prefill_lane(serving, options, limits, decode, prefill_stream, apart)]
 
 
 POLICY = Policy(

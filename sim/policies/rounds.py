@@ -15,8 +15,7 @@ from sim.interface.request import Request
 from sim.interface.request_queue import RequestQueue
 from sim.interface.work import Model, Work
 from sim.policies import works
-from sim.policies.choices import batch_for
-from sim.policies.options import EngineLimits, KvMode, LaneOptions, RoundOptions
+from sim.policies.options import BatchBy, EngineLimits, KvMode, LaneOptions, RoundOptions
 
 NO_KV, REFORWARD = KvMode.NONE, KvMode.REFORWARD
 
@@ -156,7 +155,8 @@ def submit_draft(
     drafter, draft_tokens = serving.controller.drafter, max(lengths)
     for request, known_tokens in serving.controller.take_over(requests):
         if options.kv is not NO_KV:
-            for work in works.catch_up(request, known_tokens, drafter, serving.max_num_batched_tokens):
+            goal, most = request.context_tokens, serving.max_num_batched_tokens
+            for work in works.prompt_passes(request, Model.DRAFT, known_tokens, goal, most, drafter):
                 submit(serving, work, stream)
     if options.kv is NO_KV:
         drafts = works.draft_without_kv(requests, draft_tokens, drafter=drafter)
@@ -222,6 +222,27 @@ async def filled(serving: Serving, lane: RequestQueue, options: LaneOptions) -> 
         for request in lane.items:
             if request.emitted_tokens == 1 and not request.drafted:
                 request.known_s = serving.host.now_s
+
+
+def batch_for(
+    by: BatchBy, at_most: int, *, num_active: int, num_lanes: int, free_tokens: int, draft_tokens: int
+) -> int:
+    """Requests that one of `num_lanes` lanes takes at once, 1 to `at_most`: all it may, an even share of the active
+    ones, or as many as `free_tokens` of KV hold drafts and a token each for.
+
+    >>> lanes = {"num_lanes": 2, "draft_tokens": 4}
+    >>> batch_for(BatchBy.MOST, 12, num_active=3, free_tokens=0, **lanes)
+    12
+    >>> [batch_for(BatchBy.QUEUE, 12, num_active=count, free_tokens=0, **lanes) for count in (7, 100, 0)]
+    [4, 12, 1]
+    >>> [batch_for(BatchBy.MEMORY, 12, num_active=7, free_tokens=free, **lanes) for free in (24, 1000, 4)]
+    [4, 12, 1]
+    """
+    if by is BatchBy.QUEUE:
+        return max(1, min(at_most, -(-num_active // num_lanes)))
+    if by is BatchBy.MEMORY:
+        return max(1, min(at_most, free_tokens // (draft_tokens + 1)))
+    return at_most
 
 
 async def take_batch(

@@ -7,20 +7,20 @@ call ends in a synchronisation, so a loop is at most one prefill and then one ro
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from sim.engine.serving import Serving
-from sim.interface.host import Stream, Ticket
+from sim.interface.host import Ticket
 from sim.interface.request import Request
 from sim.interface.request_queue import RequestQueue
 from sim.interface.wait import Task
 from sim.policies import rounds
-from sim.policies.choices import group, may_prefill
 from sim.policies.options import EngineLimits, LaneOptions, keys, rows_per_work
 from sim.policies.policy import Policy
 
 SPIN_S = 0.00001
 """Seconds between two looks of the idle worker (report 002)."""
+PREFILL_FACTOR = 1.2
+"""A prompt is taken in while fewer than so many batches decode, the one in flight counted (report 002)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,83 +32,68 @@ class UnifiedOptions(LaneOptions):
     one prompt and then serves each request of its decode queue once."""
 
 
-class _Streams(NamedTuple):
-    draft: Stream
-    verify: Stream
-    prefill: Stream
-
-
 def coroutines(serving: Serving, options: UnifiedOptions, limits: EngineLimits) -> list[Task]:
-    host = serving.host
-    streams = _Streams(
-        draft=host.stream("draft", priority=options.priority(2), sm_share=options.share("draft")),
-        verify=host.stream("verify", priority=options.priority(1), sm_share=options.share("verify")),
-        prefill=host.stream("prefill", sm_share=options.share("prefill")),
-    )
-    worker = _pipelined_worker if options.pipelined else _sequential_worker
-    return [worker(serving, options, limits, streams)]
-
-
-async def _sequential_worker(
-    serving: Serving, options: UnifiedOptions, limits: EngineLimits, streams: _Streams
-) -> None:
-    """One thread: at most one prompt, then one round of the oldest batch of its decode queue, each call awaited."""
-    host, draft_tokens_max = serving.host, serving.controller.draft_tokens_max
-    rows = rows_per_work(options, limits, options.decode_batch, draft_tokens_max)
-    decode_batch = limits.lane_batch(options.decode_batch, draft_tokens_max)
+    host, longest = serving.host, serving.controller.draft_tokens_max
+    draft_stream = host.stream("draft", priority=options.priority(2), sm_share=options.share("draft"))
+    verify_stream = host.stream("verify", priority=options.priority(1), sm_share=options.share("verify"))
+    prefill_stream = host.stream("prefill", sm_share=options.share("prefill"))
     decode = RequestQueue("decode")
-    while True:
-        may = may_prefill(len(decode), decode_batch)
-        request = serving.admit_now() if may else None
-        if request is not None:
-            await rounds.submit_prefill(serving, request, streams.prefill)
-            serving.commit_prefill(request)
-            if not request.is_finished:
-                await decode.put(host, request)
-        elif not len(decode):
-            await serving.came(poll_s=options.looks_every_s(SPIN_S))
-            continue
-        for batch in group(decode.take_now(host, at_most=decode_batch), rows):
-            await decode.put_all(host, await rounds.run_round(serving, batch, options, streams.draft, streams.verify))
+    at_most = rows_per_work(options, limits, options.decode_batch, longest)
+    decode_batch = limits.lane_batch(options.decode_batch, longest)
 
+    async def sequential() -> None:
+        """One thread: at most one prompt, then one round of the oldest batch of its decode queue, each call awaited."""
+        while True:
+            request = serving.admit_now() if len(decode) < PREFILL_FACTOR * decode_batch else None
+            if request is not None:
+                await rounds.submit_prefill(serving, request, prefill_stream)
+                serving.commit_prefill(request)
+                if not request.is_finished:
+                    await decode.put(host, request)
+            elif not len(decode):
+                await serving.came(poll_s=options.looks_every_s(SPIN_S))
+                continue
+            waiting = decode.take_now(host, at_most=decode_batch)
+            for start in range(0, len(waiting), at_most):
+                batch = waiting[start : start + at_most]
+                await decode.put_all(host, await rounds.run_round(serving, batch, options, draft_stream, verify_stream))
 
-async def _pipelined_worker(serving: Serving, options: UnifiedOptions, limits: EngineLimits, streams: _Streams) -> None:
-    """Keep one prefill and one round in flight; whichever ends first is committed and followed up."""
-    host, draft_tokens_max = serving.host, serving.controller.draft_tokens_max
-    at_most = rows_per_work(options, limits, options.decode_batch, draft_tokens_max)
-    decode_batch = limits.lane_batch(options.decode_batch, draft_tokens_max)
-    decode = RequestQueue("decode")
-    prompt: tuple[Request, Ticket, Ticket] | None = None
-    """The request whose prompt is in the target; tickets of that, and of the draft model's after it."""
-    drafting: tuple[Request, Ticket] | None = None
-    """The request that is in the draft model, and its ticket."""
-    round_: tuple[list[Request], Ticket, float] | None = None
-    while True:
-        num_decoding = len(decode) + (len(round_[0]) if round_ is not None else 0) + (drafting is not None)
-        if prompt is None and may_prefill(num_decoding, decode_batch) and (request := serving.admit_now()) is not None:
-            prompt = request, *rounds.submit_prompts(serving, request, streams.prefill)
-        if round_ is None and len(decode):
-            batch = decode.take_now(host, at_most=at_most)
-            verify = rounds.submit_round(serving, batch, options, streams.draft, streams.verify)
-            round_ = batch, verify, host.now_s
-        # A prompt that is through the target is followed up once the draft model is free, so that is waited for.
-        in_flight = [item[1] for item in (round_, drafting or prompt) if item is not None]
-        if not in_flight:
-            await serving.came(poll_s=options.looks_every_s(SPIN_S))
-            continue
-        await host.first(*in_flight)
-        if round_ is not None and round_[1].is_done:
-            batch, verify, started_s = round_
-            round_ = None
-            await decode.put_all(host, await rounds.finish_round(serving, batch, options, verify, streams.verify))
-            serving.controller.saw_draft(host.now_s - started_s, len(decode))
-        if drafting is None and prompt is not None and prompt[1].is_done:
-            drafting, prompt = (prompt[0], prompt[2]), None
-        if drafting is not None and drafting[1].is_done:
-            request, drafting = drafting[0], None
-            serving.commit_prefill(request)
-            if not request.is_finished:
-                await decode.put(host, request)
+    async def pipelined() -> None:
+        """Keep one prefill and one round in flight; whichever ends first is committed and followed up."""
+        prompt: tuple[Request, Ticket, Ticket] | None = None
+        """The request whose prompt is in the target; tickets of that, and of the draft model's after it."""
+        drafting: tuple[Request, Ticket] | None = None
+        """The request that is in the draft model, and its ticket."""
+        round_: tuple[list[Request], Ticket, float] | None = None
+        while True:
+            num_decoding = len(decode) + (len(round_[0]) if round_ is not None else 0) + (drafting is not None)
+            may_prefill = prompt is None and num_decoding < PREFILL_FACTOR * decode_batch
+            if may_prefill and (request := serving.admit_now()) is not None:
+                prompt = request, *rounds.submit_prompts(serving, request, prefill_stream)
+            if round_ is None and len(decode):
+                batch = decode.take_now(host, at_most=at_most)
+                verify = rounds.submit_round(serving, batch, options, draft_stream, verify_stream)
+                round_ = batch, verify, host.now_s
+            # A prompt that is through the target is followed up once the draft model is free, so that is waited for.
+            in_flight = [item[1] for item in (round_, drafting or prompt) if item is not None]
+            if not in_flight:
+                await serving.came(poll_s=options.looks_every_s(SPIN_S))
+                continue
+            await host.first(*in_flight)
+            if round_ is not None and round_[1].is_done:
+                batch, verify, started_s = round_
+                round_ = None
+                await decode.put_all(host, await rounds.finish_round(serving, batch, options, verify, verify_stream))
+                serving.controller.saw_draft(host.now_s - started_s, len(decode))
+            if drafting is None and prompt is not None and prompt[1].is_done:
+                drafting, prompt = (prompt[0], prompt[2]), None
+            if drafting is not None and drafting[1].is_done:
+                request, drafting = drafting[0], None
+                serving.commit_prefill(request)
+                if not request.is_finished:
+                    await decode.put(host, request)
+
+    return [pipelined() if options.pipelined else sequential()]
 
 
 POLICY = Policy(

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import msgspec
+
 from sim.drafters.drafter import Drafter
 from sim.interface.request import Request
 from sim.interface.work import DRAFT, DRAFT_MODEL, STEP, VERIFY, Chunk, Kind, Model, Work
@@ -15,37 +17,26 @@ from sim.interface.work import DRAFT, DRAFT_MODEL, STEP, VERIFY, Chunk, Kind, Mo
 
 def prefill(request: Request, model: Model, max_tokens: int | None = None, *, drafter: int = 0) -> list[Work]:
     """The whole prompt, in passes of at most `max_tokens`; the last one of the target samples the first token."""
-    max_tokens = max_tokens or request.prompt_tokens
-    works = []
-    for done in range(0, request.prompt_tokens, max_tokens):
-        new_tokens = min(max_tokens, request.prompt_tokens - done)
-        is_last = done + new_tokens == request.prompt_tokens
-        works.append(
-            Work(
-                kind=Kind.PREFILL,
-                model=model,
-                requests=(request,),
-                chunks=(Chunk(new_tokens, done),),
-                head_rows=int(is_last and model is Model.TARGET),
-                drafter=drafter,
-            )
-        )
+    works = prompt_passes(request, model, 0, request.prompt_tokens, max_tokens, drafter)
+    if model is Model.TARGET:
+        works[-1] = msgspec.structs.replace(works[-1], head_rows=1)
     return works
 
 
-def catch_up(request: Request, known_tokens: int, drafter: int, max_tokens: int | None) -> list[Work]:
-    """Works for what the KV of another draft model lacks beyond `known_tokens`, in passes of at most `max_tokens`."""
-    goal = request.context_tokens
+def prompt_passes(
+    request: Request, model: Model, start: int, goal: int, max_tokens: int | None, drafter: int
+) -> list[Work]:
+    """Passes of at most `max_tokens` for the tokens of `request` from `start` to `goal`, which its KV lacks."""
     max_tokens = max_tokens or goal
     return [
         Work(
             kind=Kind.PREFILL,
-            model=DRAFT_MODEL,
+            model=model,
             requests=(request,),
             chunks=(Chunk(min(max_tokens, goal - done), done),),
             drafter=drafter,
         )
-        for done in range(known_tokens, goal, max_tokens)
+        for done in range(start, goal, max_tokens)
     ]
 
 

@@ -62,16 +62,14 @@ SETTINGS = struct.Struct("=42q 20d")
 """What the core goes by, in the order of its struct."""
 GAUGE = struct.Struct("=2d 2q")
 """Integral, time of the last change, value and peak."""
-TOTALS = struct.Struct("=2d 2qd 2qd")
-"""What the core sums up: now_s, busy_s, and works, tokens and device seconds of target and draft."""
+TOTALS = struct.Struct("=2d q")
+"""What the core sums up: now_s, busy_s and polls; then USAGE of three streams by kind."""
 LANE_POLICIES = ("pd", "pdv", "unified", "baseline")
 """As the core numbers them."""
 LANE_KINDS = (Kind.PREFILL, Kind.DRAFT, Kind.VERIFY)
 """Kinds of works of lanes, likewise."""
 LANE_SETTINGS = struct.Struct("=12q 8d 14d")
 """What the core goes by with lanes, in the order of its struct."""
-LANE_TOTALS = struct.Struct("=2d q")
-"""now_s, busy_s and polls; then works, tokens and device seconds of 3 streams by kind."""
 USAGE = np.dtype([("num_works", "i8"), ("tokens", "i8"), ("device_s", "f8")])
 MOST_STREAMS, MOST_WORKERS = 3, 64
 FORMS = SIMPY, PYTHON, CORE = "simpy", "python", "core"
@@ -114,10 +112,8 @@ def serve(resolved: Resolved, serving: Serving | Fleet, host: SimHost, draws: Ac
     reason = reason or _reason(resolved, serving, members[0], host, has_lanes=has_lanes)
     if not reason:
         try:
-            if has_lanes:
-                reason = "" if _serve_in_lanes(resolved, members[0], host, draws) else "nothing can go on"
-            else:
-                reason = "" if _serve(resolved, serving, members, host, draws) else "memory is short"
+            if not _serve(resolved, serving, members, host, draws, has_lanes=has_lanes):
+                reason = "nothing can go on" if has_lanes else "memory is short"
         except BaseException:
             host.close()
             raise
@@ -154,12 +150,11 @@ def _reason(resolved: Resolved, whole: Serving | Fleet, serving: Serving, host: 
 
 
 def _continuous_reason(resolved: Resolved, whole: Serving | Fleet, serving: Serving) -> str:
-    limits, pool = resolved.limits, RadixPool if resolved.limits.retracts else PagedPool
+    pool = RadixPool if resolved.limits.retracts else PagedPool
     depends = isinstance(whole, Fleet) and (whole.routing is not Routing.ROUND_ROBIN or whole.max_concurrency)
     return _first(
         {
             "replicas that depend on each other": depends,
-            "an engine that does not mix prompts": not limits.mixes_prompts and not limits.retracts,
             "prompts in common": type(serving.kv) is not pool or serving.paged.is_sharing,
             "steps of another kind": serving.intake.group,
         }
@@ -191,13 +186,23 @@ def _first(reasons: dict[str, object]) -> str:
 
 
 def _serve(
-    resolved: Resolved, whole: Serving | Fleet, members: Sequence[Serving], host: SimHost, draws: AcceptanceDraws
+    resolved: Resolved,
+    whole: Serving | Fleet,
+    members: Sequence[Serving],
+    host: SimHost,
+    draws: AcceptanceDraws,
+    *,
+    has_lanes: bool,
 ) -> bool:
     """Replicas to which requests go in turn are runs of their own, whose accounts are added up in order of time."""
     requests, first, count = Requests.of(whole.requests), members[0], len(members)
     draft_tokens, indexes = first.controller.draft_tokens_max, requests.column("index")
     table, accepted, lengths = _table(requests, first, draws)
-    settings, (models, functions) = _settings(resolved, first, is_part=count > 1), _models(resolved)
+    drafting = Kind.HOST if resolved.limits.method.looks_up else Kind.DRAFT
+    kinds = LANE_KINDS if has_lanes else (Kind.STEP, drafting)
+    run = core.serve_in_lanes if has_lanes else core.serve
+    settings = _lane_settings(resolved, first) if has_lanes else _settings(resolved, first, is_part=count > 1)
+    models, functions = _models(resolved)
     runs = list[_Run]()
     for place in range(min(count, len(requests))):
         part = table if count == 1 else table[place::count].copy()
@@ -207,43 +212,27 @@ def _serve(
             index, output_tokens = int(indexes[place + at * count]), int(part["output_tokens"][at])
             return draws.rounds(index, emitted_tokens, output_tokens, draft_tokens).tobytes()
 
-        given = core.serve(*functions, _hear(samples), redraw, (settings, part, accepted, lengths, *models))
+        given = run(*functions, _hear(samples), redraw, (settings, part, accepted, lengths, *models))
         if given is None:
             return False
         table[place::count] = part
-        now_s, busy_s, *used = TOTALS.unpack(given[0])
-        runs.append(_Run(given[1:3], given[3:], samples, now_s, busy_s, (used[:3], used[3:])))
+        now_s, busy_s, num_polls = TOTALS.unpack_from(given[0])
+        host.num_polls += num_polls
+        used = np.frombuffer(given[0], USAGE, offset=TOTALS.size).reshape(MOST_STREAMS, len(LANE_KINDS)).tolist()
+        runs.append(_Run(given[1:3], given[3:], samples, now_s, busy_s, used))
     for place, serving in enumerate(members):
         serving.account(len(range(place, len(requests), count)), runs[place].gaps if place < len(runs) else None)
     if isinstance(whole, Fleet):
         whole.num_arrived = len(requests)
         _add_up(whole, runs)
     else:
-        _set(whole, runs[0].gauges)
-    kinds = (Kind.STEP, Kind.HOST if resolved.limits.method.looks_up else Kind.DRAFT)[: 1 + (draft_tokens > 0)]
-    usage = _usage(host, kinds, [run.usage[: len(kinds)] for run in runs])
-    host.conclude(max([run.now_s for run in runs]), sum([run.busy_s for run in runs]) / count, usage)
-    _write(requests, table)
-    return True
-
-
-def _serve_in_lanes(resolved: Resolved, serving: Serving, host: SimHost, draws: AcceptanceDraws) -> bool:
-    """Requests of one replica, by a policy with lanes."""
-    requests = Requests.of(serving.requests)
-    table, accepted, lengths = _table(requests, serving, draws)
-    models, functions = _models(resolved)
-    buffers = (_lane_settings(resolved, serving), table, accepted, lengths, *models)
-    samples = GapSamples()
-    given = core.serve_in_lanes(*functions, _hear(samples), None, buffers)
-    if given is None:
-        return False
-    now_s, busy_s, host.num_polls = LANE_TOTALS.unpack(given[0][: LANE_TOTALS.size])
-    used = np.frombuffer(given[0], USAGE, offset=LANE_TOTALS.size).reshape(MOST_STREAMS, len(LANE_KINDS))
-    usage = _usage(host, LANE_KINDS, used.tolist())
-    serving.account(len(requests), samples)
-    _set(serving, given[1:3])
-    host.conclude(now_s, busy_s, usage)
-    _write(requests, table)
+        for gauge, values in zip((whole.queue, whole.kv.held), runs[0].gauges, strict=True):
+            gauge.restore(*GAUGE.unpack(values))
+    streams = runs[0].used if has_lanes else [each.used[0] for each in runs]
+    usage = _usage(host, kinds, streams)
+    host.conclude(max([each.now_s for each in runs]), sum([each.busy_s for each in runs]) / count, usage)
+    served = {name: table[name] for name in (*TIMES, *SERVED, "needs_catch_up")}
+    requests.change({**served, "emitted_tokens": table["output_tokens"]})
     return True
 
 
@@ -251,7 +240,7 @@ def _lane_settings(resolved: Resolved, serving: Serving) -> bytearray:
     """What the core goes by."""
     options, limits, costs, name = resolved.options, resolved.limits, _costs(resolved), resolved.policy.name
     draft_tokens = serving.controller.draft_tokens_max
-    is_baseline, num_streams = name == "baseline", len(serving.host.streams)
+    is_baseline = name == "baseline"
     poll_s = 0.0 if is_baseline else options.looks_every_s(*[SPIN_S] * (name == "unified"))
     decode_rows = options.decode_rows if name == "pd" else options.decode_batch
     draft = Model.TARGET if costs.profile.draft is None else Model.DRAFT
@@ -264,8 +253,7 @@ def _lane_settings(resolved: Resolved, serving: Serving) -> bytearray:
             1 if is_baseline else rows_per_work(options, limits, options.verify_batch, draft_tokens),
             1 if is_baseline else limits.lane_batch(options.decode_batch, draft_tokens),
             *(resolved.contention.phi, poll_s, costs.host.look_s),
-            # A stream that is alone on its device is never slowed by others.
-            *[1.0 if num_streams == 1 else costs.host_inflation(count) for count in range(1, MOST_STREAMS + 1)],
+            *[costs.host_inflation(count) for count in range(1, MOST_STREAMS + 1)],
             *(costs.passes(Model.TARGET).num_kernels, costs.passes(draft).num_kernels),
             *_host(serving, costs),
         )
@@ -282,8 +270,8 @@ class _Run(NamedTuple):
     gaps: GapSamples
     now_s: float
     busy_s: float
-    usage: tuple[list[Any], list[Any]]
-    """Works, tokens and device seconds of target and draft."""
+    used: list[list[Any]]
+    """[streams, kinds] works, tokens and device seconds."""
 
 
 def _table(
@@ -373,20 +361,9 @@ def _settings(resolved: Resolved, serving: Serving, *, is_part: bool) -> bytearr
     )
 
 
-def _write(requests: Requests, table: Table) -> None:
-    served = {name: table[name] for name in (*TIMES, *SERVED, "needs_catch_up")}
-    requests.change({**served, "emitted_tokens": table["output_tokens"]})
-
-
 def _hear(samples: GapSamples) -> Callable[[bytes], None]:
     """Adds GAPS to the samples."""
     return lambda part: samples.extend(np.frombuffer(part, GAPS))
-
-
-def _set(serving: Serving, gauges: Sequence[bytes]) -> None:
-    """The queue and the tokens held at the end."""
-    for gauge, values in zip((serving.queue, serving.kv.held), gauges, strict=True):
-        gauge.restore(*GAUGE.unpack(values))
 
 
 def _add_up(fleet: Fleet, runs: Sequence[_Run]) -> None:
@@ -401,7 +378,7 @@ def _usage(host: SimHost, kinds: Sequence[Kind], used: Sequence[Sequence[Any]]) 
     """Totals of each stream's works by kind, of which there are any."""
     usage = {}
     for stream, by_kind in zip(host.streams.values(), used, strict=False):
-        for kind, (num_works, tokens, device_s) in zip(kinds, by_kind, strict=True):
+        for kind, (num_works, tokens, device_s) in zip(kinds, by_kind, strict=False):
             if num_works:
                 usage[stream.name, kind] = each = Usage(stream.device)
                 each.num_works, each.tokens, each.device_s = num_works, tokens, device_s

@@ -127,7 +127,6 @@ typedef struct {
 
 /* A step: its rows, with tokens of each, and the chunks of prompts. */
 typedef struct { Count *rows, *row_tokens, num_rows, tokens, context; Chunks chunks; double at_s; int has_begun, skips_drafts; } Plan;
-typedef struct { double now_s, busy_s; Usage usage[2]; } Totals;
 typedef struct { Count from, to; } Hole;
 
 typedef struct {
@@ -148,7 +147,7 @@ typedef struct {
     Count num_free, num_blank, line_head, line_tail;
     List holes;                /* in order */
     Gauge gauges[NUM_GAUGES];
-    double now_s, issuer_free_s, device_free_s;
+    double now_s, issuer_free_s, device_free_s, busy_since_s; /* the device has works without a break since then */
     Totals totals;
     Plan plans[2];
     List gaps;
@@ -170,10 +169,11 @@ static double submit(Run *run, int model, const Pass *p, double ahead_s) {
     Cost cost = work_cost(&run->costs, model, p, ahead_s, &prepare_s);
     double prepared_s = larger(run->issuer_free_s, run->now_s) + prepare_s;
     double start_s = larger(run->device_free_s, prepared_s);
+    int goes_on = run->now_s < run->device_free_s && prepared_s <= run->device_free_s;
+    if (!goes_on) run->totals.busy_s += run->device_free_s - run->busy_since_s, run->busy_since_s = start_s;
     run->issuer_free_s = prepared_s + cost.launch_s;
     run->device_free_s = larger(start_s + cost.device_s, run->issuer_free_s + cost.tail_s);
-    run->totals.busy_s += run->device_free_s - start_s;
-    Usage *usage = &run->totals.usage[model];
+    Usage *usage = &run->totals.usage[0][model];
     usage->num_works++;
     usage->device_s += run->device_free_s - start_s;
     usage->tokens += tokens_of(p);
@@ -798,7 +798,7 @@ static void look_up(Run *run, const Plan *plan) {
     for (Count j = 0; j < plan->chunks.count; j++) rows += is_last(run, &plan->chunks.at[j]);
     if (!rows || !run->draft_tokens) return;
     run->now_s = run->issuer_free_s = larger(run->issuer_free_s, run->now_s) + run->set.host.lookup_row_s * rows;
-    run->totals.usage[1].num_works++;
+    run->totals.usage[0][1].num_works++;
 }
 
 /* More tokens are out. */
@@ -979,7 +979,7 @@ static PyObject *serve(PyObject *Py_UNUSED(module), PyObject *args) {
         run.redraw = in.redraw, run.requests = in.view[REQUESTS].buf, run.num_requests = num_requests(&in);
         run.lengths = in.view[LENGTHS].buf, run.num_lengths = in.view[LENGTHS].len;
         int is_served = begin(&run, in.view[ACCEPTED].buf) && serve_all(&run);
-        run.totals.now_s = run.now_s;
+        run.totals.now_s = run.now_s, run.totals.busy_s += run.device_free_s - run.busy_since_s;
         tell_gaps(&run.costs, &run.gaps);
         if (!run.costs.has_failed && !is_served) result = Py_BuildValue("");
         if (!run.costs.has_failed && is_served) result = accounts_of(&run.totals, sizeof run.totals, run.gauges);
@@ -997,7 +997,7 @@ static PyObject *serve_in_lanes(PyObject *Py_UNUSED(module), PyObject *args) {
     if (open_input(&in, args, &l->set, sizeof l->set, &l->costs)) {
         l->requests = in.view[REQUESTS].buf, l->num_requests = num_requests(&in), l->accepted = in.view[ACCEPTED].buf;
         int is_served = begin_lanes(l) && serve_lanes(l);
-        LaneTotals totals = totals_of(l);
+        Totals totals = totals_of(l);
         tell_gaps(&l->costs, &l->gaps);
         if (!l->costs.has_failed && !is_served) result = Py_BuildValue("");
         if (!l->costs.has_failed && is_served) result = accounts_of(&totals, sizeof totals, l->gauges);

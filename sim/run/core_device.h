@@ -13,6 +13,8 @@ enum WorkKind { PREFILL, DRAFT, VERIFY, NUM_WORK_KINDS };
 #define NEVER INFINITY
 
 typedef struct { Count num_works, tokens; double device_s; } Usage;
+/* What a run sums up: of continuous, target and draft are kinds of works of its one stream. */
+typedef struct { double now_s, busy_s; Count num_polls; Usage usage[MAX_STREAMS][NUM_WORK_KINDS]; } Totals;
 
 typedef struct Op {
     double prepare_s, launch_s, device_s, kernels_per_s;
@@ -33,12 +35,7 @@ typedef struct {
     Queue queues[MAX_STREAMS];
     Op *running[MAX_STREAMS], *issuing[MAX_STREAMS];
     int num_running, num_issuing;
-    /* Seconds with a work. As long as one stream has the device to itself (sim.devices.solo) they are summed work by work;
-       once another one submits, from idle to idle, the present ones since `shared_since_s` (-1: idle). */
-    double alone_s, shared_s, shared_since_s;
-    Count num_flying;          /* works that are submitted and not over */
-    int is_shared;             /* by several streams, from when the second one submits until no work is left */
-    const Queue *alone;        /* the one that is, or was last */
+    double busy_s, busy_since_s;   /* seconds with a work, from idle to idle; -1: idle */
     Op *free;
     Block *blocks;
 } Device;
@@ -119,11 +116,11 @@ static void share_time(int count, const double *caps, const double *weights, dou
 static void set_rates(Device *d) {
     double caps[MAX_STREAMS], turns_s[MAX_STREAMS], rates[MAX_STREAMS];
     if (!d->num_running) {
-        if (d->shared_since_s >= 0.0) d->shared_s += d->now_s - d->shared_since_s;
-        d->shared_since_s = -1.0;
+        if (d->busy_since_s >= 0.0) d->busy_s += d->now_s - d->busy_since_s;
+        d->busy_since_s = -1.0;
         return;
     }
-    if (d->is_shared && d->shared_since_s < 0.0) d->shared_since_s = d->now_s;
+    if (d->busy_since_s < 0.0) d->busy_since_s = d->now_s;
     for (int i = 0; i < d->num_running; i++) {
         const Op *op = d->running[i];
         caps[i] = launch_cap(op, d->now_s);
@@ -218,8 +215,6 @@ static void end_op(Device *d, Op *op) {
     Usage *usage = &queue->usage[op->kind];
     op->end_s = d->now_s, op->ready_s = d->now_s + (op->has_chunks ? d->prompt_result_s : d->result_s);
     usage->num_works++, usage->tokens += op->tokens, usage->device_s += op->end_s - op->start_s;
-    if (!d->is_shared) d->alone_s += op->end_s - op->start_s;
-    if (!--d->num_flying) d->is_shared = 0;
     if (queue->last == op) queue->last = NULL;
     let_go(d, op->after), op->after = NULL;
     let_go(d, op);
@@ -259,17 +254,6 @@ static void update(Device *d, int has_changed) {
     arm_timer(d);
 }
 
-/* A stream has the device to itself until another one submits; then all works in flight share it. */
-static void count_in(Device *d, const Queue *queue) {
-    int may_be_alone = d->alone == queue || !d->num_flying;
-    if (!d->is_shared && may_be_alone && d->inflation[1] == 1.0) d->alone = queue;
-    else if (!d->is_shared) {
-        d->is_shared = 1;
-        if (d->num_running && d->inflation[1] == 1.0) d->shared_since_s = d->running[0]->start_s;
-    }
-    d->num_flying++;
-}
-
 /* Submit an op as given, `after` another one or none, which it holds until then. The caller holds the op, too. NULL: memory is
    out. */
 static Op *put_on(Device *d, int stream, const Op *given, Op *after) {
@@ -282,7 +266,6 @@ static Op *put_on(Device *d, int stream, const Op *given, Op *after) {
     if (after != NULL && after->end_s > d->now_s) op->after = after, after->num_holders++;
     op->prepared_s = op->issued_s = op->finish_s = op->end_s = op->ready_s = NEVER;
     op->left_s = op->device_s, op->kernels_per_s = op->device_s != 0.0 ? op->kernels_per_s / op->device_s : 0.0;
-    count_in(d, queue);
     while (d->num_issuing && (launched = end_launch(d)) != NULL) has_changed |= is_held_back(d, launched);
     if (queue->last != NULL) queue->last->next = op;
     queue->last = op;

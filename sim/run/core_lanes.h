@@ -18,11 +18,6 @@ typedef struct {
     Host host;
 } LaneSettings;
 
-typedef struct {
-    double now_s, busy_s;
-    Count num_polls;
-    Usage usage[MAX_STREAMS][NUM_WORK_KINDS];
-} LaneTotals;
 typedef struct { Count emitted, next_round; } Progress;                          /* of a request */
 /* Requests in line, in a ring; its version rises with all that are put and taken. */
 typedef struct { Count *at, head, tail, mask, version; } Lane;
@@ -349,7 +344,7 @@ static void pdv_verify_lane(Lanes *l, Task *t) {
 
 static int is_ready(const Lanes *l, const Op *op) { return op != NULL && op->ready_s <= l->device.now_s; }
 
-/* One worker keeps a prompt and a round in flight (unified._pipelined_worker). */
+/* One worker keeps a prompt and a round in flight (sim.policies.unified). */
 static void unified_worker(Lanes *l, Task *t) {
     BEGIN
     for (;;) {
@@ -491,7 +486,7 @@ static int begin_lanes(Lanes *l) {
     l->progress = PyMem_Calloc(l->num_requests + 1, sizeof(Progress));
     l->free_blocks = set->num_blocks;
     d->phi = set->phi, d->result_s = set->host.result_s, d->prompt_result_s = set->host.prompt_result_s;
-    d->timer_s = NEVER, d->shared_since_s = -1.0, d->inflation[0] = 1.0;
+    d->timer_s = NEVER, d->busy_since_s = -1.0, d->inflation[0] = 1.0;
     d->num_streams = set->policy == BASELINE ? 1 : set->policy == PD ? 2 : 3;
     for (int i = 1; i <= d->num_streams; i++) {
         d->inflation[i] = set->inflation[i - 1];
@@ -508,9 +503,9 @@ static int begin_lanes(Lanes *l) {
     return !l->costs.has_failed;
 }
 
-static LaneTotals totals_of(const Lanes *l) {
+static Totals totals_of(const Lanes *l) {
     const Device *d = &l->device;
-    LaneTotals totals = {.now_s = d->now_s, .busy_s = d->shared_s + d->alone_s, .num_polls = l->num_polls};
+    Totals totals = {.now_s = d->now_s, .busy_s = d->busy_s, .num_polls = l->num_polls};
     for (int i = 0; i < d->num_streams; i++) memcpy(totals.usage[i], d->queues[i].usage, sizeof totals.usage[i]);
     return totals;
 }

@@ -85,6 +85,12 @@ def limits_of(
     budget = given.max_num_batched_tokens or caps.max_num_batched_tokens
     seats = given.max_num_seqs or engine.seats(profile, is_drafting=is_drafting)
     waits = drafter in rules.waits_for_seats and seats >= LEAST_WAITING
+    mixes_prompts = bool(told.get("enable_mixed_chunk", engine.mixes_prompts))
+    if not mixes_prompts and rules.token_ratio is None:
+        raise ValueError(
+            f"engine {engine.name!r}: prompts go in steps of their own by SGLang's rules of admission (token_ratio), "
+            "and it has none; leave engine.rules.enable_mixed_chunk out"
+        )
     return EngineLimits(
         max_num_seqs=min(seats, budget // max(1, rules.queries_per_seat(drafter, draft_tokens))),
         min_free_seats=min(4, max(2, -(-seats // 6))) if waits else 0,
@@ -103,7 +109,7 @@ def limits_of(
         spares_lone_prompt=rules.spares_lone_prompt,
         long_prefill_token_threshold=int(told.get("long_prefill_token_threshold", 0)),
         async_scheduling=is_async if given.async_scheduling is None else given.async_scheduling,
-        mixes_prompts=bool(told.get("enable_mixed_chunk", engine.mixes_prompts)),
+        mixes_prompts=mixes_prompts,
         receive_interval=int(told.get("scheduler_recv_interval", 1)),
         batch_wait_steps=int(told.get("batch_wait_timeout_iters", 0)),
         batch_wait_ratio=told.get("batch_wait_max_tokens_ratio", 0.0),

@@ -157,13 +157,8 @@ class _Unpriced:
         is_caching = given.rules.get("enable_prefix_caching", True) is True
         if self.num_slots is not None:
             return SlottedPool(self.num_blocks, size, slots, self.num_slots)
-        if policy.is_continuous and limits.retracts:
-            drops = drafter in rules.drops_cached_block
-            return RadixPool(
-                self.num_blocks, size, slots, kept_blocks=kept, is_caching=is_caching, drops_cached_block=drops
-            )
         if policy.is_continuous:
-            return PagedPool(
+            return (RadixPool if limits.retracts else PagedPool)(
                 self.num_blocks - rules.null_blocks,
                 size,
                 slots,

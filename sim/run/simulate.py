@@ -55,7 +55,6 @@ def simulate(
     requests = served.requests
     draws = experiment.draws()
     meter = _meter(resolved) if resolved.scenario.energy else None
-    hear = None if meter is None else meter.hear
     build = partial(
         SimHost,
         resolved.host_costs,
@@ -68,9 +67,14 @@ def simulate(
     )
     if record_works:
         who = "works that are recorded"
-        record = run_recorded(experiment, requests, lambda heard: build(on_work=_both(heard, hear)), stop_s=stop_s)
+        listeners = [] if meter is None else [meter.hear]
+
+        def build_heard(record: OnWork) -> SimHost:
+            return build(on_work=lambda ticket: [each(ticket) for each in (record, *listeners)])
+
+        record = run_recorded(experiment, requests, build_heard, stop_s=stop_s)
     else:
-        host = build(on_work=hear)
+        host = build(on_work=None if meter is None else meter.hear)
         serving = experiment.start(host, requests)
         if resolved.form == compiled.SIMPY:
             who = _serve_in_simpy(experiment, serving, host)
@@ -106,11 +110,7 @@ def _serve_in_simpy(experiment: Experiment, serving: Serving | Fleet, host: SimH
     usage: dict[tuple[str, Kind], Usage] = {}
     for work, on, one in server.gpu.works:
         stream = names[id(on)]
-        total = usage.setdefault((stream.name, work.kind), Usage(stream.device))
-        total.num_works += 1
-        total.device_s += one.over_s - one.begun_s
-        total.tokens += work.row_tokens + work.rows * max(0, work.draft_tokens - 1)
-        total.tokens += sum(chunk.new_tokens for chunk in work.chunks)
+        usage.setdefault((stream.name, work.kind), Usage(stream.device)).add(work, one.over_s - one.begun_s)
     host.conclude(server.env.now, server.gpu.busy_s, usage)
     return compiled.SIMPY
 
@@ -185,17 +185,6 @@ def _meter(resolved: Resolved) -> PowerMeter:
         [elsewhere.get(index, resolved.host_costs) for index in devices],
         [elsewhere[index].profile if index in elsewhere else resolved.profile for index in devices],
     )
-
-
-def _both(first: OnWork, second: OnWork | None) -> OnWork:
-    if second is None:
-        return first
-
-    def hear(ticket: SimTicket) -> None:
-        first(ticket)
-        second(ticket)
-
-    return hear
 
 
 def run_recorded(

@@ -26,7 +26,7 @@ from sim.draws import Floats
 from sim.interface.request import Request
 from sim.metrics.stats import interval_95
 from sim.policies import works
-from sim.policies.choices import LoadTable
+from sim.policies.adaptive import LoadTable
 from validation.claims.ledger import Claim, Finding, Interval, section
 from validation.claims.runs import (
     DRAFT_COMPUTE_MS,

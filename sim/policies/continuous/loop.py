@@ -35,7 +35,7 @@ from sim.policies.continuous.plan import (
 )
 from sim.policies.options import EngineLimits
 from sim.policies.policy import Policy
-from sim.policies.works import StepLoad, draft_work, later_drafts, step_work
+from sim.policies.works import draft_work, later_drafts, step_work
 
 
 def coroutines(serving: Serving, _: object, limits: EngineLimits) -> list[Task]:
@@ -86,35 +86,6 @@ def continuous(
     return Policy(name=name, summary=summary, source=source, build=build, is_continuous=True, takes=())
 
 
-def _submit(
-    serving: Serving,
-    load: StepLoad,
-    stream: Stream,
-    limits: EngineLimits,
-    draft_tokens: int,
-    ahead_s: float,
-    group_tokens: int = 0,
-) -> tuple[Ticket, Ticket]:
-    """The target pass of a step that was planned `ahead_s` before now, and a model's drafts that follow it; tickets of
-    the former, and of the last work."""
-    run, method = serving.host.run, limits.method
-    if limits.drafts_before_verify and method.runs_per_token:
-        draft_tokens = min(1, draft_tokens)
-        if load.max_drafted > 1:
-            run(later_drafts(load, ahead_s), stream)
-            ahead_s = inf
-    target = last = run(step_work(load, ahead_s, group_tokens), stream)
-    if serving.controller.draft_tokens_max and not method.looks_up:
-        last = run(draft_work(load, draft_tokens, method), stream)
-    return target, last
-
-
-def _lookup(load: StepLoad, draft_tokens: int, limits: EngineLimits) -> Work | None:
-    """The search for n-grams that goes on from the tokens which the step samples."""
-    is_due = limits.method.looks_up and draft_tokens and (load.num_rows or load.completed)
-    return draft_work(load, draft_tokens, limits.method) if is_due else None
-
-
 class Flight(NamedTuple):
     """A step under way."""
 
@@ -126,6 +97,7 @@ class Flight(NamedTuple):
     """Draft lengths by arrival index."""
     started_s: float
     lookup: Work | None = None
+    """The search for n-grams that goes on from the tokens which the step samples."""
 
 
 async def by_rows(serving: Serving, limits: EngineLimits, stream: Stream, hooks: Hooks | None = None) -> None:
@@ -191,10 +163,20 @@ def start_step(
     load = load_of(step)
     if hooks is not None:
         lengths = hooks.lengths(load, lengths)
-    longest = max(lengths) if step.uses_drafts else 0
-    target, last = _submit(serving, load, stream, limits, longest, ahead_s, group_tokens)
+    draft_tokens = longest = max(lengths) if step.uses_drafts else 0
+    run, method = serving.host.run, limits.method
+    if limits.drafts_before_verify and method.runs_per_token:
+        draft_tokens = min(1, longest)
+        if load.max_drafted > 1:
+            run(later_drafts(load, ahead_s), stream)
+            ahead_s = inf
+    target = last = run(step_work(load, ahead_s, group_tokens), stream)
+    if serving.controller.draft_tokens_max and not method.looks_up:
+        last = run(draft_work(load, draft_tokens, method), stream)
+    looks_up = method.looks_up and longest and (load.num_rows or load.completed)
+    lookup = draft_work(load, longest, method) if looks_up else None
     by_index = dict(zip([request.index for request in requests], lengths, strict=True))
-    return Flight(step, target, last, by_index, serving.host.now_s, _lookup(load, longest, limits))
+    return Flight(step, target, last, by_index, serving.host.now_s, lookup)
 
 
 CONTINUOUS = Policy(

@@ -3,18 +3,16 @@
 As in vLLM v1 there are no phases: a step brings each request's computed tokens closer to all that it has (prompt,
 output, drafts). RUNNING goes before WAITING, draft tokens consume budget, blocks are taken as tokens come, with
 look-ahead slots for the next draft; where they run out the last running request is preempted, and nothing is admitted
-in that step. Drafts of unfinished prompts are never made. Where an engine does not mix prompts with rows (SGLang), a
-step carries prompts as long as there are any, and else all rows, whatever the budget. Where it does not cut prompts
-(TensorRT-LLM), the oldest one that does not fit what is left of the budget holds up those behind it.
+in that step. Drafts of unfinished prompts are never made. Where an engine does not cut prompts (TensorRT-LLM), the
+oldest one that does not fit what is left of the budget holds up those behind it.
 
 The draft pass is padded to two tokens per row (the newest, and the one that is missing after full acceptance) because
 the host submits it before it knows what was accepted; an EAGLE head takes all verified tokens of the row. Not here: the
-order of steps (loop), blocks (sim.engine.paged).
+order of steps (loop), steps of prompts alone (apart), blocks (sim.engine.paged).
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -72,15 +70,12 @@ def plan_step(
     there is none. `after_rows`: the step before this one carries rows alone.
     """
     serving.intake.take_in(after_rows=after_rows, num_rows=len(running))
-    if limits.mixes_prompts:
-        num_running = len(running)
-        step = _fill(serving, running, limits, drafting, hooks)
-        if step.is_empty and len(running) < num_running and drafting is None:
-            # The lowest priority gave way, was the first to be planned, and ended the step: the others come now.
-            return plan_step(serving, running, limits, drafting, hooks=hooks, after_rows=after_rows)
-        return step
-    prompts = _fill(serving, running, limits, drafting, hooks, has_rows=False)
-    return prompts if prompts.prompts else _fill(serving, running, limits, drafting, hooks, has_prompts=False)
+    num_running = len(running)
+    step = _fill(serving, running, limits, drafting, hooks)
+    if step.is_empty and len(running) < num_running and drafting is None:
+        # The lowest priority gave way, was the first to be planned, and ended the step: the others come now.
+        return plan_step(serving, running, limits, drafting, hooks=hooks, after_rows=after_rows)
+    return step
 
 
 def _fill(
@@ -89,12 +84,8 @@ def _fill(
     limits: EngineLimits,
     drafting: Mapping[int, int] | None,
     hooks: Hooks | None,
-    *,
-    has_rows: bool = True,
-    has_prompts: bool = True,
 ) -> Step:
-    budget = limits.max_num_scheduled_tokens if has_prompts else sys.maxsize
-    slots = limits.slots_per_request
+    budget, slots = limits.max_num_scheduled_tokens, limits.slots_per_request
     longest = limits.long_prefill_token_threshold or budget
     if limits.spares_lone_prompt and len(running) + len(serving.inbox) == 1:
         longest = budget
@@ -117,7 +108,7 @@ def _fill(
             if is_deferred:
                 continue
             tokens, held = min(missing, longest, budget - slots), prefilled + in_flight
-        elif not has_rows or (in_flight and not _may_go_on(request, 1)):
+        elif in_flight and not _may_go_on(request, 1):
             continue
         else:
             held = request.context_tokens + in_flight
@@ -161,7 +152,7 @@ def _fill(
             step.rows.append(request)
             step.row_tokens.append(tokens)
             uses_drafts |= _may_go_on(request, 1 + (in_flight > 0))
-    can_seat = has_prompts and not has_preempted and not (is_deferred and limits.defers_last_token)
+    can_seat = not has_preempted and not (is_deferred and limits.defers_last_token)
     num_seats = limits.max_num_seqs if can_seat else 0
     first = FirstChunk(0 if step.prompts else limits.padded_tokens, bool(step.rows), is_deferred)
     while budget > slots and len(running) < num_seats and serving.intake.has_queued:

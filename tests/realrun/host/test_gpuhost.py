@@ -43,21 +43,6 @@ def no_thread_is_left() -> Iterator[None]:
     assert our_threads() == []
 
 
-@pytest.mark.parametrize(("is_async", "issued_s"), [(True, 0.0), (False, 2.0)])
-def test_issued_comes_before_the_result_where_the_device_works_on_its_own(is_async: bool, issued_s: float) -> None:
-    times: list[float] = []
-
-    async def policy(host: GpuHost) -> None:
-        ticket = host.run(DRAFT, host.stream("gpu"))
-        await ticket.issued
-        times.append(host.now_s)
-        await ticket
-        times.append(host.now_s)
-
-    run_tasks(policy, is_async=is_async)
-    assert times == [issued_s, 2.0]
-
-
 def test_a_cancelled_work_that_has_not_been_issued_never_runs_and_holds_nobody_up() -> None:
     times: dict[str, float] = {}
 

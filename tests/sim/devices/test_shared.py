@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 import pytest
 
 from sim.costs.cost import Cost, Link
-from sim.devices.shared import SharedDevice
 from sim.devices.ticket import SimTicket
 from sim.hosts.simulated import SimHost
 from sim.interface.work import Kind, Work
@@ -71,13 +70,6 @@ class Machine:
         return self.tickets
 
 
-@pytest.fixture(autouse=True, params=["closed form", "events"])
-def alone(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """How a stream runs while it is alone: as it does, and by events like any other."""
-    if request.param == "events":
-        monkeypatch.setattr(SharedDevice, "_is_sole", lambda *_: False)
-
-
 PLAIN: Parts = {DRAFT: (0, 0, 2), VERIFY: (0, 0, 5), PREFILL: (0, 0, 10)}
 LINKS = {"near": Link(latency_s=1.0, bytes_per_s=1.0), "far": Link(latency_s=2.0, bytes_per_s=1.0)}
 
@@ -95,7 +87,6 @@ class Case(NamedTuple):
     cuts: tuple[tuple[float, int], ...] = ()
     """(time, number) of what is cancelled."""
     cancelled: tuple[int, ...] = ()
-    wasted_s: float = 0.0
     busy_s: float | None = None
     ready: list[float] | None = None
 
@@ -133,11 +124,11 @@ CASES = {
         [(0, 5), (5, 6), (5, 7), (7, 9)], options={"links": LINKS},
     ),
     "results take their time after the end": Case(
-        PLAIN, [(0, VERIFY, "a"), (0, HOST, "b", 1.0)], [(0, 5), (0, 1)], options={"result_s": 0.5}, ready=[5.5, 1]
+        PLAIN, [(0, VERIFY, "a"), (0, HOST, "b", 1.0)], [(0, 5), (1, 1)], options={"result_s": 0.5}, ready=[5.5, 1]
     ),
     "host time of the policy holds back what its stream issues": Case(
         {DRAFT: (1, 1, 2), VERIFY: (1, 1, 5)}, [(0, HOST, "a", 3.0), (0, DRAFT, "a"), (1, VERIFY, "b")],
-        [(0, 3), (4, 8), (2, 9)], [(0, 3, 3), (3, 4, 5), (1, 2, 3)], busy_s=7,
+        [(3, 3), (4, 8), (2, 9)], [(0, 3, 3), (3, 4, 5), (1, 2, 3)], busy_s=7,
     ),
     # Launches of 2, 2 and 4 s, twice as long for three: 4 s; the last has 2 s left.
     "three issuers slow each other more than two": Case(
@@ -163,13 +154,13 @@ CASES = {
     # A draft of 4 s has done 0.5 s at 1 s; its first token is there after 1 s, at 2 s. Verify has 4 s left then.
     "a work cut beside another ends at its checkpoint and has a result": Case(
         {DRAFT: (0, 0, 4), VERIFY: (0, 0, 5)}, [(0, DRAFT, "a"), (0, VERIFY, "b")], [(0, 2), (0, 6)],
-        options={"result_s": 0.5}, cuts=((1, 0), (1.5, 0)), cancelled=(0,), wasted_s=2, ready=[2.5, 6.5],
+        options={"result_s": 0.5}, cuts=((1, 0), (1.5, 0)), cancelled=(0,), ready=[2.5, 6.5],
     ),
     # A draft of 4 s launched over 8 s has done 1.5 s at 3 s. Two of its four tokens are there after 2 s, at 4 s, and
     # the next work is launched then.
     "the launch of a cut work ends with it": Case(
         {DRAFT: (0, 8, 4), VERIFY: (1, 1, 5)}, [(0, DRAFT, "a"), (0, VERIFY, "a")],
-        [(0, 4), (5, 10)], [(0, 0, 4), (4, 5, 6)], cuts=((3, 0),), cancelled=(0,), wasted_s=4,
+        [(0, 4), (5, 10)], [(0, 0, 4), (4, 5, 6)], cuts=((3, 0),), cancelled=(0,),
     ),
     "cancelling what is over changes nothing": Case(
         PLAIN, [(0, DRAFT, "a"), (0, VERIFY, "b")], [(0, 4), (0, 7)], cuts=((4.5, 0),)
@@ -193,7 +184,6 @@ def test_works_take_the_times_that_are_summed_by_hand(case: Case) -> None:
     assert case.busy_s in (None, machine.host.device_busy_s)
     assert case.ready in (None, [ticket.ready_s for ticket in tickets])
     assert tuple(number for number, ticket in enumerate(tickets) if ticket.is_cancelled) == case.cancelled
-    assert sum(usage.cancelled_s for usage in machine.host.usage.values()) == case.wasted_s
 
 
 def test_a_launch_speeds_up_though_an_earlier_end_changed_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -214,43 +204,6 @@ def test_a_device_is_busy_until_the_moment_at_which_it_is_looked_at() -> None:
         machine.run(stop_s)
         busy_s.append(machine.host.device_busy_s)
     assert busy_s == [3.0, 3.5, 6.0, 7.0]
-
-
-LAUNCHED: Parts = {VERIFY: (0, 2, 5), DRAFT: (3, 1, 2)}
-
-
-@pytest.mark.parametrize(
-    ("kind", "number", "asked_s", "told_s", "is_done"),
-    [
-        # Launches of 2 s one after the other on a stream whose works take 5 s each; nothing else happens then.
-        (VERIFY, 0, 1.0, 2.0, False),
-        (VERIFY, 1, 1.0, 4.0, False),
-        # A launch that is over is told at once.
-        (VERIFY, 0, 2.0, 2.0, False),
-        (VERIFY, 0, 3.0, 3.0, False),
-        (VERIFY, 0, 9.0, 9.0, True),
-        # The draft behind is dropped at 2.5 s, before it is launched.
-        (DRAFT, 1, 0.5, 2.5, True),
-    ],
-)
-def test_the_end_of_a_launch_can_be_awaited(
-    kind: Kind, number: int, asked_s: float, told_s: float, is_done: bool
-) -> None:
-    machine, told = Machine(LAUNCHED), []
-
-    async def wait() -> None:
-        await machine.host.sleep(asked_s)
-        ticket = machine.tickets[number]
-        await ticket.issued
-        told.append((machine.host.now_s, ticket.is_done))
-
-    machine.submit(0.0, VERIFY, "a")
-    machine.submit(0.0, kind, "a")
-    if kind is DRAFT:
-        machine.cancel(2.5, 1)
-    machine.host.spawn(wait())
-    machine.run()
-    assert told == [(told_s, is_done)]
 
 
 def test_a_result_is_awaited_to_its_arrival() -> None:

@@ -12,7 +12,7 @@ from sim.hosts.scripted import ScriptHost
 from sim.hosts.simulated import SimHost
 from sim.interface.host import Host
 from sim.interface.request_queue import RequestQueue
-from sim.interface.wait import TIMED_OUT, Signal, Wait
+from sim.interface.wait import Signal, Wait
 from sim.interface.work import Kind, Result, Work
 from tests.sim.constant_costs import ConstantCosts
 from tests.sim.support import SECONDS, AlwaysAccept, request
@@ -140,10 +140,10 @@ def test_every_first_that_includes_a_wait_hears_of_it(host: Any) -> None:
     ("begin", "told"),
     [
         (lambda host, done: host.first(host.sleep(9.0), done), (1, 1.0)),
-        (lambda host, done: host.first(host.sleep(2.0), timeout_s=2.0), (0, 3.0)),
+        (lambda host, done: host.first(host.sleep(2.0), host.sleep(2.0)), (0, 3.0)),
         (lambda host, done: host.sleep_until(0.5), (None, 1.0)),
     ],
-    ids=["what is done already", "a wait that ends with the timeout", "a sleep into the past"],
+    ids=["what is done already", "a wait that ends with the one behind it", "a sleep into the past"],
 )
 def test_what_comes_first_is_there_at_once(
     host: Any, begin: Callable[..., Any], told: tuple[int | None, float]
@@ -169,7 +169,7 @@ def test_first_of_works_hears_of_the_one_that_ends(host: Any) -> None:
             host.run(Work(kind=kind), stream) for kind, stream in zip((Kind.STEP, Kind.HOST), streams, strict=True)
         ]
         told.append((await host.first(*works), host.now_s))
-        told.append((await host.first(works[0], timeout_s=9.0), host.now_s))
+        told.append((await host.first(works[0], host.sleep(9.0)), host.now_s))
 
     host.spawn(waiter())
     host.run_until()
@@ -311,13 +311,13 @@ def test_first_tells_which_wait_was_done_and_leaves_the_others_usable(host: Any)
     async def waiter() -> None:
         long, short = host.sleep(4.0), host.sleep(1.0)
         told.append((await host.first(long, short), host.now_s))
-        told.append((await host.first(long, timeout_s=1.0), host.now_s))
+        told.append((await host.first(long, host.sleep(1.0)), host.now_s))
         await long
         told.append((await host.first(long, short), host.now_s))
 
     host.spawn(waiter())
     host.run_until()
-    assert told == [(1, 1.0), (TIMED_OUT, 2.0), (0, 4.0)]
+    assert told == [(1, 1.0), (1, 2.0), (0, 4.0)]
 
 
 def test_put_waits_while_the_lane_is_full(host: Any) -> None:

@@ -38,17 +38,7 @@ def autoregressive(requests: list[Request], limits: EngineLimits, kv_blocks: int
     return SimRun("autoregressive", requests, limits=limits, draft_tokens=0, kv_blocks=kv_blocks)
 
 
-APART = {"mixes_prompts": False}
 PLANS: dict[str, tuple[list[tuple[float, int, int]], dict[str, Any], int, list[Shape]]] = {
-    "prompts that are not mixed hold up every row until all of their chunks are through": (
-        [(0, 4, 4), (1, 12, 2)], {"max_num_batched_tokens": 8, **APART}, 1000,
-        [(0, 0, 0, ((4, 0),)), (5, 0, 0, ((8, 0),)), (10, 0, 0, ((4, 8),)),
-         (15, 2, 2, ()), (20, 1, 1, ()), (25, 1, 1, ())],
-    ),
-    "prompts that are not mixed wait for memory while rows go on": (
-        [(0, 17, 5), (1, 32, 1)], {"max_num_batched_tokens": 64, **APART}, 3,
-        [(0, 0, 0, ((17, 0),)), *((at, 1, 1, ()) for at in (5, 10, 15, 20)), (25, 0, 0, ((32, 0),))],
-    ),
     # And holds up those behind it; one that no step has room for is cut.
     "a prompt that is not cut waits for a step with room for all of it": (
         [(0, prompt, 2) for prompt in (5, 4, 3, 12)], {"max_num_batched_tokens": 8, "whole_prompts": True}, 1000,
@@ -65,13 +55,6 @@ def test_a_step_takes_what_its_rules_allow(
 ) -> None:
     asked = [request(index, arrival_s=at, prompt=prompt, output=out) for index, (at, prompt, out) in enumerate(rows)]
     assert steps(autoregressive(asked, EngineLimits(**rules), kv_blocks)) == wanted
-
-
-def test_rows_without_prompts_beside_them_are_not_held_to_the_budget() -> None:
-    limits = EngineLimits(max_num_batched_tokens=4, mixes_prompts=False)
-    asked = [request(index, prompt=2, output=6) for index in range(2)]
-    run = SimRun("continuous", asked, draws=AlwaysAccept(), limits=limits, draft_tokens=4)
-    assert steps(run) == [(0.0, 0, 0, ((2, 0), (2, 0))), (7.0, 2, 10, ())]
 
 
 def drafts(asked: list[Request], limits: EngineLimits, **how: Any) -> list[int]:

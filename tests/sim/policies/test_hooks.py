@@ -34,7 +34,6 @@ ENGINES: dict[str, dict[str, Any]] = {
     "priorities that give way": {"preempts_by_priority": True},
     "slots for drafts and padded first chunks": {"slots_per_request": 2, "padded_tokens": 4, "seats_lookahead": True},
     "whole prompts": {"whole_prompts": True, "no_evict": True},
-    "prompts apart": {"mixes_prompts": False},
     "retraction": {"mixes_prompts": False, "token_ratio": RATIO, "drafts_before_verify": True},
 }
 

@@ -12,7 +12,7 @@ import pytest
 from sim.compare.side_by_side import compare
 from sim.costs.engine_costs import load_engine
 from sim.costs.layer_kinds import Compressed, Indexer, Linear
-from sim.costs.memory import kv_capacity_tokens
+from sim.costs.memory import kv_capacity_tokens, pool_bytes_per_token
 from sim.costs.profile_files import load
 from sim.metrics.records import RunRecord
 from sim.policies.options import keys
@@ -63,6 +63,20 @@ def test_sglang_seats_a_hybrid_model_as_its_states_fit_and_says_so() -> None:
     assert [newest.seats(whole, is_drafting=drafts) for drafts in (False, True)] == [256, 256]
 
 
+def test_windows_of_gpt_oss_hold_every_token_under_sglang_0_5_and_most_tokens_later() -> None:
+    models = load("h200-sxm/gpt-oss-120b").models
+    layer_bytes = 2 * 8 * 64 * 2  # keys and values of eight heads
+    token_bytes = {
+        engine: pool_bytes_per_token(models, 1, load_engine(engine, "h200-sxm").rules.window_share)
+        for engine in ("vllm-0.33", "sglang-0.5.23", "sglang-0.5")
+    }
+    assert token_bytes == {
+        "vllm-0.33": 18 * layer_bytes,
+        "sglang-0.5.23": round((18 + 0.8 * 18) * layer_bytes),
+        "sglang-0.5": 36 * layer_bytes,
+    }
+
+
 @pytest.mark.parametrize("policy", POLICIES)
 def test_two_seats_move_every_policy_and_hold_two(policy: str) -> None:
     free, tight = served(policy), served(policy, max_num_seqs=2)
@@ -91,7 +105,6 @@ def test_a_wait_before_the_queue_is_the_scenario_s_or_the_engine_s_and_no_replay
 @pytest.mark.parametrize(
     ("engine", "limit", "by_itself", "key", "value"),
     [
-        ("ideal", "mixes_prompts", True, "engine.rules.enable_mixed_chunk", False),
         ("sglang-0.5", "mixes_prompts", False, "engine.rules.enable_mixed_chunk", True),
         ("vllm-0.32", "whole_prompts", False, "engine.rules.enable_chunked_prefill", False),
         ("trtllm-1.1", "whole_prompts", True, "engine.rules.enable_chunked_prefill", True),

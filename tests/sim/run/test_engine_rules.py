@@ -224,6 +224,11 @@ def test_a_key_that_the_engine_does_not_act_on_is_refused(engine: str, key: str,
     assert_refused(lambda: limits_of(given, load(EAGLE)), f"engine.rules.{key}={value} is ", why)
 
 
+def test_prompts_go_apart_only_by_rules_of_admission_that_the_engine_has() -> None:
+    given = scenario(EAGLE, "ideal", **{"engine.rules.enable_mixed_chunk": False})
+    assert_refused(lambda: limits_of(given, load(EAGLE)), "'ideal'", "leave engine.rules.enable_mixed_chunk out")
+
+
 @pytest.mark.parametrize("engine", engine_names())
 def test_the_value_of_a_key_that_changes_nothing_is_taken_by_every_engine(engine: str) -> None:
     idle = {key: value for key, (_, value) in FLAGS_OF.items() if value is not None}

@@ -25,30 +25,6 @@ def test_a_request_beyond_the_models_context_is_noted() -> None:
         simulate(resolved, 0)
 
 
-BUSY = {
-    "profile": "h100-sxm/llama-3.1-8b+llama-3.2-1b",
-    "policy": "continuous",
-    "workload": {"num_prompts": 60, "request_rate": 20},
-}
-
-
-@pytest.mark.parametrize("is_async", [False, True])
-@pytest.mark.parametrize("draft_tokens", [0, 4])
-def test_lazy_accounting_records_the_works_and_the_memory_of_the_plain_loop(draft_tokens: int, is_async: bool) -> None:
-    records = []
-    for longest_chunk in (0, 2048):
-        engine = {"async_scheduling": is_async, "rules": {"long_prefill_token_threshold": longest_chunk}}
-        speculation = {"num_speculative_tokens": draft_tokens}
-        scenario = parse_scenario(
-            BUSY | {"engine": engine | {"max_num_batched_tokens": 2048}, "speculation": speculation}
-        )
-        records.append(simulate(resolve(scenario, load(scenario.profile), "continuous"), 0, record_works=True))
-    lazy, plain = records
-    assert lazy.works == plain.works
-    assert lazy.kv_tokens_mean == pytest.approx(plain.kv_tokens_mean)
-    assert lazy.kv_tokens_peak == plain.kv_tokens_peak
-
-
 @pytest.mark.parametrize(
     ("speculation", "num_models"),
     [({}, 2), ({"num_speculative_tokens": 0}, 1), ({"method": "ngram", "acceptance": "iid:0.3"}, 1)],
