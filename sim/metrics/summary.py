@@ -47,7 +47,6 @@ def latencies_s(requests: Sequence[Request]) -> dict[str, Floats]:
 def summarise(
     record: RunRecord,
     *,
-    percentiles: Sequence[float] = PERCENTILES,
     goodput_ms: dict[str, float | None] | None = None,
     num_warmups: int = 0,
     num_cooldowns: int = 0,
@@ -104,8 +103,8 @@ def summarise(
         for key, value in _class_summary(each, measured, ended, duration_s).items()
     }
     for name in ("ttft", "tpot", "e2el"):
-        result |= spread_ms(name, samples[name], np.broadcast_to(1, len(samples[name])), percentiles)
-    result |= spread_ms("itl", np.asarray(record.gaps.gaps_s), np.asarray(record.gaps.counts), percentiles)
+        result |= spread_ms(name, samples[name], np.broadcast_to(1, len(samples[name])))
+    result |= spread_ms("itl", np.asarray(record.gaps.gaps_s), np.asarray(record.gaps.counts))
     steady = _ratio(output_tokens, duration_s) if num_cooldowns else _steady_throughput(record, measured)
     result["steady_output_throughput"] = steady
     result["steady_output_throughput_per_gpu"] = None if steady is None else steady / record.num_gpus
@@ -165,13 +164,13 @@ def _ratio(amount: float, by: float) -> float | None:
     return amount / by if by > 0.0 else None
 
 
-def spread_ms(name: str, values_s: Floats, counts: Counts, percentiles: Sequence[float]) -> dict[str, float | None]:
+def spread_ms(name: str, values_s: Floats, counts: Counts) -> dict[str, float | None]:
     """Mean, median, standard deviation and percentiles of one latency, milliseconds."""
-    keys = [f"p{percent:g}_{name}_ms" for percent in percentiles]
+    keys = [f"p{percent:g}_{name}_ms" for percent in PERCENTILES]
     if len(values_s) == 0:
         return dict.fromkeys((f"mean_{name}_ms", f"median_{name}_ms", f"std_{name}_ms", *keys))
     mean, variance = mean_and_variance(values_s, counts)
-    median, *values = weighted_percentiles(values_s, counts, (50.0, *percentiles))
+    median, *values = weighted_percentiles(values_s, counts, (50.0, *PERCENTILES))
     result: dict[str, float | None] = {
         f"mean_{name}_ms": mean * 1e3,
         f"median_{name}_ms": median * 1e3,

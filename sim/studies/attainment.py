@@ -34,10 +34,10 @@ from sim.studies.evidence import asked_of, evidence
 from sim.studies.load_search import (
     NARROW,
     REQUESTS,
-    Fleet,
     Highest,
     Limit,
     LoadSearch,
+    ReplicaSearch,
     with_length,
 )
 from sim.workload.classes import Goodput
@@ -146,7 +146,7 @@ def highest_load(
         highest.append(one)
         notes += more
         if target_rate is not None:
-            fleets.append(_replicas(Fleet(search, target_rate, drawn, loads), one, usd_per_h))
+            fleets.append(_replicas(ReplicaSearch(search, target_rate, drawn, loads), one, usd_per_h))
     return Attainment(
         scenario=to_plain(policies[0].scenario),
         costs=cost_source(profile),
@@ -211,7 +211,7 @@ def _highest(
     return one, notes
 
 
-def _replicas(fleet: Fleet, one: HighestLoad, usd_per_h: float | None) -> Replicas:
+def _replicas(fleet: ReplicaSearch, one: HighestLoad, usd_per_h: float | None) -> Replicas:
     search, rate_per_s, num_draws = fleet.search, fleet.rate_per_s, fleet.num_draws
     per_replica = 0.0 if one.limit is Limit.NEVER else one.load or search.saturated_per_s
     count = fleet.fewest(per_replica)

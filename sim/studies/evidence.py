@@ -27,6 +27,7 @@ from sim.compare.verdict import METRIC, STATED, Order, PolicySummary, sign_of
 from sim.costs.engine_costs import EngineCosts, with_engine
 from sim.costs.profile import Profile
 from sim.draws import child_seed
+from sim.metrics.compared import EQUAL_PCT
 from sim.metrics.load import BUSY_SHARE
 from sim.metrics.summary import number
 from sim.names import in_words, span
@@ -35,7 +36,8 @@ from sim.studies.cost_draws import with_times
 from sim.studies.served_errors import HIGH_95, LOW_95, level_errors, measured_name, served_errors, unmeasured
 from sim.workload.generate import num_requests
 
-CELLS = Path(__file__).parent.parent / "evidence" / "cells.json"
+FOLDER = Path(__file__).parent.parent / "evidence"
+CELLS = FOLDER / "cells.json"
 FACTOR = 2.0
 SLOWER = 1.05
 """Factor on all steps, where the elasticity of latency to them is wanted."""
@@ -55,8 +57,6 @@ MEASURED, UNMEASURED, NEAREST = "measured nearest", "not measured", "nearest mea
 """Beginnings of lines of evidence, and words instead of near cells."""
 REPLAYED = "Measured on a real"
 """Beginning of the line on replays of the very set-ups that are asked about."""
-NOISE = 3.0
-"""Percent by which equal replays differ (docs/validation/h200-sxm): a smaller difference is none."""
 
 
 class EvidenceCell(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -94,6 +94,23 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     schema: int
     cells: tuple[EvidenceCell, ...]
+
+
+class SeparateServersErrors(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Mean sizes of the errors on separate prefill and decode servers that others measured."""
+
+    schema: int
+    source: str
+    page: str
+    cells: int
+    tpot_mean_abs_pct: float
+    ttft_mean_abs_pct: float
+
+    @property
+    def note(self) -> str:
+        """In a line."""
+        sizes = f"time per token {self.tpot_mean_abs_pct:.0f} % off and first tokens {self.ttft_mean_abs_pct:.0f} %"
+        return f"separate servers: {sizes}, at {self.cells} measured loads ({self.page})"
 
 
 class Question(msgspec.Struct, frozen=True, kw_only=True):
@@ -141,6 +158,10 @@ def asked_of_comparison(result: Comparison, policies: Sequence[Resolved]) -> lis
 def measured() -> Evidence:
     """All of it."""
     return msgspec.json.decode(CELLS.read_bytes(), type=Evidence)
+
+
+def separate_servers_errors() -> SeparateServersErrors:
+    return msgspec.json.decode((FOLDER / "separate_servers.json").read_bytes(), type=SeparateServersErrors)
 
 
 def evidence(profile: Profile, asked: Sequence[Question]) -> list[str]:
@@ -198,7 +219,7 @@ def replay_line(cells: Sequence[EvidenceCell]) -> str:
         less = 100.0 * (1.0 - first.measured_ms / others[0].measured_ms)
         faster = (
             f" {first.policy} was {less:.0f} % faster."
-            if less >= NOISE
+            if less >= EQUAL_PCT
             else f" {first.policy} and {others[0].policy} were equal."
         )
     shown = in_words([f"{cell.policy} {cell.measured_ms:,.0f} ms" for cell in ranked])

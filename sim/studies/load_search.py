@@ -189,7 +189,7 @@ def _in_draw(
     return search.own_highest(seed, about if 0.0 < about < inf else None, BISECTED_IN_DRAW)
 
 
-class Fleet:
+class ReplicaSearch:
     """Numbers of replicas at a rate, over runs with costs as given or in draws. Each number is simulated once.
 
     `loads` [draws] are the highest of one replica. 0 is never.

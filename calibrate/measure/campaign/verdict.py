@@ -11,9 +11,7 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 from calibrate.measure.campaign.plan import BESIDE, LANES
-
-EQUAL_PCT = 3.0
-"""A difference of single runs below this is none."""
+from sim.metrics.compared import EQUAL_PCT
 
 
 class Runs(NamedTuple):

@@ -74,6 +74,14 @@ class Candidate(NamedTuple):
             return f"{pools.prefill}P TP{self.prefill_degree} {pools.decode}D {label}"
         return label if self.policy == POLICY else f"{label} {self.policy}"
 
+    @property
+    def in_words(self) -> str:
+        """The label, or `4 prefill (TP1) and 1 decode servers (TP4)`."""
+        if not self.prefill_degree:
+            return self.label
+        pools, decode = self.pools, f"decode servers (TP{self.profile.tensor_parallel})"
+        return f"{pools.prefill} prefill (TP{self.prefill_degree}) and {pools.decode} {decode}"
+
     def served(self, scenario: Scenario) -> Scenario:
         """`scenario` as this deployment serves it."""
         options = replace(scenario.policy_options, pools=self.pools)
@@ -86,7 +94,7 @@ class Candidate(NamedTuple):
         return (num_bytes, link.latency_s + num_bytes / degree / link.bytes_per_s) if degree else (0, 0.0)
 
 
-class Ranked(NamedTuple):
+class Contender(NamedTuple):
     """Figures of a candidate in the first pass."""
 
     candidate: Candidate
@@ -133,9 +141,9 @@ def first_pass(
     share: float,
     workers: int | None,
     on_done: OnDone,
-) -> tuple[list[Ranked], list[Refused]]:
+) -> tuple[list[Contender], list[Refused]]:
     """The candidates that can meet the SLOs, best first, and why the others cannot."""
-    settings, refused, ranking = list[_Climb](), list[Refused](), list[Ranked]()
+    settings, refused, ranking = list[_Climb](), list[Refused](), list[Contender]()
     for candidate in candidates:
         able, reason = _able(candidate, scenario)
         settings += able
@@ -191,7 +199,7 @@ def _climbed(share: float, setting: _Climb) -> tuple[Run, dict[int, float]]:
     return alone, goodput
 
 
-def _ranked(climbs: Sequence[_Climb], rate_per_s: float) -> Ranked:
+def _ranked(climbs: Sequence[_Climb], rate_per_s: float) -> Contender:
     """Figures of one candidate, by the settings tried of it."""
     best = max(climbs, key=lambda each: max(each.goodput.values()))
     candidate, resolved = best.candidate, best.resolved
@@ -208,7 +216,7 @@ def _ranked(climbs: Sequence[_Climb], rate_per_s: float) -> Ranked:
     gpus = ceil(rate_per_s / rate) * candidate.gpus
     # One draft fits the captured graphs for longest: without it no length would, of many requests.
     lengths = sorted((near - {PLAIN}) | {1}) if near - {PLAIN} else []
-    return Ranked(candidate, best.k, rate, in_flight, gpus, tuple(lengths), useful)
+    return Contender(candidate, best.k, rate, in_flight, gpus, tuple(lengths), useful)
 
 
 def _miss(climb: _Climb, scenario: Scenario) -> Refused:

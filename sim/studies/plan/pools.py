@@ -21,7 +21,7 @@ from sim.policies.disaggregated import DevicePools
 from sim.run.forecast import StepForecast
 from sim.run.resolve import resolve
 from sim.run.scenario import Scenario, parse_scenario
-from sim.studies.evidence import measured
+from sim.studies.evidence import measured, separate_servers_errors
 from sim.studies.plan.candidate_ranking import APART, LANES, POLICY, Candidate
 from sim.studies.plan.search import PlannedDeployment, Rental
 from sim.studies.serve_commands import POOLS, deployment, server_of
@@ -32,7 +32,6 @@ PROPOSED = 6
 """Ratios that are simulated."""
 LOADS = 400
 """Loads up to the highest at which GPUs are counted."""
-ERRORS = "separate servers: time per token 20 % off and first tokens 120 %, at 109 measured loads (docs/systems.md)"
 
 
 def apart(scenario: Scenario, candidates: Sequence[Candidate], max_gpus: int) -> list[Candidate]:
@@ -87,13 +86,12 @@ def with_pools(
     without = " without drafts" if POLICY in drafting and APART not in drafting else ""
     when = f"pay from {pays:.2g} requests/s on" if pays else f"do not pay on up to {most} GPUs"
     verdict = f"{result.verdict}\nSeparate prefill and decode servers{without} {when}."
-    start, notes = result.start * (best.policy != LANES), [ERRORS, *[_lanes_error()] * bool(of[LANES]), *result.notes]
+    start = result.start * (best.policy != LANES)
+    notes = [separate_servers_errors().note, *[_lanes_error()] * bool(of[LANES]), *result.notes]
     if best.policy == APART:
         scenario = parse_scenario(result.scenario)
         pools = scenario.policy_options.pools
         chosen = next(each for each in candidates if (each.name, each.pools) == (scenario.profile, pools))
-        named = f"{pools.prefill} prefill (TP{chosen.prefill_degree}) and {pools.decode} decode servers (TP{best.tp})"
-        verdict = verdict.replace(best.deployment, named, 1)
         sent = f"{best.kv_bytes / 1e9:.2g} GB of KV, {duration(1e3 * best.link_s)} by {pools.link}"
         notes.insert(0, f"separate servers: a prompt sends {sent}")
         start = _starts(scenario, chosen, target_model)

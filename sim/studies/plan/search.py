@@ -37,7 +37,7 @@ from sim.studies.attainment import DEFAULT_SHARE, Attainment, highest_load
 from sim.studies.cost_draws import DEFAULT_DRAWS, covers, with_times
 from sim.studies.evidence import asked_of, evidence
 from sim.studies.load_search import REQUESTS, with_length
-from sim.studies.plan.candidate_ranking import APART, LANES, POLICY, Candidate, Ranked, Refused, first_pass
+from sim.studies.plan.candidate_ranking import APART, LANES, POLICY, Candidate, Contender, Refused, first_pass
 from sim.studies.serve_commands import deployment
 from sim.studies.tune import Tuning, has_slo, tune
 from sim.workload.classes import Goodput
@@ -148,7 +148,7 @@ def plan(
     target_model: str | None = None,
     workers: int | None = None,
     on_done: OnDone = lambda stage, done, total: None,
-    on_ranking: Callable[[Sequence[Ranked]], None] = lambda ranking: None,
+    on_ranking: Callable[[Sequence[Contender]], None] = lambda ranking: None,
 ) -> Rental:
     """The deployments that serve `rate_per_s` of the scenario's requests within `scenario.goodput`, best first: fewest
     GPUs, then most requests per second and GPU.
@@ -228,7 +228,7 @@ class _Search:
     workers: int | None
     on_done: OnDone
 
-    def refined(self, ranked: Ranked) -> _Refined | Refused:
+    def refined(self, ranked: Contender) -> _Refined | Refused:
         """The candidate simulated in draws."""
         candidate, profile = ranked.candidate, ranked.candidate.profile
         scenario = candidate.served(self.scenario)
@@ -254,7 +254,7 @@ class _Search:
             return Refused(deployment=candidate.label, why=f"too few requests meet {_bounds(scenario)}, even alone")
         return _Refined(self._row(ranked, scenario, tuning, held), candidate, scenario, tuning)
 
-    def _tuned(self, scenario: Scenario, ranked: Ranked) -> Tuning | None:
+    def _tuned(self, scenario: Scenario, ranked: Contender) -> Tuning | None:
         if not ranked.lengths:
             return None
         label = ranked.candidate.label
@@ -271,7 +271,7 @@ class _Search:
             on_done=lambda stage, done, total: self.on_done(f"{label}: {stage} draft lengths", done, total),
         )
 
-    def _row(self, ranked: Ranked, scenario: Scenario, tuning: Tuning | None, held: Attainment) -> PlannedDeployment:
+    def _row(self, ranked: Contender, scenario: Scenario, tuning: Tuning | None, held: Attainment) -> PlannedDeployment:
         candidate, highest = ranked.candidate, held.highest[0]
         profile, ranks, interval = candidate.profile, candidate.profile.data_parallel, highest.draws_interval
         in_draws = [load for load in highest.draw_loads if load is not None]
@@ -302,13 +302,15 @@ class _Search:
             is_first_pass=False,
         )
 
-    def estimate(self, ranked: Ranked) -> PlannedDeployment:
+    def estimate(self, ranked: Contender) -> PlannedDeployment:
         """A row of the first pass alone."""
         replicas, k = ranked.gpus // ranked.candidate.gpus, max(ranked.k, 0)
         figures = {"evidence": [], "is_first_pass": True, "num_speculative_tokens": k}
         return self._deployment(ranked, replicas, ranked.rate_per_s, **figures)
 
-    def _deployment(self, ranked: Ranked, replicas: int, rate_per_replica: float, **figures: Any) -> PlannedDeployment:
+    def _deployment(
+        self, ranked: Contender, replicas: int, rate_per_replica: float, **figures: Any
+    ) -> PlannedDeployment:
         candidate, profile = ranked.candidate, ranked.candidate.profile
         scenario, gpus = msgspec.structs.replace(self.scenario, profile=candidate.name), replicas * candidate.gpus
         per_gpu = self.rate_per_s * served_by(scenario, profile).mean_tokens(scenario.seed).output_per_sent / gpus
@@ -340,7 +342,7 @@ class _Search:
         engine = engine_of(self.scenario.engine.name, profile)
         return kv_capacity_tokens(profile, share, with_draft=with_draft, engine=engine) // max(1, tokens)
 
-    def is_worth_it(self, ranked: Ranked, best: Ranked, refined: Sequence[_Refined]) -> bool:
+    def is_worth_it(self, ranked: Contender, best: Contender, refined: Sequence[_Refined]) -> bool:
         """The first pass has `ranked` near its `best`, or before all of those that are refined."""
         is_new = ranked.candidate.policy not in [each.row.policy for each in refined]
         if is_new or (len(refined) < REFINED and ranked.gpus <= MARGIN * best.gpus):
@@ -375,12 +377,9 @@ def _drafter(scenario: Scenario, profile: Profile) -> str | None:
 def _verdict(best: _Refined, search: _Search) -> str:
     """The answer that the user came for, a sentence a line."""
     row, profile = best.row, best.candidate.profile
-    drafting = (
-        f"with {_drafter(best.scenario, profile)} at K = {k}"
-        if (k := row.num_speculative_tokens)
-        else "without a drafter"
-    )
-    what = f"{row.replicas} replica{'s' * (row.replicas != 1)} of {profile.target.name} as {row.deployment} {drafting}"
+    k, plural = row.num_speculative_tokens, "s" * (row.replicas != 1)
+    drafting = f"with {_drafter(best.scenario, profile)} at K = {k}" if k else "without a drafter"
+    what = f"{row.replicas} replica{plural} of {profile.target.name} as {best.candidate.in_words} {drafting}"
     within = f"{100 * search.share:g} % of them within {_bounds(best.scenario)}"
     met = f", in {row.worlds_met} of {search.draws} variations" * bool(search.draws)
     serve = f"They serve {search.rate_per_s:g} requests/s, {within}{met}."

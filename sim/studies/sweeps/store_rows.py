@@ -67,7 +67,7 @@ class Labels(msgspec.Struct, frozen=True, kw_only=True):
     notes: str | None = None
 
 
-class Ran(Labels, frozen=True, kw_only=True):
+class RanLabels(Labels, frozen=True, kw_only=True):
     """Columns that a point has which ran, and that are no number in another row; all others are numbers."""
 
     load: Name
@@ -79,7 +79,7 @@ class Ran(Labels, frozen=True, kw_only=True):
 
 
 _COLUMNS = msgspec.json.Decoder(dict[str, bool | str | Number | None])
-_TEXTS = frozenset(field.encode_name for field in msgspec.structs.fields(Ran))
+_TEXTS = frozenset(field.encode_name for field in msgspec.structs.fields(RanLabels))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,7 +173,7 @@ def parse_row(key: str, text: bytes, where: str) -> Row:
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         wanted = "want an object of texts, true, false, null and numbers from 0 on"
         raise ValueError(f"{where}: {wanted} ({str(error).partition(' - at')[0]})") from None
-    convert(row, Labels if row.get("error") is not None else Ran, where)
+    convert(row, Labels if row.get("error") is not None else RanLabels, where)
     if row["key"] != key:
         raise ValueError(f"{where}: it is the row of another key")
     for name, value in row.items():

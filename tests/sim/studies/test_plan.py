@@ -13,7 +13,7 @@ from sim.costs.datasheets import POWER
 from sim.costs.profile import Profile
 from sim.costs.profile_files import load
 from sim.run.scenario import Scenario
-from sim.studies.plan.candidate_ranking import Candidate, Ranked, Refused, first_pass
+from sim.studies.plan.candidate_ranking import Candidate, Contender, Refused, first_pass
 from sim.studies.plan.search import Rental, in_other_tables, plan
 from sim.workload.classes import Goodput
 from tests.properties import printed
@@ -45,7 +45,7 @@ def planned_with_drafts() -> Rental:
     return planned(scenario(PAIR, k=2), PAIR, price_per_gpu_h=3.5)
 
 
-def ranked(given: Scenario, *names: str, rate: float = 20.0) -> tuple[list[Ranked], list[Refused]]:
+def ranked(given: Scenario, *names: str, rate: float = 20.0) -> tuple[list[Contender], list[Refused]]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return first_pass(given, candidates(*names), rate, 0.95, 1, lambda *_: None)
