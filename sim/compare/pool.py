@@ -2,10 +2,9 @@
 
 Workers last as long as the outermost `lasting` block. They are forked where this process has one thread, since that is
 safe. Elsewhere they start afresh, and the policies and acceptances registered here are registered there. What a script
-or a notebook defines cannot be imported there. Then the tasks run in this process, with a note. Not here: what a task
-is (sim.compare.point_runs, sim.studies.sweeps.store_rows).
-
-What only processes need is imported where they start: it takes longer than a small run does.
+or a notebook defines cannot be imported there. Then the tasks run in this process, with a note. What only processes
+need is imported where they start, since it takes longer than a small run does.
+Not here: what a task is (sim.compare.point_runs, sim.studies.sweeps.store_rows).
 """
 
 from __future__ import annotations
@@ -62,19 +61,8 @@ def default_workers() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-class _Block:
-    """Processes that end with a block; none until they are needed."""
-
-    pool: Pool | None = None
-
-    def end(self, *, is_failed: bool) -> None:
-        pool, self.pool = self.pool, None
-        if pool is not None:
-            pool.end(is_failed=is_failed)
-
-
-_lasting: _Block | None = None
-"""The outermost `lasting` block; None outside."""
+_lasting: list[Pool] | None = None
+"""The pool of the outermost `lasting` block, if one was needed; None outside."""
 
 
 @contextmanager
@@ -84,15 +72,24 @@ def lasting() -> Iterator[None]:
     if _lasting is not None:
         yield
         return
-    _lasting = block = _Block()
+    _lasting = []
     try:
-        yield
-    except BaseException:
-        block.end(is_failed=True)
-        raise
+        with _ending(_lasting):
+            yield
     finally:
         _lasting = None
-        block.end(is_failed=False)
+
+
+@contextmanager
+def _ending(pools: list[Pool], *, is_kept: bool = False) -> Iterator[None]:
+    """End `pools` with the block, those that are kept only on an exception."""
+    is_failed = True
+    try:
+        yield
+        is_failed = False
+    finally:
+        while pools and (is_failed or not is_kept):
+            pools.pop().end(is_failed=is_failed)
 
 
 @contextmanager
@@ -109,10 +106,10 @@ def started(
     if executor is not None or (workers <= 1 and not is_apart):
         yield Pool(executor, workers)
         return
-    block = _Block() if is_apart or _lasting is None else _lasting
-    if block.pool is not None and (getattr(block.pool.executor, "_broken", False) or block.pool.workers < workers):
-        block.end(is_failed=False)
-    is_fresh = block.pool.is_fresh if block.pool else sys.platform != "linux" or _num_threads() > 1
+    pools = [] if is_apart or _lasting is None else _lasting
+    if pools and (getattr(pools[0].executor, "_broken", False) or pools[0].workers < workers):
+        pools.pop().end(is_failed=False)
+    is_fresh = pools[0].is_fresh if pools else sys.platform != "linux" or _num_threads() > 1
     homeless = [each.name for each in _registered() if each.name in uses and not each.is_there(is_fresh=is_fresh)]
     if workers > 1 and homeless:
         warnings.warn(
@@ -120,14 +117,10 @@ def started(
         )
         yield Pool(None, 1)
         return
-    block.pool = pool = block.pool or Pool.of(workers, is_fresh=is_fresh)
-    try:
-        yield pool
-    except BaseException:
-        block.end(is_failed=True)
-        raise
-    if block is not _lasting:
-        block.end(is_failed=False)
+    if not pools:
+        pools.append(Pool.of(workers, is_fresh=is_fresh))
+    with _ending(pools, is_kept=pools is _lasting):
+        yield pools[0]
 
 
 @dataclass(frozen=True, slots=True)

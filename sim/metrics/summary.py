@@ -51,10 +51,9 @@ def summarise(
     num_warmups: int = 0,
     num_cooldowns: int = 0,
 ) -> Run:
-    """All metrics of a run. `num_warmups` requests that arrived first are left out, and `num_cooldowns` that arrived
-    last; with the latter throughputs are of what ends, and of tokens that come, between the first and the last arrival
-    that are measured. A stretch in which fewer than half of these end shows no throughput: then it goes on to the end
-    of the last one. Every key is always there."""
+    """All metrics of a run, every key of them. `num_warmups` requests that arrived first are left out, and
+    `num_cooldowns` that arrived last. With the latter throughputs are of what comes between the first and the last
+    arrival that are measured, or up to the last end where fewer than half of these end by then."""
     everyone, measured = record.requests, measured_requests(record, num_warmups, num_cooldowns)
     finished = finished_of(measured)
     start_s = float(measured.column("arrival_s").min()) if num_warmups and measured else 0.0
@@ -113,11 +112,9 @@ def summarise(
     result |= _speculation(record, measured)
     result |= _device(record, duration_s)
     if record.power is not None:
-        joules = record.power.joules(start_s, end_s)
+        joules, tokens = record.power.joules(start_s, end_s), _emitted(record.requests, start_s, end_s)
         result["power_w"] = None if joules is None else _ratio(joules, duration_s * record.num_gpus)
-        result["joules_per_output_token"] = (
-            None if joules is None else _ratio(joules, _emitted(record.requests, start_s, end_s))
-        )
+        result["joules_per_output_token"] = None if joules is None else _ratio(joules, tokens)
     return result
 
 
@@ -129,10 +126,8 @@ def number(run: Mapping[str, Value], key: str) -> float | None:
 
 
 def detailed(record: RunRecord) -> Run:
-    """Per-request lists under the keys of `vllm bench serve --save-detailed`, in order of arrival, seconds.
-
-    None for what an unfinished request, or one of a single token, does not have.
-    """
+    """Per-request lists under the keys of `vllm bench serve --save-detailed`, in order of arrival, seconds. None for
+    what an unfinished request, or one of a single token, does not have."""
     arrival_s, first_s, last_s, tokens = _columns(record.requests)
     is_finished = tokens >= record.requests.column("output_tokens")
     has_gaps = is_finished & (tokens > 1)
@@ -180,8 +175,7 @@ def spread_ms(name: str, values_s: Floats, counts: Counts) -> dict[str, float | 
 
 
 def _class_summary(of: SloClass, measured: Requests, ended: Requests, duration_s: float) -> ByName:
-    """Metrics of one class: its requests that meet all of its SLOs, as a share of the finished, and that share of those
-    that `ended` in `duration_s`, per second."""
+    """Metrics of one class; its goodput is the good share of its requests that `ended`, per second."""
     requests = measured.kept(measured.column("slo_class") == of.name)
     finished = finished_of(requests)
     good = slo_shares(finished, of.bounds_ms).get("all")
@@ -208,10 +202,7 @@ def finished_of(requests: Requests) -> Requests:
 
 
 def slo_shares(finished: Sequence[Request], slo_ms: Mapping[str, float | None]) -> dict[str, int | float | None]:
-    """Share of the finished requests that meet each SLO given, and `all` of them; empty if none is given.
-
-    A single token has no TPOT to miss.
-    """
+    """Share of the finished requests that meet each SLO given, and `all`. A single token has no TPOT to miss."""
     bounds = {name: bound for name, bound in slo_ms.items() if bound is not None}
     if not bounds:
         return {}
@@ -228,12 +219,10 @@ def slo_shares(finished: Sequence[Request], slo_ms: Mapping[str, float | None]) 
 
 def _steady_throughput(record: RunRecord, measured: Requests) -> float | None:
     """Output tokens per second between the first measured arrival and the last one; in an open loop until all have
-    drained, where that is more: if requests come faster than they are served, most is served after the last arrival.
+    drained, where that is more. None where all arrive at once.
 
     `output_throughput`, as vLLM defines it, counts the drain as well, and so is lower than what a longer run shows.
-    Tokens count when they come out, whether or not their request ends in time. Counted by requests that end, the slower
-    of two policies would seem to serve less (report 002), and a closed loop up to a generation more than it does: 12 %
-    for 64 requests, 8 at once. None where all arrive at once.
+    Tokens count when they come out: by requests that end, the slower policy would seem to serve less (report 002).
     """
     if len(measured) < 2:
         return None
@@ -247,7 +236,7 @@ def _steady_throughput(record: RunRecord, measured: Requests) -> float | None:
 
 def _emitted(requests: Requests, start_s: float, end_s: float) -> float:
     """Tokens that came out in a stretch of time: the first of each request when it did, the others evenly up to its
-    last. Where answers differ much in length, long ones that end in a stretch tell less of it."""
+    last."""
     _, first, last, tokens = _columns(requests.kept(requests.column("emitted_tokens") > 0))
     is_in = (start_s < first) & (first <= end_s)
     part = np.clip(np.minimum(last, end_s) - np.maximum(first, start_s), 0.0, None)
@@ -289,11 +278,8 @@ def _speculation(record: RunRecord, measured: Requests) -> dict[str, float | Non
 
 
 def _rejected_share(record: RunRecord) -> float | None:
-    """Share of the whole run's device time spent on tokens that verify rejected, warm-up included in both.
-
-    Draft time counts by the rejected share of drafted tokens, verify and step time by rejected tokens among all
-    token positions computed in such works.
-    """
+    """Share of the whole run's device time spent on tokens that verify rejected: draft time by the rejected share of
+    drafted tokens, verify and step time by rejected tokens among all positions computed in such works."""
     drafted = _total(record.requests, "drafted_tokens")
     rejected = drafted - _total(record.requests, "accepted_tokens")
     total_s = sum(usage.device_s for usage in record.usage)

@@ -52,7 +52,7 @@ class Candidate(NamedTuple):
     """A deployment that could be rented."""
 
     name: str
-    """The name of its profile in a scenario: shipped name or path."""
+    """Of its profile in a scenario: shipped name or path."""
     profile: Profile
     policy: str = POLICY
     pools: DevicePools = ONE_EACH
@@ -113,8 +113,6 @@ class Contender(NamedTuple):
 
 
 class Refused(msgspec.Struct, frozen=True, kw_only=True):
-    """A candidate that is none."""
-
     deployment: str
     why: str
     miss: float | None = None
@@ -129,9 +127,9 @@ class _Climb(NamedTuple):
     resolved: Resolved
     concurrencies: tuple[int, ...]
     alone: Run
-    """The run with one request at a time."""
+    """With one request at a time."""
     goodput: Mapping[int, float]
-    """Goodput by requests in flight, until it falls; empty where one alone misses the SLOs."""
+    """By requests in flight, until it falls; empty where one alone misses the SLOs."""
 
 
 def first_pass(
@@ -150,10 +148,9 @@ def first_pass(
         if not able:
             refused.append(Refused(deployment=candidate.label, why=reason))
     uses = settings[0].resolved.plugins if settings else ()
-    climbed = Runner(workers, on_done).run(partial(_climbed, share), settings, "first pass", uses) if settings else []
-    climbs = [one._replace(alone=alone, goodput=found) for one, (alone, found) in zip(settings, climbed, strict=True)]
-    for _, group in groupby(climbs, key=lambda climb: id(climb.candidate)):
-        tried = list(group)
+    climbs = Runner(workers, on_done).run(partial(_climbed, share), settings, "first pass", uses) if settings else []
+    for _, group in groupby(zip(settings, climbs, strict=True), key=lambda pair: id(pair[0].candidate)):
+        tried = [given._replace(alone=alone, goodput=goodput) for given, (alone, goodput) in group]
         if contending := [climb for climb in tried if climb.goodput]:
             ranking.append(_ranked(contending, rate_per_s))
         else:
@@ -165,10 +162,9 @@ def first_pass(
 
 def _able(candidate: Candidate, scenario: Scenario) -> tuple[list[_Climb], str]:
     """Its settings that memory has room for; the reason where none."""
-    speculation = scenario.speculation
+    speculation, able, reason = scenario.speculation, list[_Climb](), ""
     drafts = candidate.profile.draft is not None or speculation.drafter.looks_up
     most = speculation.num_speculative_tokens if drafts else 0
-    able, reason = [], ""
     for k in (PLAIN, *range(1, most + 1)):
         drafting = {"num_speculative_tokens": max(k, 0)}
         try:
@@ -181,8 +177,7 @@ def _able(candidate: Candidate, scenario: Scenario) -> tuple[list[_Climb], str]:
 
 
 def _climbed(share: float, setting: _Climb) -> tuple[Run, dict[int, float]]:
-    """One request alone, and if that meets the SLOs the goodput by requests in flight, until it falls; run in a
-    worker."""
+    """One request alone, and if that meets the SLOs the goodput by requests in flight, until it falls."""
     seed = child_seed(setting.resolved.scenario.seed, PLAN_KEY)
     goodput: dict[int, float] = {}
     alone: Run = {}

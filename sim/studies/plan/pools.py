@@ -1,8 +1,7 @@
 """Deployments of `plan --disaggregate`: prefill and decode on separate servers, or on two streams of one GPU.
 
 A formula proposes ratios of prefill to decode servers, and runs decide (candidate_ranking, search). Of the answer: the
-load from which separate servers pay, and the lines that start them. Not here: what runs (sim.policies.disaggregated,
-sim.policies.pd).
+load from which separate servers pay, and the lines that start them. Not here: the policies that run.
 """
 
 from __future__ import annotations
@@ -100,7 +99,7 @@ def with_pools(
 
 def pays_from(apart: Sequence[PlannedDeployment], together: Sequence[PlannedDeployment], max_gpus: int) -> float | None:
     """The load from which on `apart` takes no more GPUs than `together`, and there fewer. None: never up to what
-    `max_gpus` serve. A replica that is alone serves what it does in nearly all draws. Several share the load."""
+    `max_gpus` serve."""
 
     def gpus(rows: Sequence[PlannedDeployment], rate: float) -> float:
         return min((_replicas(row, rate) * row.gpus / (row.replicas or 1) for row in rows), default=inf)
@@ -114,6 +113,7 @@ def pays_from(apart: Sequence[PlannedDeployment], together: Sequence[PlannedDepl
 
 
 def _replicas(row: PlannedDeployment, rate_per_s: float) -> int:
+    """One alone serves what it does in nearly all draws; several share the load."""
     alone_per_s, _ = row.rate_interval or (row.rate_per_replica, 0.0)
     return 1 if rate_per_s <= alone_per_s else max(2, ceil(rate_per_s / row.rate_per_replica))
 

@@ -1,13 +1,10 @@
 """Deployment of a model to rent for a load and SLOs, of several candidates: GPUs per replica and their split, with or
 without a drafter, at which draft length, in how many replicas.
 
-A first pass prunes and ranks: closed loops of ever more requests in flight, costs and acceptance as given, each setting
-until its goodput falls; what does not fit in memory, or misses the SLOs alone, is refused with the reason. The best few
-are refined: draft length by load as `tune` has it, the highest rate and the replicas as `capacity` has it, both in
-draws of costs and acceptance. Where two tables of the same kernels contradict each other, a note says what the best row
-comes to by the other one, too (`in_other_tables`). A candidate is a profile; of one of several ranks
-(`data_parallel`) a rank is simulated, and replicas are whole. Not here: where profiles come from (calibrate.importers),
-draws, how it is shown (sim.report.say).
+A first pass prunes and ranks (candidate_ranking). The best few are refined: draft length by load as `tune` has it, the
+highest rate and the replicas as `capacity` has it, both in draws of costs and acceptance. Of a candidate of several
+ranks (`data_parallel`) one is simulated, and replicas are whole.
+Not here: where profiles come from (calibrate.importers), how it is shown (sim.report.say).
 """
 
 from __future__ import annotations
@@ -47,8 +44,7 @@ REFINED, MARGIN = 3, 1.3
 """Candidates that are simulated in draws at most, of those that the first pass has within so many times the best; one
 more is wherever it has that cheaper than the best of these."""
 MIN_SEATS = 32
-"""Fewest seats of an engine; more are twice the requests in flight at which its goodput is best: beyond that the SLOs
-are missed."""
+"""Fewest seats of an engine; more are twice the requests in flight at which its goodput is best."""
 TUNING_DRAWS = 10
 """Draft lengths are chosen by fewer draws than replicas: what they lose differs less."""
 
@@ -63,9 +59,9 @@ class PlannedDeployment(
     profile: str
     policy: str = POLICY
     kv_bytes: int = 0
-    """KV of a prompt that prefill servers send to decode servers; 0 where no server only prefills."""
+    """KV of a prompt that prefill servers send to decode servers."""
     link_s: float = 0.0
-    """Time of that on the link."""
+    """Its time on the link."""
     gpus: int
     """GPUs of all replicas."""
     tp: int
@@ -74,14 +70,13 @@ class PlannedDeployment(
     num_speculative_tokens: int
     """Draft length that the fleet was simulated with; 0: no drafter is loaded."""
     rate_per_replica: float
-    """Highest requests per second of a replica that meet the SLOs, the median of the draws; as given where there is no
-    interval."""
+    """Highest requests per second of a replica within the SLOs, the median of the draws."""
     rate_interval: tuple[float, float] | None = None
     """5 to 95 % of the draws."""
     output_tokens_per_s_per_gpu: float
     """Output tokens at the rate that was given."""
     worlds_met: int | None = None
-    """Draws in which these replicas hold the SLOs; None without a rate and in a first pass."""
+    """Draws in which these replicas hold the SLOs."""
     is_first_pass: bool
     """Figures are rough: they come from closed loops alone."""
     requests_in_memory: int
@@ -104,7 +99,7 @@ class Rental(Stated, frozen=True, kw_only=True):
     pays_from_per_s: float | None = None
     """Load from which on separate prefill and decode servers take fewer GPUs; None: at none, or not asked."""
     start: str
-    """The lines that start the engine that was simulated; empty where none is known."""
+    """Lines that start the servers; empty where none is known."""
     notes: list[str]
 
     @property
@@ -154,8 +149,7 @@ def plan(
     GPUs, then most requests per second and GPU.
 
     Draft lengths are tried up to the scenario's num_speculative_tokens; `refused` are candidates that were none
-    already, `on_ranking` hears the first pass. Raises ValueError where no candidate meets the SLOs, with what comes
-    nearest.
+    already, `on_ranking` hears the first pass. Raises ValueError where no candidate meets the SLOs.
     """
     if not has_slo(scenario):
         raise ValueError("plan: no SLO given; want some of --goodput ttft:MS tpot:MS e2el:MS")
@@ -203,20 +197,17 @@ def plan(
     )
 
 
-# -- refinement
-
-
 class _Refined(NamedTuple):
     row: PlannedDeployment
     candidate: Candidate
     scenario: Scenario
-    """The scenario that was simulated: the candidate's profile, one draft length."""
+    """As it was simulated: the candidate's profile, one draft length."""
     tuning: Tuning | None
 
 
 @dataclass(frozen=True, slots=True)
 class _Search:
-    """The question; draft lengths, replicas, their price and energy of one candidate, in draws but for the last."""
+    """The question, and what one candidate comes to."""
 
     scenario: Scenario
     with_energy: bool
@@ -232,7 +223,7 @@ class _Search:
         """The candidate simulated in draws."""
         candidate, profile = ranked.candidate, ranked.candidate.profile
         scenario = candidate.served(self.scenario)
-        tuning = self._tuned(scenario, ranked)
+        tuning = self._tuned(scenario, ranked) if ranked.lengths else None
         seats = max(MIN_SEATS, 1 << ceil(log2(2 * ranked.in_flight)))
         scenario = with_keys(
             scenario,
@@ -254,9 +245,7 @@ class _Search:
             return Refused(deployment=candidate.label, why=f"too few requests meet {_bounds(scenario)}, even alone")
         return _Refined(self._row(ranked, scenario, tuning, held), candidate, scenario, tuning)
 
-    def _tuned(self, scenario: Scenario, ranked: Contender) -> Tuning | None:
-        if not ranked.lengths:
-            return None
+    def _tuned(self, scenario: Scenario, ranked: Contender) -> Tuning:
         label = ranked.candidate.label
         return tune(
             # Of throughput: what the SLOs make of a length at one load says nothing of it at the others.
@@ -354,9 +343,6 @@ class _Search:
         return float(row.gpus), -row.rate_per_replica * (row.replicas or 1) / row.gpus
 
 
-# -- saying
-
-
 def _nothing(scenario: Scenario, refused: Sequence[Refused]) -> str:
     """Nothing meets the SLOs: which comes nearest, or why nothing fits."""
     simulated = [each for each in refused if each.miss is not None]
@@ -375,7 +361,6 @@ def _drafter(scenario: Scenario, profile: Profile) -> str | None:
 
 
 def _verdict(best: _Refined, search: _Search) -> str:
-    """The answer that the user came for, a sentence a line."""
     row, profile = best.row, best.candidate.profile
     k, plural = row.num_speculative_tokens, "s" * (row.replicas != 1)
     drafting = f"with {_drafter(best.scenario, profile)} at K = {k}" if k else "without a drafter"
@@ -400,10 +385,7 @@ def in_other_tables(
     on_done: OnDone = lambda stage, done, total: None,
 ) -> str:
     """What the best row of `result`, which has `profile`, comes to with passes `ratio` times as long, as they are by
-    the tables `whose` are: `If vllm's own tables hold, you need about 16 GPUs.`
-
-    Costs and acceptance are as given there, and a fleet is as many replicas as the rate takes at a replica's load.
-    """
+    the tables `whose` are: `If vllm's own tables hold, you need about 16 GPUs.` Costs and acceptance are as given."""
     best = result.deployments[0]
     one = highest_load(
         msgspec.structs.replace(parse_scenario(result.scenario), energy=False),

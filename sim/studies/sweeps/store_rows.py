@@ -1,9 +1,8 @@
 """One point of a store: what identifies it, and the row it gives, which is a function of that alone.
 
 A row is flat: `key`, labels, the resolved scenario under `scenario.KEY` as JSON, and the metrics of the run; a point
-that fails has its error instead of metrics. All points draw from children of the scenario's seed, whatever else
-differs between them, so any two can be compared draw by draw. Not here: which points there are (grid), where rows are
-kept (store).
+that fails has its error instead of metrics. All points draw from children of the scenario's seed, so any two can be
+compared draw by draw. Not here: which points there are (grid), where rows are kept (store).
 """
 
 from __future__ import annotations
@@ -185,31 +184,27 @@ def parse_row(key: str, text: bytes, where: str) -> Row:
     return row
 
 
-def run_job(job: PointJob) -> list[Row]:
-    """The rows of a job; errors of a run are rows, too."""
+def run_jobs(jobs: Sequence[PointJob]) -> list[list[Row]]:
+    """The rows of each job."""
+    return [_run_job(job) for job in jobs]
+
+
+def _run_job(job: PointJob) -> list[Row]:
+    """Errors of a run are rows, too."""
     with warnings.catch_warnings(record=True) as heard, collecting() as extrapolation:
         warnings.simplefilter("always")
         try:
             rows = list(_rows(job))
         except Exception as error:
-            rows = [failed_row(job, replication, _told(error)) for replication in job.replications]
+            text = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
+            rows = [failed_row(job, each, text + printable(str(error))) for each in job.replications]
     said = [*(str(warning.message) for warning in heard), str(extrapolation)]
     notes = "; ".join(dict.fromkeys(text for text in said if text))
     return [row | {"notes": notes or None} for row in rows]
 
 
-def run_jobs(jobs: Sequence[PointJob]) -> list[list[Row]]:
-    """The rows of each job."""
-    return [run_job(job) for job in jobs]
-
-
 def failed_row(job: PointJob, replication: int, error: str) -> Row:
     return _labels(job, replication) | {"error": error}
-
-
-def _told(error: Exception) -> str:
-    text = printable(str(error))
-    return text if isinstance(error, ValueError) else f"{type(error).__name__}: {text}"
 
 
 def _labels(job: PointJob, replication: int) -> Row:
