@@ -214,12 +214,3 @@ def test_a_command_says_what_its_table_and_its_json_say(asked: dict[str, Any]) -
     plain, printed = json.loads(said("plan", *line, "--json", "-")), said("plan", *line)
     sentence, _, tables = printed.partition("\n\n")
     assert faults(plain, sentence, tables) == []
-
-
-def test_a_rate_above_the_highest_load_takes_more_than_one_replica() -> None:
-    asked = {"profile": TINY, "policy": "autoregressive", "goodput": LOOSE, "draws": 0, "input-len": 60}
-    line = words({**asked, "output-len": 6, "max-num-seqs": 4, "set": {"workload.num_prompts": 80}}, "plan")
-    (highest,) = json.loads(said("plan", *line, "--json", "-"))["highest"]
-    rate = 1.0005 * highest["load"]
-    plain = json.loads(said("plan", *line, "--rate", str(rate), "--json", "-"))
-    assert [fleet["replicas"] >= 2 for fleet in plain["fleets"]] == [True]

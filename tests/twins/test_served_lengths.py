@@ -7,20 +7,15 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
 from hypothesis import strategies as st
 
-import lanesim
 from sim.costs.engine_costs import engine_names
-from sim.studies.plan.candidate_ranking import Candidate
-from sim.studies.plan.search import plan
-from tests.twins.drawn import CONTINUOUS, ENGINE, FEW, PAIR, TABLE, TINY, questions
+from tests.twins.drawn import ENGINE, FEW, PAIR, TINY, questions
 from tests.twins.twin import (
     Asked,
     Pair,
     answer,
     folder,
-    only,
     or_refused,
     runs,
     twin,
@@ -32,15 +27,6 @@ BEYOND = st.integers(1, 400)
 """Tokens that are asked beyond what is served."""
 ASKED_ALONE = ("scenario", "scenario_hash", "notes")
 """Parts of an answer that repeat the question."""
-PLANNED = (
-    "replicas",
-    "rate_per_replica",
-    "rate_interval",
-    "output_tokens_per_s_per_gpu",
-    "usd_per_million_tokens",
-    "utilisation",
-    "attainment_by_draw",
-)
 
 
 def cut(asked: Asked, beyond: int) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -74,44 +60,6 @@ CAPACITY = {
     "price": "2/gpu-h",
     "request-rate": None,
 }
-
-
-@twin(questions(profiles=(TINY, PAIR), policy=FEW, **CAPACITY), BEYOND, share=0.05)
-def test_the_capacity_of_answers_that_are_cut_is_that_of_short_ones(asked: Asked, beyond: int) -> Pair:
-    """A1. And that of replicas for a rate."""
-    return Pair(*(figures(answer("plan", each, "--rate", "3")) for each in cut(asked, beyond)))
-
-
-TUNED = {"lengths": "0,2", "concurrencies": "1,3", "draws": 2, "request-rate": None, "num-speculative-tokens": None}
-
-
-@twin(questions(profiles=(TINY, TABLE), policy=CONTINUOUS, **TUNED), BEYOND, share=0.05)
-def test_the_draft_length_for_answers_that_are_cut_is_that_for_short_ones(asked: Asked, beyond: int) -> Pair:
-    """A1."""
-    return Pair(*(figures(answer("tune", each)) for each in cut(asked, beyond)))
-
-
-@twin(st.integers(40, 400), st.integers(4, 24), BEYOND, share=0.025)
-def test_a_plan_for_answers_that_are_cut_is_that_for_short_ones(prompt: int, output: int, beyond: int) -> Pair:
-    """A1."""
-    profile = lanesim.load_profile("h100-sxm/llama-2-7b")
-    given = {
-        "engine.max_model_len": prompt + output,
-        "engine.max_num_seqs": 4,
-        "goodput": {"ttft_ms": 1000.0, "tpot_ms": 50.0},
-        "num_prompts": 30,
-        "num_speculative_tokens": 0,
-    }
-    rows = []
-    for asked in (output + beyond, output):
-        scenario = lanesim.Scenario.of(
-            profile=profile.name, policy="continuous", input_len=prompt, output_len=asked, **given
-        )
-        found = plan(
-            scenario, [Candidate(profile.name, profile)], rate_per_s=3.0, price_per_gpu_h=2.0, draws=1, workers=1
-        )
-        rows.append(only([msgspec.to_builtins(row) for row in found.deployments], *PLANNED))
-    return Pair(*rows)
 
 
 LENGTHS = st.lists(st.tuples(st.integers(4, 60), st.integers(2, 30)), min_size=3, max_size=8)
