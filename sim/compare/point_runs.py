@@ -1,7 +1,6 @@
-"""Runs over several processes: points in, outcomes out.
+"""Runs over several processes. A point is everything that determines one run, so it does not matter where it is run.
 
-A point is everything that determines one run, so it does not matter where it is run. Not here: processes
-(sim.compare.pool), which points there are (sim.compare.side_by_side, sim.studies).
+Not here: processes (sim.compare.pool), which points there are (sim.compare.side_by_side, sim.studies).
 """
 
 from __future__ import annotations
@@ -104,11 +103,6 @@ def _end_of(record: RunRecord, count: int) -> float | None:
     ends_s = [request.last_token_s if request.is_finished else inf for request in record.requests]
     end_s = max(ends_s[:count], default=inf)
     return nextafter(end_s, inf) if end_s < max(ends_s, default=inf) < inf else None
-
-
-def run_points(points: Sequence[Point], runner: Runner, stage: str = "simulating") -> list[PointRun]:
-    """[points] results, in their order. Raises as `on_points` does."""
-    return on_points(run_point, points, runner, stage)
 
 
 def on_points(

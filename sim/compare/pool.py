@@ -42,7 +42,7 @@ AHEAD = 3
 OnDone = Callable[[str, int, int], None]
 """(what is being done, how many of it are done, how many there are)."""
 ENDING_S = 0.5
-"""Time for the threads of a pool to be gone, which takes far less."""
+"""Time for the threads of a pool to be gone."""
 
 
 class WorkerDied(RuntimeError):
@@ -99,8 +99,8 @@ def started(
     """Workers that are there when the block begins and gone when it ends, if it is not within a `lasting` one.
 
     `uses` names the policies and acceptances that tasks will ask for. One worker is this process, unless it is to be
-    `is_apart`, of processes that nobody shares. An `executor` stands in for the processes. On an exception or
-    interrupt, tasks that have not begun are dropped, and those under way ended with their processes.
+    `is_apart`, of processes that nobody shares. An `executor` stands in for the processes. On an exception tasks that
+    have not begun are dropped, and those under way ended with their processes.
     """
     checked_count("workers", workers, 1)
     if executor is not None or (workers <= 1 and not is_apart):
@@ -151,11 +151,8 @@ class Pool:
         return cls(executor, workers, is_fresh, num_threads)
 
     def run(self, function: Callable[[Task], Result], tasks: Iterable[Task]) -> Iterator[tuple[int, Result]]:
-        """(place of a task, what `function` gave) as each is done, in whatever order that is.
-
-        `function` is a module's, or a partial of one. An exception of a task is raised here, its warnings are given
-        here, and what it extrapolated is passed on here. Raises WorkerDied.
-        """
+        """(place of a task, what `function` gave) as each is done. An exception of a task is raised here, its warnings
+        are given here, and what it extrapolated is passed on here. Raises WorkerDied."""
         if self.executor is None:
             yield from enumerate(map(function, tasks))
             return
@@ -199,7 +196,7 @@ class Pool:
 
 @dataclass(frozen=True, slots=True)
 class Runner:
-    """Number of processes that run the tasks of a question, and the callback that hears how far they are."""
+    """How many processes run the tasks of a question, and who hears how far they are."""
 
     workers: int | None = None
     """None: as many as there are cores; 1: this process."""
@@ -244,8 +241,8 @@ class _Registered(NamedTuple):
     is_policy: bool = False
 
     def is_there(self, *, is_fresh: bool) -> bool:
-        """Another process finds it: not what is written inside a function, nor in a script or a notebook. A copy of
-        this process knows scripts, and policies by their names."""
+        """Another process finds it: not what is written inside a function, in a script or a notebook. A copy of this
+        process knows scripts, and policies by their names."""
         module = sys.modules.get(self.build.__module__)
         is_script = self.build.__module__ == "__main__" or getattr(module, "__file__", None) is None
         is_found = getattr(module, self.build.__qualname__, None) is self.build

@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 
 from sim.compare.capacity import load_after
-from sim.compare.point_runs import Point, PointRun, run_points
+from sim.compare.point_runs import Point, PointRun, on_points, run_point
 from sim.compare.pool import Runner
 from sim.draws import child_seed
 from sim.metrics.records import RunRecord
@@ -131,7 +131,7 @@ def _pilots(policies: Sequence[Resolved], num_prompts: int, workers: int | None)
     workload = policies[0].scenario.workload.sized(num_prompts)
     seed = child_seed(policies[0].scenario.seed, PILOT_KEY)
     points = [Point(resolved=one.changed(workload=workload), seed=seed, keeps_record=True) for one in policies]
-    runs = zip(policies, run_points(points, Runner(workers)), strict=True)
+    runs = zip(policies, on_points(run_point, points, Runner(workers)), strict=True)
     return [_asked(one.scenario, run) for one, run in runs if load_after(one, [run]).is_steady]
 
 

@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 
 from sim.compare.capacity import load_after
-from sim.compare.point_runs import Point, PointRun, run_points
+from sim.compare.point_runs import Point, PointRun, on_points, run_point
 from sim.compare.pool import OnDone, Runner, lasting
 from sim.compare.run_length import Length, choose_run_length, lockstep_note, settled, transient_note
 from sim.compare.verdict import STATED, Interval, Order, Paired, PolicySummary, hull, judged, order_of, verdict
@@ -153,7 +153,7 @@ class Frame:
 
     def values(self, policy: str, metric: str, level: str = PhiLevel.MIDDLE) -> list[float]:
         """[replications] of a metric; none where some run has none. Those without a run at that phi change by as much,
-        relative to the middle one, as the first does: the noise of requests is in an interval once."""
+        relative to the middle one, as the first does."""
         middle = self._at(policy, metric, PhiLevel.MIDDLE)
         values = self._at(policy, metric, level)
         if not values or not middle:
@@ -205,7 +205,7 @@ def compare(
         for replication in range(scenario.replications)
     ]
     runner = Runner(workers, on_done)
-    done = run_points(points, runner)
+    done = on_points(run_point, points, runner)
     if on_run is not None:
         for one in done:
             assert one.record is not None
@@ -225,7 +225,7 @@ def compare(
         for end in one.prompts
     }
     for beside, stage in ((ends, "at both ends of phi's bracket"), (others, "at both ends of acceptance")):
-        done += run_points([*beside.values()], runner, stage)
+        done += on_points(run_point, [*beside.values()], runner, stage)
         asked += beside.items()
     frame = _frame(asked, done)
     bounded = lanes if scenario.devices.overlap is Regime.ROOFS else set()
@@ -307,12 +307,10 @@ def cost_source(profile: Profile) -> CostSource:
 def _rank_notes(resolved: Resolved) -> list[str]:
     """A note on a deployment of which not all data-parallel ranks are simulated."""
     count, ranks = resolved.scenario.devices.count, resolved.profile.data_parallel
-    if count % ranks == 0:
-        return []
-    return [
-        f"{resolved.profile.name} is {ranks} data-parallel ranks, of which {count} is simulated: throughput, GPUs and "
-        f"prices are of that part; --set devices.count={ranks} simulates all"
-    ]
+    part = (
+        f"{resolved.profile.name} is {ranks} data-parallel ranks, of which {count} is simulated: throughput, GPUs and"
+    )
+    return [f"{part} prices are of that part; --set devices.count={ranks} simulates all"] if count % ranks else []
 
 
 def _policy_summary(frame: Frame, policy: str) -> PolicySummary:
@@ -356,9 +354,8 @@ def _policy_summary(frame: Frame, policy: str) -> PolicySummary:
 
 
 def paired_differences(frame: Frame, phi: Phi = ASSUMED_PHI, bounded: AbstractSet[str] = frozenset()) -> list[Paired]:
-    """`a` - `b` draw by draw for every pair of policies, `b` listed before `a`. Only steady pairs get an interval; no
-    order is stated of a policy that is `bounded`, whose figures are an upper bound of overlap, or at a phi where either
-    is not steady."""
+    """`a` - `b` draw by draw for every pair of policies, `b` listed before `a`. No order is stated of a policy that is
+    `bounded`, whose figures are an upper bound of overlap, or at a phi where either is not steady."""
     pairs = combinations(frame.policies, 2)
     return [_paired(frame, metric, pair, bounded, phi) for pair in pairs for metric in PAIRED_METRICS]
 
@@ -404,8 +401,7 @@ def _order(ours: Sequence[float], theirs: Sequence[float]) -> Order:
 
 
 def _over_phi(orders: Sequence[Order], together: Order) -> Order:
-    """The order at all phi, which is `together` by the interval over all of them; where an end has another than the
-    middle one, it depends on overlap, unless the runs at this one are not enough."""
+    """The order at all phi: `together`, by the interval over all of them, unless an end has another than the middle."""
     middle = orders[BRACKET.index(PhiLevel.MIDDLE)]
     if len(set(orders)) == 1 and middle in (Order.SAME, Order.NONE):
         return middle
@@ -431,8 +427,7 @@ def break_even(phis: Sequence[float], differences: Sequence[float | None]) -> fl
 
 
 def open_phis(phis: Sequence[float], intervals: Sequence[Interval | None]) -> Interval | None:
-    """The lowest and the highest phi at which the interval of a difference holds 0, straight lines between neighbours;
-    None where some phi has no interval, or none holds 0.
+    """The lowest and the highest phi at which the interval of a difference holds 0, straight lines between neighbours.
 
     >>> open_phis((0.0, 0.25), ((-1.01, -0.81), (0.79, 1.19)))
     (0.102, 0.14)

@@ -1,15 +1,12 @@
 """The verdict of a comparison by mean E2EL, and its sentence. Pure.
 
-There are four verdicts, by the 95 % interval of paired differences:
+There are four verdicts, by the 95 % interval of paired differences over the bracket of overlap and draws of costs:
 
 - fastest: the interval against every other policy excludes 0
 - the same: all runs of two policies are equal to the last bit
-- too close to call: the interval contains 0 and lies inside 5 % either way
+- too close to call: the interval contains 0 and lies inside 5 % either way, or more runs would not settle the order
 - not enough runs: the interval contains 0 and reaches beyond
 
-A policy whose interval against the lowest mean excludes 0 is slower. The interval spans the bracket of overlap, and
-draws of costs and acceptance. Where one of these flips the order whatever the runs, it is too close to call at any
-width, and the sentence says why: more runs would not settle it.
 Not here: where means, intervals and orders come from (sim.compare.side_by_side).
 """
 
@@ -43,7 +40,7 @@ class Order(StrEnum):
 
 
 class Standing(StrEnum):
-    """The verdict on a policy beside the lowest mean, and on this one beside all others."""
+    """The verdict on a policy beside the lowest mean, and on the lowest beside all others."""
 
     FASTEST = "fastest"
     SAME = "the same"
@@ -171,10 +168,8 @@ def judged(policies: Sequence[PolicySummary], paired: Iterable[Paired]) -> list[
 
 
 def verdict(policies: Sequence[PolicySummary], paired: Iterable[Paired], drafting: Collection[str]) -> str:
-    """The answer on `judged` policies, of which `drafting` draft: a sentence or two a line, three lines at most.
-
-    Such as `continuous is fastest: latency 0.531 s, 16 % below no speculation (0.632 s).`
-    """
+    """The answer on `judged` policies, of which `drafting` draft, such as
+    `continuous is fastest: latency 0.531 s, 16 % below no speculation (0.632 s).`"""
     known = _steady(policies)
     lines = _Lines(policies, known, _by_names(paired), drafting).lines() if known else []
     return "\n".join(map(capital, [*lines, *_not_steady(policies, known), *_cut_off(policies)]))
@@ -275,10 +270,8 @@ class _Lines:
     def _behind(self, slower: Sequence[PolicySummary], against: str) -> str:
         """Distances of slower ones: of two at most, else of the nearest and the last."""
         if len(slower) <= NAMED:
-            texts = [
-                f"{self._name(row)} {'is' if placed(row).endswith('slower') else 'takes'} {placed(row)}"
-                for row in slower
-            ]
+            verbs = ["is" if placed(row).endswith("slower") else "takes" for row in slower]
+            texts = [f"{self._name(row)} {verb} {placed(row)}" for verb, row in zip(verbs, slower, strict=True)]
             return f"{against}{in_words(texts)}."
         nearest, last = slower[0], slower[-1]
         texts = [f"{self._name(row)} ({placed(row)})" for row in (nearest, last)]

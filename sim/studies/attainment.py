@@ -15,7 +15,7 @@ from math import isfinite
 import msgspec
 
 from sim.compare.capacity import CAPACITY_KEY
-from sim.compare.point_runs import run_points
+from sim.compare.point_runs import on_points, run_point
 from sim.compare.pool import OnDone, Runner, lasting
 from sim.compare.run_length import Length, transient_note
 from sim.compare.side_by_side import mean_of
@@ -161,7 +161,9 @@ def _highest(
     load = found.load if found.limit in (Limit.SLO, Limit.THROUGHPUT) else None
     at = load if load is not None else (search.least if found.limit is Limit.NEVER else search.most)
     points, notes = [search.point(at, seed) for seed in found.seeds], list[str]()
-    runs = [outcome.run for outcome in run_points(points, search.runner, f"{search.policy}: at the highest load")]
+    runs = [
+        outcome.run for outcome in on_points(run_point, points, search.runner, f"{search.policy}: at the highest load")
+    ]
     # The note of `compare` on a given length at that load.
     scenario, workload = points[0].resolved.scenario, points[0].resolved.scenario.workload
     length = Length(num_prompts=num_requests(workload), num_warmups=workload.num_warmups, is_auto=is_auto)

@@ -44,13 +44,11 @@ REQUESTS = 2000
 SPAN_IN_BOUNDS, MAX_REQUESTS = 50.0, 20_000
 """Length of such a run: mean rate times the tightest bound on waiting, and a limit."""
 WARMUP_SHARE, SESSIONS_WARMUP_SHARE = 0.1, 0.5
-"""Share of the requests that come first and do not count. Of sessions, because what was said before the run is in no
-memory."""
+"""Of the requests that come first and do not count; more of sessions, which find nothing in memory at first."""
 PILOT_KEY, FRESH_KEY, FLEET_KEY = 1_000_031, 1_000_033, 1_000_037
 """Children of the scenario's seed."""
 CONFIDENCE = 0.9
-"""Chance with which the recommended replicas are enough: of n draws m hold, and a further one holds with m / (n +
-1)."""
+"""Chance that the recommended replicas are enough: of n draws m hold, and a further one holds with m / (n + 1)."""
 MAX_REPLICAS = 1024
 REQUESTS_PER_REPLICA = 800
 """Requests of a fleet's run, per replica."""
@@ -99,8 +97,8 @@ class LoadSearch:
         self.most = self.saturated_per_s if self._bounds_ms or near is not None else inf
 
     def lengthen(self) -> None:
-        """Let arrivals span many times what the SLOs let one wait: a shorter run ends before a queue that grows has
-        become too long. Of sessions the first half lasts as long as they do."""
+        """Let arrivals span many times what the SLOs let one wait, and of sessions twice what one lasts: a shorter run
+        ends before a queue that grows has become too long."""
         sharing, spanned_s = self.scenario.workload.sharing, SPAN_IN_BOUNDS * min(self._bounds_ms, default=0.0) / 1e3
         spanned_s = max(spanned_s, 2.0 * (sharing.num_turns - 1) * sharing.turn_gap_s)
         count = min(MAX_REQUESTS, max(REQUESTS, ceil(spanned_s * self.saturated_per_s)))
@@ -215,8 +213,7 @@ class ReplicaSearch:
 
     def fewest(self, per_replica: float) -> int | None:
         """Replicas that are enough where one fewer is not, looked for from the sum of their rates on; None where the
-        SLOs are never met, or in too few draws. Several may share more than that sum; one alone does not serve more
-        than its own rate."""
+        SLOs are never met, or in too few draws. Several may share more than that sum."""
         if per_replica == 0.0 or (self.num_draws and not self._wanted):
             return None
         count = max(1, ceil(self.rate_per_s / min(per_replica, self._least_load)))
@@ -255,11 +252,8 @@ def bisected(
     shares_at: Callable[[float], list[float]], share: float, ends: Ends, *, closeness: float, near: float | None = None
 ) -> tuple[float, float, Curve]:
     """A load that holds, since `shares_at` it are at least `share` on average, a close one above it that fails, and the
-    shares at all loads that were tried, each once.
-
-    `ends` are the least load, the saturated rate, and the most load: (0, 0) where the least fails, twice the most where
-    that holds. `near` is where to look first; None: everywhere.
-    """
+    shares at all loads that were tried, each once. (0, 0) where the least of `ends` fails, twice the most where that
+    holds. `near` is where to look first; None: everywhere."""
     curve: Curve = {}
 
     def holds(load: float) -> bool:

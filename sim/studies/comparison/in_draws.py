@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from sim.compare.point_runs import Point, run_points
+from sim.compare.point_runs import Point, on_points, run_point
 from sim.compare.pool import OnDone, Runner
 from sim.compare.run_length import settled
 from sim.compare.side_by_side import Comparison, Drawn, compare, open_phis, restated
@@ -151,7 +151,7 @@ def _in_draws(
         for one in ran
         for draw, seed in zip(cost_draws(one, count, scenario.seed), cycle(seeds), strict=False)
     ]
-    outcomes = (outcome.run for outcome in run_points([*given, *points], runner, "draws"))
+    outcomes = (outcome.run for outcome in on_points(run_point, [*given, *points], runner, "draws"))
     as_given = {one.label: [run for run in result.runs if run["policy"] == one.label] for one in policies}
     as_given |= {one.label: list(islice(outcomes, len(seeds))) for one in policies if is_shorter}
     runs = {

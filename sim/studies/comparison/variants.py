@@ -40,21 +40,18 @@ SHORT = {"prefix_cache": "engine.rules.enable_prefix_caching", "context": "workl
 Keys = dict[str, Json]
 
 
-def replicated(raw: Keys) -> Keys:
-    """`raw` with REPLICATIONS where it has several policies to compare and none are given."""
-    return {"replications": REPLICATIONS} | raw if _num_policies(raw) > 1 else raw
+def replicated(raw: Keys, grid: Iterable[str] = ()) -> Keys:
+    """`raw` with REPLICATIONS where it has several policies, or settings of `grid`, to compare and none are given."""
+    is_one = _num_policies(raw) == 1 and all(map(_is_condition, grid))
+    return raw if is_one else {"replications": REPLICATIONS} | raw
 
 
 def num_runs(raw: Keys, grid: Mapping[str, Sequence[Json]], draws: int) -> int:
     """Runs of all combinations, counted before a setting is resolved: thousands of them take minutes."""
-    given = _replicated(raw, grid).get("replications", 1)
+    given = replicated(raw, grid).get("replications", 1)
     replications = given if isinstance(given, int) else 1
     num_policies = 1 if "policy" in grid else _num_policies(raw)
     return num_policies * (replications + draws) * prod(map(len, grid.values()))
-
-
-def _replicated(raw: Keys, grid: Iterable[str]) -> Keys:
-    return replicated(raw) if all(map(_is_condition, grid)) else {"replications": REPLICATIONS} | raw
 
 
 def _num_policies(raw: Keys) -> int:
@@ -95,7 +92,7 @@ class Variants:
         resolved = []
         combined = _combinations(settings)
         for keys, label in zip(combined, _settings_named(combined), strict=True):
-            raw = _replicated({"policy": [POLICY]} | deepcopy(dict(self._raw)), settings)
+            raw = replicated({"policy": [POLICY]} | deepcopy(dict(self._raw)), settings)
             for key, value in (load_keys | keys).items():
                 self._put(raw, key, value)
             if not raw.get("speculation") and raw.get("profile") and self._profile_of(raw).draft is None:

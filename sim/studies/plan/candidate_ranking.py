@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from itertools import groupby
 from math import ceil
 from typing import NamedTuple
@@ -25,6 +24,7 @@ from sim.metrics.summary import Run, number
 from sim.policies.disaggregated import ONE_EACH, DevicePools
 from sim.run.resolve import Resolved, resolve, with_keys
 from sim.run.scenario import Scenario
+from sim.studies.attainment import DEFAULT_SHARE
 from sim.studies.length_choice import PLAIN
 from sim.studies.tune import concurrencies_of, looped
 
@@ -136,7 +136,6 @@ def first_pass(
     scenario: Scenario,
     candidates: Sequence[Candidate],
     rate_per_s: float,
-    share: float,
     workers: int | None,
     on_done: OnDone,
 ) -> tuple[list[Contender], list[Refused]]:
@@ -148,7 +147,7 @@ def first_pass(
         if not able:
             refused.append(Refused(deployment=candidate.label, why=reason))
     uses = settings[0].resolved.plugins if settings else ()
-    climbs = Runner(workers, on_done).run(partial(_climbed, share), settings, "first pass", uses) if settings else []
+    climbs = Runner(workers, on_done).run(_climbed, settings, "first pass", uses) if settings else []
     for _, group in groupby(zip(settings, climbs, strict=True), key=lambda pair: id(pair[0].candidate)):
         tried = [given._replace(alone=alone, goodput=goodput) for given, (alone, goodput) in group]
         if contending := [climb for climb in tried if climb.goodput]:
@@ -176,7 +175,7 @@ def _able(candidate: Candidate, scenario: Scenario) -> tuple[list[_Climb], str]:
     return able, reason
 
 
-def _climbed(share: float, setting: _Climb) -> tuple[Run, dict[int, float]]:
+def _climbed(setting: _Climb) -> tuple[Run, dict[int, float]]:
     """One request alone, and if that meets the SLOs the goodput by requests in flight, until it falls."""
     seed = child_seed(setting.resolved.scenario.seed, PLAN_KEY)
     goodput: dict[int, float] = {}
@@ -186,7 +185,7 @@ def _climbed(share: float, setting: _Climb) -> tuple[Run, dict[int, float]]:
         alone = alone or run
         shares = run["slo_attainment"]
         assert isinstance(shares, dict)
-        if not goodput and (shares["all"] or 0.0) < share:
+        if not goodput and (shares["all"] or 0.0) < DEFAULT_SHARE:
             break
         goodput[count] = number(run, "request_goodput") or 0.0
         if goodput[count] < FALLEN * max(goodput.values()):

@@ -136,7 +136,6 @@ def plan(
     candidates: Sequence[Candidate],
     *,
     rate_per_s: float,
-    share: float = DEFAULT_SHARE,
     price_per_gpu_h: float | None = None,
     draws: int = DEFAULT_DRAWS,
     refused: Sequence[Refused] = (),
@@ -155,8 +154,8 @@ def plan(
         raise ValueError("plan: no SLO given; want some of --goodput ttft:MS tpot:MS e2el:MS")
     # Energy is for the rows that are refined alone.
     bare = msgspec.structs.replace(scenario, energy=False)
-    search = _Search(bare, scenario.energy, rate_per_s, share, price_per_gpu_h, draws, target_model, workers, on_done)
-    waiting, misses = first_pass(bare, candidates, rate_per_s, share, workers, on_done)
+    search = _Search(bare, scenario.energy, rate_per_s, price_per_gpu_h, draws, target_model, workers, on_done)
+    waiting, misses = first_pass(bare, candidates, rate_per_s, workers, on_done)
     refused = [*refused, *misses]
     if waiting:
         on_ranking(waiting)
@@ -184,7 +183,7 @@ def plan(
         target=profile.target.name,
         draft=_drafter(best.scenario, profile),
         rate_per_s=rate_per_s,
-        share=share,
+        share=DEFAULT_SHARE,
         price_per_gpu_h=price_per_gpu_h,
         draws=draws,
         covers=covers(resolve(best.scenario, profile, best.row.policy)),
@@ -212,7 +211,6 @@ class _Search:
     scenario: Scenario
     with_energy: bool
     rate_per_s: float
-    share: float
     price_per_gpu_h: float | None
     draws: int
     target_model: str | None
@@ -233,7 +231,6 @@ class _Search:
         held = highest_load(
             scenario,
             profile,
-            share=self.share,
             # No server runs lanes, and several replicas of them take long to simulate.
             target_rate=None if candidate.policy == LANES else self.rate_per_s,
             draws=self.draws,
@@ -284,7 +281,7 @@ class _Search:
             k_table=[] if tuning is None else tuning.k_table,
             break_even_concurrency=None if tuning is None else tuning.break_even_concurrency,
             attainment_by_draw=shares,
-            worlds_met=sum(each >= self.share for each in shares) if shares else None,
+            worlds_met=sum(each >= DEFAULT_SHARE for each in shares) if shares else None,
             rate_interval=None if interval is None else (interval[0] * ranks, interval[1] * ranks),
             joules_per_output_token=joules,
             evidence=evidence(profile, [asked_of(resolve(scenario, profile, candidate.policy), loads)]),
@@ -365,7 +362,7 @@ def _verdict(best: _Refined, search: _Search) -> str:
     k, plural = row.num_speculative_tokens, "s" * (row.replicas != 1)
     drafting = f"with {_drafter(best.scenario, profile)} at K = {k}" if k else "without a drafter"
     what = f"{row.replicas} replica{plural} of {profile.target.name} as {best.candidate.in_words} {drafting}"
-    within = f"{100 * search.share:g} % of them within {_bounds(best.scenario)}"
+    within = f"{100 * DEFAULT_SHARE:g} % of them within {_bounds(best.scenario)}"
     met = f", in {row.worlds_met} of {search.draws} variations" * bool(search.draws)
     serve = f"They serve {search.rate_per_s:g} requests/s, {within}{met}."
     return f"Rent {row.gpus} x {profile.gpu.name}: {what}.\n{serve}"
@@ -390,7 +387,6 @@ def in_other_tables(
     one = highest_load(
         msgspec.structs.replace(parse_scenario(result.scenario), energy=False),
         with_times(profile, passes=ratio),
-        share=result.share,
         draws=0,
         near=best.rate_per_replica / best.dp / ratio,
         on_done=on_done,
