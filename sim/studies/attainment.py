@@ -29,15 +29,7 @@ from sim.run.scenario import Scenario
 from sim.studies.answer import Answer, Stated
 from sim.studies.cost_draws import DEFAULT_DRAWS, cost_draws, interval_90, stated
 from sim.studies.evidence import asked_of, evidence
-from sim.studies.load_search import (
-    NARROW,
-    REQUESTS,
-    Highest,
-    Limit,
-    LoadSearch,
-    ReplicaSearch,
-    with_length,
-)
+from sim.studies.load_search import NARROW, REQUESTS, Highest, Limit, LoadSearch, ReplicaSearch, with_length
 from sim.workload.classes import Goodput
 from sim.workload.generate import is_trace, num_requests
 

@@ -11,17 +11,7 @@ from hypothesis import strategies as st
 
 from sim.costs.engine_costs import engine_names
 from tests.twins.drawn import ENGINE, FEW, PAIR, TINY, questions
-from tests.twins.twin import (
-    Asked,
-    Pair,
-    answer,
-    folder,
-    or_refused,
-    runs,
-    twin,
-    with_set,
-    write_lines,
-)
+from tests.twins.twin import Asked, Pair, answer, folder, or_refused, runs, twin, with_set, write_lines
 
 BEYOND = st.integers(1, 400)
 """Tokens that are asked beyond what is served."""

@@ -19,19 +19,7 @@ from hypothesis import strategies as st
 import lanesim
 from sim.report.results import read_summary
 from tests.twins.drawn import PAIRS, questions, several
-from tests.twins.twin import (
-    Asked,
-    Pair,
-    answer,
-    dotted,
-    flat,
-    folder,
-    nested,
-    runs,
-    said,
-    twin,
-    words,
-)
+from tests.twins.twin import Asked, Pair, answer, dotted, flat, folder, nested, runs, said, twin, words
 
 ONE_PROCESS = ("--workers", "1")
 

@@ -133,11 +133,7 @@ class _Climb(NamedTuple):
 
 
 def first_pass(
-    scenario: Scenario,
-    candidates: Sequence[Candidate],
-    rate_per_s: float,
-    workers: int | None,
-    on_done: OnDone,
+    scenario: Scenario, candidates: Sequence[Candidate], rate_per_s: float, workers: int | None, on_done: OnDone
 ) -> tuple[list[Contender], list[Refused]]:
     """The candidates that can meet the SLOs, best first, and why the others cannot."""
     settings, refused, ranking = list[_Climb](), list[Refused](), list[Contender]()

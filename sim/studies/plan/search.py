@@ -374,12 +374,7 @@ def _bounds(scenario: Scenario) -> str:
 
 
 def in_other_tables(
-    result: Rental,
-    profile: Profile,
-    ratio: float,
-    whose: str,
-    *,
-    on_done: OnDone = lambda stage, done, total: None,
+    result: Rental, profile: Profile, ratio: float, whose: str, *, on_done: OnDone = lambda stage, done, total: None
 ) -> str:
     """What the best row of `result`, which has `profile`, comes to with passes `ratio` times as long, as they are by
     the tables `whose` are: `If vllm's own tables hold, you need about 16 GPUs.` Costs and acceptance are as given."""

@@ -92,8 +92,7 @@ def test_the_answer_says_when_separate_servers_pay_and_what_lanes_on_one_gpu_hol
 
 
 @pytest.mark.parametrize(
-    ("engine", "says"),
-    [("vllm-0.32", "--kv-transfer-config"), ("sglang-0.5", "--disaggregation-mode")],
+    ("engine", "says"), [("vllm-0.32", "--kv-transfer-config"), ("sglang-0.5", "--disaggregation-mode")]
 )
 def test_every_server_and_a_router_have_a_line(engine: str, says: str) -> None:
     found = planned(engine)
