@@ -104,12 +104,3 @@ def test_capacity_times_the_tokens_of_a_served_request_is_its_throughput_and_tha
     tokens_per_s = highest["output_tokens_per_s"]
     usd_per_h = highest["usd_per_million_tokens"] * tokens_per_s * 3600 / 1e6
     return Pair([tokens_per_s / highest["load"], usd_per_h], [run["total_output_tokens"] / run["completed"], 2.0])
-
-
-@twin(questions(profiles=(TINY, PAIR), policy=FEW, **CAPACITY), rel=0.08, share=0.05)
-def test_the_saturated_rate_is_that_of_a_closed_loop_whose_queue_is_never_empty(asked: Asked) -> Pair:
-    (highest,) = answer("plan", {**asked, "acceptance": "iid:0.6"})["highest"]
-    own = {name: value for name, value in asked.items() if name not in ("draws", "price", "goodput")}
-    loop = {"request-rate": "inf", "max-concurrency": 12, "num-prompts": 400, "acceptance": "iid:0.6"}
-    (run,) = runs({**own, **loop})
-    return Pair(highest["saturated_per_s"] * asked["output-len"], run["steady_output_throughput"])
