@@ -48,7 +48,7 @@ MODEL_ROOMS = (
     "interface", "acceptance", "workload", "costs", "drafters", "devices", "hosts", "engine", "policies",
     "metrics", "run", "compare",
 )  # fmt: skip
-"""Rooms of sim whose code, with draws.py and the engines, makes the numbers."""
+"""Rooms of sim whose code, with draws.py, the C core and the engines, makes the numbers."""
 
 
 class Labels(msgspec.Struct, frozen=True, kw_only=True):
@@ -103,7 +103,7 @@ def row_key(scenario: Scenario, replication: int, profile_hash: str) -> str:
         child_seed(scenario.seed, replication),
         profile_hash,
         files_hash(scenario),
-        _policy_hash(scenario.policy[0]),
+        policy_hash(scenario.policy[0]),
         model_version(),
     )
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
@@ -118,7 +118,8 @@ def model_version() -> str:
     digest = hashlib.sha256()
     for path in sorted([sim / "draws.py", *(path for room in MODEL_ROOMS for path in (sim / room).rglob("*.py"))]):
         digest.update(path.relative_to(sim).as_posix().encode() + path.read_bytes())
-    for path in sorted([sim / "acceptance" / "pairs.json", *(sim / "engines").glob("*.json")]):
+    others = sim / "acceptance" / "pairs.json", *(sim / "engines").glob("*.json"), *(sim / "run").glob("core*.[ch]")
+    for path in sorted(others):
         digest.update(path.read_bytes())
     try:
         release = version("lanesim")
@@ -140,28 +141,30 @@ def files_hash(scenario: Scenario) -> str:
         paths.append(path.strip() if name.strip().lower() == "tape" else None)
     # A path may name a part of its file after a #.
     whole = [part for path in paths if path for part in (path, path.rpartition("#")[0]) if part]
-    read = [Path(path) for path in whole if Path(path).is_file()]
-    return "-".join(_file_hash(str(path), (about := path.stat()).st_mtime_ns, about.st_size) for path in read)
+    return "-".join(_hash_of(Path(path)) for path in whole if Path(path).is_file())
+
+
+def policy_hash(name: str) -> str:
+    """Hash of the file that a policy from elsewhere is in; empty for one without a file, and for a built-in one, which
+    the model's version covers."""
+    try:
+        module = None if name in POLICIES else sys.modules.get(find_policy(name).build.__module__)
+    except ValueError:
+        return ""
+    file = getattr(module, "__file__", None)
+    return _hash_of(Path(file)) if file else ""
+
+
+def _hash_of(path: Path) -> str:
+    """Of a file, read anew when it has changed."""
+    about = path.stat()
+    return _file_hash(str(path), about.st_mtime_ns, about.st_size)
 
 
 @cache
 def _file_hash(path: str, changed_ns: int, size: int) -> str:
     with Path(path).open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()[:16]
-
-
-@cache
-def _policy_hash(name: str) -> str:
-    """Hash of the file that a policy from elsewhere is in; empty for a built-in one, which the model's version
-    covers."""
-    if name in POLICIES:
-        return ""
-    try:
-        module = sys.modules.get(find_policy(name).build.__module__)
-    except ValueError:
-        return ""
-    file = getattr(module, "__file__", None)
-    return hashlib.sha256(Path(file).read_bytes()).hexdigest()[:16] if file else ""
 
 
 def parse_row(key: str, text: bytes, where: str) -> Row:

@@ -7,7 +7,6 @@ what is missing. Memory does not grow with the number of points. Not here: what 
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Iterable, Iterator
 from collections.abc import Set as AbstractSet
@@ -25,7 +24,7 @@ from sim.policies.registry import POLICIES, find_policy
 from sim.run.resolve import with_keys
 from sim.studies.sweeps.grid import Grid
 from sim.studies.sweeps.store import Store
-from sim.studies.sweeps.store_rows import PointJob, Row, failed_row, profile_hash, row_key, run_jobs
+from sim.studies.sweeps.store_rows import PointJob, Row, failed_row, policy_hash, profile_hash, row_key, run_jobs
 
 MAX_RUNS = 1_000_000
 """Most runs of one grid: about ten hours on two cores."""
@@ -59,15 +58,11 @@ class SweepPlan:
     hashes: dict[str, str]
 
     @classmethod
-    def of(cls, grid: Grid, profiles: dict[str, Profile] | None = None) -> SweepPlan:
-        """Loads what the grid names and `profiles` does not hold. Raises ValueError for one that is not there,
-        or a policy."""
+    def of(cls, grid: Grid) -> SweepPlan:
+        """Raises ValueError for a profile or a policy that is not there."""
         for name in grid.values_of("policy"):
             find_policy(name)
-        loaded = dict(profiles or {})
-        for name in grid.values_of("profile"):
-            if name not in loaded:
-                loaded[name] = load(name)
+        loaded = {name: load(name) for name in grid.values_of("profile")}
         return cls(grid=grid, profiles=loaded, hashes={name: profile_hash(loaded[name]) for name in loaded})
 
     def jobs(self, known: AbstractSet[str]) -> Iterator[PointJob]:
@@ -201,10 +196,6 @@ def _alone(job: PointJob) -> Iterator[list[Row]]:
 def _check_sources(grid: Grid) -> None:
     """Raise ValueError for a policy without a file: nothing would tell when it changes, and old rows would be kept."""
     for name in grid.values_of("policy"):
-        if name in POLICIES:
-            continue
-        module = sys.modules[find_policy(name).build.__module__]
-        if getattr(module, "__file__", None) is None:
-            raise ValueError(
-                f"policy {name!r} is written in a notebook, where a store sees no change: put it in a module"
-            )
+        if name not in POLICIES and not policy_hash(name):
+            where = "is written in a notebook, where a store sees no change"
+            raise ValueError(f"policy {name!r} {where}: put it in a module")
