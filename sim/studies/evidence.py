@@ -164,8 +164,7 @@ def evidence(profile: Profile, asked: Sequence[Question]) -> list[str]:
     """The cells near each question and their errors, a line for levels and one for speed-ups; questions without levels
     share a line where the same cells come nearest."""
     gpu, model = profile.gpu.name, measured_name(profile.target)
-    unmeasured: dict[str, list[Question]] = {}
-    differing: dict[str, list[str]] = {}
+    unmeasured = dict[str, tuple[list[Question], list[str]]]()
     has_speedups = False
     replayed = [cell for question in asked for cell in measured().cells if is_replay(cell, gpu, model, question)]
     lines = [replay_line(replayed)] if replayed else []
@@ -178,10 +177,11 @@ def evidence(profile: Profile, asked: Sequence[Question]) -> list[str]:
         has_speedups = has_speedups or bool(near_speedups)
         if not near_levels:
             nearest, names = _nearest(profile, question)
-            unmeasured.setdefault(nearest, []).append(question)
-            differing.setdefault(nearest, []).extend(names)
-    for nearest, questions in unmeasured.items():
-        another = " and ".join(dict.fromkeys(differing[nearest])) or "load"
+            questions, differing = unmeasured.setdefault(nearest, ([], []))
+            questions.append(question)
+            differing += names
+    for nearest, (questions, differing) in unmeasured.items():
+        another = " and ".join(dict.fromkeys(differing)) or "load"
         lines.append(
             f"{UNMEASURED}: {'no level' if has_speedups else 'nothing'} on {gpu} with {profile.target.name} within a "
             f"factor of {FACTOR:g} of these loads ({_loads(questions)}); {NEAREST} with another {another}: {nearest}"
@@ -215,8 +215,7 @@ def replay_line(cells: Sequence[EvidenceCell]) -> str:
 
 
 def as_replayed(result: Comparison, policies: Sequence[Resolved]) -> Comparison:
-    """`result` without the orders that turn round where the simulator's errors on replays near the load are taken out
-    of both means."""
+    """`result` without the orders that turn round where errors on replays near the load are taken out of the means."""
     ratios = {
         one.label: {
             cell.in_flight: 1.0 / (1.0 + cell.error_pct / 100.0)
@@ -241,13 +240,9 @@ def as_replayed(result: Comparison, policies: Sequence[Resolved]) -> Comparison:
 
 
 def levels(result: Comparison, policies: Sequence[Resolved]) -> list[Level]:
-    """The interval of the mean E2EL of each of the `policies` of a comparison, at its length, where it is steady and
-    has one.
-
-    The simulator is as far off as it was on served cells (sim.studies.served_errors). Pooled constants of an engine
-    that was not measured come on top, by a run with all of them a standard deviation higher. Near saturation latency
-    answers to errors of step times by its elasticity to them.
-    """
+    """The interval of the mean E2EL of each of the `policies` of a comparison, where it is steady and has one: the
+    simulator is as far off as it was on served cells (served_errors). Pooled constants of an engine that was not
+    measured come on top, and near saturation latency answers to errors of step times by its elasticity to them."""
     named, profile = {one.label: one for one in policies}, policies[0].profile
     engine, gpu, model = policies[0].engine, profile.gpu.name, measured_name(profile.target)
     levels_of_policies = []

@@ -68,18 +68,13 @@ def regrets(grid: LengthGrid) -> Floats:
     return means
 
 
-def best_table(grid: LengthGrid) -> Table:
+def best_table(*grids: LengthGrid) -> Table:
     """The lengths of least expected regret from the smallest load that was simulated to the largest one. A row begins
-    between two loads where the regrets of both lengths are equal, straight on the logarithm of the load."""
-    return shared_table([grid])
-
-
-def shared_table(grids: Sequence[LengthGrid]) -> Table:
-    """The best table for several grids of the same lengths, all of one weight at the loads they reach."""
+    between two loads where the regrets of both lengths are equal, straight on the logarithm of the load. Several grids
+    of the same lengths are of one weight at the loads they reach."""
     loads = sorted({load for grid in grids for load in grid.concurrencies})
     lengths = grids[0].lengths
     reaches = np.array([[load <= grid.concurrencies[-1] for load in loads] for grid in grids])
-    # Straight on the logarithm of the load.
     losses = np.stack(
         [[np.interp(np.log(loads), np.log(grid.concurrencies), row) for row in _of_lengths(grid)] for grid in grids]
     )

@@ -44,7 +44,6 @@ from sim.studies.length_choice import (
     gain_of,
     loss_of,
     plausible_lengths,
-    shared_table,
     table_words,
     tuned_points,
 )
@@ -194,7 +193,7 @@ def tune_contexts(
 
         drawn = cost_draws(prompted, draws, scenario.seed)
         grids.append(LengthGrid(tried, settings, _values(drawn, tried, settings, Runner(workers, on_step))))
-    without = shared_table(grids)
+    without = best_table(*grids)
     rows = []
     for tokens, grid in zip(prompts, grids, strict=True):
         table = best_table(grid)

@@ -290,9 +290,8 @@ class _Search:
 
     def estimate(self, ranked: Contender) -> PlannedDeployment:
         """A row of the first pass alone."""
-        replicas, k = ranked.gpus // ranked.candidate.gpus, max(ranked.k, 0)
-        figures = {"evidence": [], "is_first_pass": True, "num_speculative_tokens": k}
-        return self._deployment(ranked, replicas, ranked.rate_per_s, **figures)
+        figures = {"evidence": [], "is_first_pass": True, "num_speculative_tokens": max(ranked.k, 0)}
+        return self._deployment(ranked, ranked.gpus // ranked.candidate.gpus, ranked.rate_per_s, **figures)
 
     def _deployment(
         self, ranked: Contender, replicas: int, rate_per_replica: float, **figures: Any
@@ -316,17 +315,16 @@ class _Search:
             utilisation=self.rate_per_s / (replicas * rate_per_replica),
             rate_per_replica=rate_per_replica,
             output_tokens_per_s_per_gpu=per_gpu,
-            requests_in_memory=candidate.pools.decode
-            * self._in_memory(profile, with_draft=figures["num_speculative_tokens"] > 0),
+            requests_in_memory=candidate.pools.decode * self._in_memory(profile, figures["num_speculative_tokens"]),
             usd_per_million_tokens=None if usd_per_s is None else usd_per_s * 1e6,
             **figures,
         )
 
-    def _in_memory(self, profile: Profile, *, with_draft: bool) -> int:
+    def _in_memory(self, profile: Profile, k: int) -> int:
         workload, share = self.scenario.workload, self.scenario.engine.gpu_memory_utilization
         tokens = (workload.input_len or 0) + (workload.output_len or 0)
         engine = engine_of(self.scenario.engine.name, profile)
-        return kv_capacity_tokens(profile, share, with_draft=with_draft, engine=engine) // max(1, tokens)
+        return kv_capacity_tokens(profile, share, with_draft=k > 0, engine=engine) // max(1, tokens)
 
     def is_worth_it(self, ranked: Contender, best: Contender, refined: Sequence[_Refined]) -> bool:
         """The first pass has `ranked` near its `best`, or before all of those that are refined."""
