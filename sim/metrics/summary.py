@@ -107,7 +107,10 @@ def summarise(
     steady = _ratio(output_tokens, duration_s) if num_cooldowns else _steady_throughput(record, measured)
     result["steady_output_throughput"] = steady
     result["steady_output_throughput_per_gpu"] = None if steady is None else steady / record.num_gpus
-    result |= _windowed(record, measured, finished)
+    # Of a window that was cut, from completed requests only (report 002) and from all of them.
+    for name, requests in (("completed", finished), ("emitted", measured)):
+        count, window_s = _total(requests, "emitted_tokens"), record.window_s
+        result[f"throughput_{name}_window"] = None if window_s is None else count / window_s
     result |= prefix_cache(record, measured)
     result |= _speculation(record, measured)
     result |= _device(record, duration_s)
@@ -143,12 +146,8 @@ def detailed(record: RunRecord) -> Run:
 
 
 def _where(is_there: NDArray[np.bool_], values: Floats) -> list[float | None]:
-    """`values`, None where they are not there."""
     assert np.isfinite(values[is_there]).all()
-    listed: list[float | None] = values.tolist()
-    for place in np.flatnonzero(~is_there).tolist():
-        listed[place] = None
-    return listed
+    return [value if there else None for value, there in zip(values.tolist(), is_there.tolist(), strict=True)]
 
 
 def _total(requests: Requests, name: str) -> int:
@@ -242,15 +241,6 @@ def _emitted(requests: Requests, start_s: float, end_s: float) -> float:
     part = np.clip(np.minimum(last, end_s) - np.maximum(first, start_s), 0.0, None)
     part /= np.where(last > first, last - first, 1.0)
     return float(np.sum(is_in) + np.sum((tokens - 1) * np.where(last > first, part, is_in)))
-
-
-def _windowed(record: RunRecord, measured: Requests, finished: Requests) -> dict[str, float | None]:
-    """Throughput over a window that was cut, from completed requests only (report 002) and from all of them."""
-    parts, window_s = {"completed": finished, "emitted": measured}, record.window_s
-    return {
-        f"throughput_{name}_window": None if window_s is None else _total(requests, "emitted_tokens") / window_s
-        for name, requests in parts.items()
-    }
 
 
 def prefix_cache(record: RunRecord, measured: Requests) -> dict[str, float | None]:

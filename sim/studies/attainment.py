@@ -241,12 +241,10 @@ def _unused(scenario: Scenario) -> list[str]:
         "window.stop_s": window.stop_s,
     }
     given = ", ".join(f"{key}={value:g}" for key, value in keys.items() if value is not None)
-    if not given:
-        return []
-    return [
-        f"{given} not used: sought is the rate of one replica that nobody waits to send to (engine.max_num_seqs says "
-        "how many it serves at once, --rate how many replicas)"
-    ]
+    instead = "engine.max_num_seqs says how many it serves at once, --rate how many replicas"
+    return [f"{given} not used: sought is the rate of one replica that nobody waits to send to ({instead})"] * bool(
+        given
+    )
 
 
 def _of_scenario(scenario: Scenario, draws: int) -> list[str]:

@@ -1,11 +1,9 @@
 """Draft length by load: a closed loop at every concurrency and draft length, in every draw that the evidence allows,
 and of that a table by batch size, or one length where a table is not surely better; for one prompt length or several.
 
-Draws are paired: all settings meet the same requests, acceptance and costs, so that ratios vary less than they do. A
-length is chosen for the least expected regret, that is the mean loss against the best one of each draw; the loss that
-is stated is that of choices made without a draw, in that draw. Rows by context are those of vLLM's proposal
-(vllm#48627). Not here: choosing (length_choice), draws, the words of an engine's command line (serve_commands), how it
-is shown (sim.report.say).
+Draws are paired: all settings meet the same requests, acceptance and costs, so that ratios vary less than they do. Rows
+by context are those of vLLM's proposal (vllm#48627). Not here: choosing (length_choice), draws (cost_draws), the words
+of an engine's command line (serve_commands).
 """
 
 from __future__ import annotations
@@ -293,12 +291,10 @@ def concurrencies_of(resolved: Resolved) -> tuple[int, ...]:
 def _loads(resolved: Resolved, concurrencies: Sequence[int] | None) -> tuple[int, ...]:
     """Raises ValueError for more requests in flight than a run has."""
     tried = rising("concurrency", concurrencies_of(resolved) if concurrencies is None else concurrencies, 1)
-    most = _at_once(resolved.scenario.workload, tried[-1])
+    most, longer = _at_once(resolved.scenario.workload, tried[-1]), REQUESTS_PER_SLOT * tried[-1]
     if most < tried[-1]:
-        raise ValueError(
-            f"concurrency {tried[-1]}: a run has {most} requests; want at most {most} in flight, or "
-            f"--set workload.num_prompts={REQUESTS_PER_SLOT * tried[-1]}"
-        )
+        wanted = f"want at most {most} in flight, or --set workload.num_prompts={longer}"
+        raise ValueError(f"concurrency {tried[-1]}: a run has {most} requests; {wanted}")
     return tried
 
 
@@ -326,9 +322,8 @@ def _notes(resolved: Resolved, grid: LengthGrid, choice: Choice, largest_graph: 
     if largest_graph is not None:
         eager = {k: [load for load in grid.concurrencies if load * (k + 1) > largest_graph] for k in grid.lengths if k}
         if first := [f"K = {k} from {loads[0]} in flight" for k, loads in eager.items() if loads]:
-            notes.append(
-                f"simulated without a captured graph, since the largest has {largest_graph} tokens: {', '.join(first)}"
-            )
+            largest = f"since the largest has {largest_graph} tokens"
+            notes.append(f"simulated without a captured graph, {largest}: {', '.join(first)}")
     if len(choice.table) > 1:
         notes.append(
             "vLLM captures full graphs for a table with model runner V2 only; V1 falls back to piecewise ones, about "
@@ -342,11 +337,9 @@ def _contexts_left_out(contexts: Sequence[AtContext], max_num_seqs: int, max_con
     by_reach: dict[tuple[int, int], list[str]] = {}
     for each in contexts:
         by_reach.setdefault((each.k_table[0][0], each.k_table[-1][1]), []).append(str(each.prompt_tokens))
-    lines = [
-        line
-        for reach, tokens in by_reach.items()
-        for line in _loads_left_out(*reach, max_num_seqs, f" with prompts of {in_words(tokens)} tokens")
-    ]
+    lines = list[str]()
+    for reach, tokens in by_reach.items():
+        lines += _loads_left_out(*reach, max_num_seqs, f" with prompts of {in_words(tokens)} tokens")
     first, last = contexts[0].prompt_tokens, contexts[-1].prompt_tokens
     beyond = [f"below {first}"] * (first > 1) + [f"above {last}"] * (last < max_context)
     return [*lines, f"prompts {in_words(beyond)} tokens: their rows are those of the nearest"] if beyond else lines

@@ -169,10 +169,8 @@ class Variants:
             return f"{name.partition('+')[0]}+{head}"
         if len(fitting) != 1:
             known = in_words(fitting or [each for each in near if drafts[each]]) or "none"
-            raise ValueError(
-                f"speculation={method or ''}: {name} has no such draft; pairs shipped: "
-                f"{known}; `lanesim plan` and `calibrate import` make others"
-            )
+            made = f"pairs shipped: {known}; `lanesim plan` and `calibrate import` make others"
+            raise ValueError(f"speculation={method or ''}: {name} has no such draft; {made}")
         return fitting[0]
 
 
