@@ -59,7 +59,7 @@ class Pass:
         self.prepared, self.launched, self.ended = env.event(), env.event(), env.event()
 
 
-class Gpu:
+class SharedGpu:
     """Works that share a GPU, and one interpreter while they are launched."""
 
     def __init__(self, env: simpy.Environment, costs: CostModel, phi: float) -> None:
@@ -136,7 +136,7 @@ class Server:
         self.env, self.setup, self.options = env, setup, setup.options
         batches = (setup.options.decode_batch, setup.options.verify_batch)
         self.decode_batch, self.verify_batch = (setup.limits.lane_batch(b, setup.draft_tokens) for b in batches)
-        self.gpu = Gpu(env, setup.costs, setup.phi)
+        self.gpu = SharedGpu(env, setup.costs, setup.phi)
         self.draft, self.verify, self.prefill = ((simpy.Resource(env), simpy.Resource(env)) for _ in range(3))
         self.waiting, self.decoding, self.verifying = simpy.Store(env), simpy.Store(env), simpy.Store(env)
         self.seats = simpy.Container(env, setup.limits.max_num_seqs, init=setup.limits.max_num_seqs)

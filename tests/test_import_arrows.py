@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -111,6 +112,18 @@ def place(module: str) -> tuple[int, int, str] | None:
             if room in rooms and len(rest) >= depth:
                 return PACKAGES.index(package), floor, room
     return None
+
+
+NAMED_TWICE = {"Measured", "Pair", "ServedFlags"}
+"""Public classes of different files with one name; this only falls."""
+
+
+def test_two_public_classes_never_share_a_name() -> None:
+    classes = Counter(
+        node.name for path in FILES.values() for node in ast.parse(path.read_text()).body
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+    )  # fmt: skip
+    assert {name for name, count in classes.items() if count > 1} <= NAMED_TWICE
 
 
 def test_every_module_is_in_a_room_that_has_a_floor() -> None:

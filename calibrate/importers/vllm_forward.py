@@ -34,7 +34,7 @@ SECONDS_PER_US = 1e-6
 Whole = Annotated[int, msgspec.Meta(ge=0, le=10**7)]
 
 
-class Request(msgspec.Struct, frozen=True):
+class ForwardRequest(msgspec.Struct, frozen=True):
     """One request of a batch, under vLLM's names."""
 
     query_len: Whole
@@ -51,16 +51,16 @@ class Latency(msgspec.Struct, frozen=True):
     sample_spread_pct: Annotated[float, msgspec.Meta(ge=0.0)]
 
 
-class Rank(msgspec.Struct, frozen=True):
+class ForwardRank(msgspec.Struct, frozen=True):
     latency_us: Latency
     timing_scope: Literal["target_only", "target_and_drafter"]
 
 
 class Case(msgspec.Struct, frozen=True):
     case: str
-    requests: Annotated[tuple[Request, ...], msgspec.Meta(min_length=1)]
+    requests: Annotated[tuple[ForwardRequest, ...], msgspec.Meta(min_length=1)]
     median_us: Annotated[float, msgspec.Meta(gt=0.0, le=1e9)]
-    ranks: Annotated[tuple[Rank, ...], msgspec.Meta(min_length=1)]
+    ranks: Annotated[tuple[ForwardRank, ...], msgspec.Meta(min_length=1)]
 
 
 def passes(num_speculative_tokens: int | None) -> dict[int, list[TimedPass]]:
@@ -177,11 +177,11 @@ def _timing(case: Case) -> tuple[float, float, int]:
     return case.median_us * SECONDS_PER_US, 0.5 * latency.sample_spread_pct, latency.count
 
 
-def _alike(requests: Sequence[Request]) -> list[list[Request]]:
+def _alike(requests: Sequence[ForwardRequest]) -> list[list[ForwardRequest]]:
     return [[each for each in requests if each == kind] for kind in dict.fromkeys(requests)]
 
 
-def _target_pass(requests: Sequence[Request]) -> TimedPass:
+def _target_pass(requests: Sequence[ForwardRequest]) -> TimedPass:
     """Of requests that are all alike."""
     first = requests[0]
     prefix = first.kv_len - first.query_len

@@ -136,8 +136,8 @@ def metrics_of(
     """Metrics of one side, finished requests with their `latencies` in seconds, under the simulator's keys."""
     run: dict[str, float | None] = {THROUGHPUT: output_throughput(requests)}
     for name, values_s in latencies.items():
-        run |= spread_ms(name, values_s, np.ones(len(values_s)), compared.PERCENTILES)
-    return run | spread_ms("itl", np.array(gaps.gaps_s), np.array(gaps.counts, dtype=float), compared.PERCENTILES)
+        run |= spread_ms(name, values_s, np.ones(len(values_s)))
+    return run | spread_ms("itl", np.array(gaps.gaps_s), np.array(gaps.counts, dtype=float))
 
 
 def output_throughput(requests: Sequence[Request]) -> float | None:

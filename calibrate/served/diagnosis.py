@@ -327,7 +327,7 @@ class Beside(msgspec.Struct, frozen=True, kw_only=True):
         return (self.measured > self.expected) == (self.metric in (THROUGHPUT, SPEEDUP))
 
 
-class Measured(NamedTuple):
+class MeasuredResult(NamedTuple):
     """What was measured of a pair, and how far off the simulator may be there."""
 
     pair: Pair
@@ -407,7 +407,7 @@ def diagnose(
     `has` says which arm was measured; the other is simulated alone. Raises ValueError where an arm cannot run.
     """
     simulations = Simulations(on_run)
-    measured = Measured(pair, has, (pair.without.errors(), pair.drafting.errors()))
+    measured = MeasuredResult(pair, has, (pair.without.errors(), pair.drafting.errors()))
     as_described = simulations.of(pair)
     values = measured.beside(as_described)
     expected, ends = speedup_of(pair, as_described), speedup_errors()

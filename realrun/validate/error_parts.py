@@ -22,7 +22,7 @@ from sim.devices.contention import Contention
 from sim.files.json_values import Json
 from sim.hosts.simulated import RunLength, SimHost
 from sim.interface.work import Work
-from sim.metrics.compared import PERCENTILES, errors
+from sim.metrics.compared import errors
 from sim.metrics.records import RunRecord, WorkRecord
 from sim.metrics.summary import Run, summarise
 from sim.run.compiled import PYTHON
@@ -100,7 +100,7 @@ def judge(observed: Observed) -> dict[str, Any]:
     workload = experiment.scenario.workload
     first, last = workload.num_warmups, workload.num_cooldowns
     decomposition = {
-        name: errors(observed.run, summarise(record, percentiles=PERCENTILES, num_warmups=first, num_cooldowns=last))
+        name: errors(observed.run, summarise(record, num_warmups=first, num_cooldowns=last))
         for name, record in (("mechanism", mechanism), ("cost", cost), ("contention", simulated))
     }
     return {

@@ -38,7 +38,7 @@ SIZE = re.compile(r"(\d+(?:\.\d+)?)b(?=-|$)")
 """Parameters in a model's name, billions."""
 
 
-class Pair(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class AcceptancePair(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A measured pair."""
 
     target: str
@@ -56,7 +56,7 @@ class Measured(NamedTuple):
 
     kind: str
     prompts: str
-    pair: Pair
+    pair: AcceptancePair
 
     def length(self, k: int, drift: float = 0.0) -> float:
         """On a straight line between two draft lengths, and beyond them as the nearest is carried."""
@@ -87,9 +87,9 @@ class OnPrompts(AtEveryLength):
 
 
 @lru_cache(maxsize=1)
-def read_pairs() -> list[Pair]:
+def read_pairs() -> list[AcceptancePair]:
     """Those of pairs.json."""
-    return msgspec.json.decode(Path(__file__).with_name("pairs.json").read_bytes(), type=list[Pair])
+    return msgspec.json.decode(Path(__file__).with_name("pairs.json").read_bytes(), type=list[AcceptancePair])
 
 
 def measured_of(text: str, target: str, params: int, method: str) -> tuple[tuple[Measured, ...], ...]:
@@ -131,7 +131,7 @@ def origin_of(text: str, target: str, params: int, method: str, k: int) -> str:
     return ". ".join([*parts, *["Yours: --acceptance code, chat, maths, other or a number"] * (text == ANY)])
 
 
-def _distance(pair: Pair, target: str, params: int, method: str) -> tuple[bool, bool, bool, float]:
+def _distance(pair: AcceptancePair, target: str, params: int, method: str) -> tuple[bool, bool, bool, float]:
     """Another method, another model, another family, then the logarithm of sizes."""
     theirs, ours = model_key(pair.target), model_key(target)
     size = SIZE.search(theirs)

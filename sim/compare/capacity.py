@@ -38,15 +38,12 @@ LOAD_SEED = 0
 """Seed of the saturated runs that loads are judged by: points that differ in their seed alone share them."""
 CAPACITY_KEY = 1_000_003
 """Child of that seed that saturated runs draw from: they share nothing with the runs they judge."""
-
 LOOPS = ((8, 48), (64, 256))
 """Requests in flight and in all of the short closed loops that bound capacity from below, the shortest first."""
 FLOOR_SHARE = 0.7
 """Share of the short loop's throughput that is trusted as a bound: its requests are few, and their lengths vary."""
 NEAR_SATURATION = 0.7
-"""Share of capacity, or of what it surely exceeds where it was not measured, from which latency answers to step times
-by more than their share."""
-
+"""Share of capacity from which latency answers to step times by more than their share."""
 ANY_RUN: dict[str, Any] = {"replications": 1, "window": Window(), "goodput": Goodput(), "energy": False}
 ANY_LOAD: dict[str, Any] = {
     "num_prompts": FEWEST, "num_warmups": 0, "num_cooldowns": 0, "request_rate": inf, "burstiness": 1.0,
@@ -55,17 +52,13 @@ ANY_LOAD: dict[str, Any] = {
 """Keys that saturated runs do not depend on."""
 MOST_KEPT = 16
 """Saturations that a process keeps for further loads, the newest."""
-
 Capacity = tuple[float, tuple[float, float]]
 """Requests per second that may be sent, rejected ones among them, and its 95 % interval."""
 
 
 class Saturation:
-    """One policy with a queue that never empties, whatever the rate of its scenario: runs that are made when they are
-    wanted, each once.
-
-    Of several replicas one is saturated: they serve as many times that, since none is ever idle then.
-    """
+    """One policy with a queue that never empties, whatever the rate of its scenario. Each run is made once, when it is
+    wanted. Of several replicas one is saturated: they serve as many times that, since none is ever idle then."""
 
     def __init__(self, resolved: Resolved, seed: int = LOAD_SEED) -> None:
         self._seed, self._count, workload = seed, resolved.scenario.devices.count, dict(ANY_LOAD)
@@ -99,25 +92,17 @@ class Saturation:
         return self._count * rate, (self._count * low, self._count * high)
 
     def floor(self, rate_per_s: float = 0.0) -> float:
-        """Requests per second that capacity surely exceeds, from closed loops of a few requests, and of more until one
-        exceeds `rate_per_s`.
-
-        Throughput rises with the requests in flight, so it is what surely gets through with fewer. 0 where no more than
-        a few can be in flight at all: there the loop is the saturated run.
-        """
+        """Requests per second that capacity surely exceeds: throughput rises with the requests in flight, so those of
+        closed loops of a few, and of more until one exceeds `rate_per_s`. 0 where no more can be in flight at all."""
         floor, rate_per_s, (most, _) = 0.0, rate_per_s / self._count, self._sent
         for in_flight, num_prompts in LOOPS:
             has_prompts = at_most(self._given.scenario.workload, num_prompts) == num_prompts
             if most >= 2 * in_flight and floor <= rate_per_s and has_prompts:
-                floor = max(floor, FLOOR_SHARE * self._in_loop(in_flight, num_prompts))
+                if in_flight not in self._loops:
+                    loop = {"num_prompts": num_prompts, "max_concurrency": in_flight}
+                    self._loops[in_flight], _ = self._throughput(self._burst.changed(workload=loop))
+                floor = max(floor, FLOOR_SHARE * self._loops[in_flight])
         return self._count * floor
-
-    def _in_loop(self, in_flight: int, num_prompts: int) -> float:
-        """Throughput of a closed loop of the saturated run's requests."""
-        if in_flight not in self._loops:
-            loop = {"num_prompts": num_prompts, "max_concurrency": in_flight}
-            self._loops[in_flight], _ = self._throughput(self._burst.changed(workload=loop))
-        return self._loops[in_flight]
 
     def _throughput(self, resolved: Resolved) -> Capacity:
         """Throughput of the whole run, in the stretch in which as many are in flight as ever."""

@@ -1,7 +1,6 @@
-"""Runs over several processes: points in, outcomes out.
+"""Runs over several processes. A point is everything that determines one run, so it does not matter where it is run.
 
-A point is everything that determines one run, so it does not matter where it is run. Not here: processes
-(sim.compare.pool), which points there are (sim.compare.side_by_side, sim.studies).
+Not here: processes (sim.compare.pool), which points there are (sim.compare.side_by_side, sim.studies).
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ class Point:
     """Until the first RECORDED requests have ended."""
     keeps_record: bool = False
     rows_path: str | None = None
-    """Parquet file to write the requests to, where they are wanted without the record."""
+    """Parquet file to write the requests to."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,13 +52,13 @@ class PointRun:
 
     run: Run
     num_streams: int
-    """Streams that the policy used of one GPU: the most, where it has several GPUs."""
+    """The most that the policy used of one GPU."""
     needs_capacity: bool
     arrivals_s: list[float]
-    """Arrivals of a trace's requests; empty for drawn ones, whose rate is known."""
+    """Of a trace's requests; empty for drawn ones, whose rate is known."""
     record: RunRecord | None
     form: str
-    """Form of the simulator that it ran in."""
+    """Of the simulator."""
 
 
 def run_point(point: Point) -> PointRun:
@@ -81,9 +80,10 @@ def run_point(point: Point) -> PointRun:
         with writing_parquet(Path(point.rows_path)) as write:
             for columns in request_parts(record):
                 write(columns)
+    used = {(usage.device, usage.stream) for usage in record.usage if usage.kind != "host"}
     return PointRun(
         run=run,
-        num_streams=_num_streams(record),
+        num_streams=max(Counter(device for device, _ in used).values(), default=0),
         needs_capacity=needs_capacity(record),
         arrivals_s=record.requests.column("arrival_s").tolist() if is_trace(scenario.workload) else [],
         record=record if point.keeps_record else None,
@@ -105,26 +105,12 @@ def _end_of(record: RunRecord, count: int) -> float | None:
     return nextafter(end_s, inf) if end_s < max(ends_s, default=inf) < inf else None
 
 
-def _num_streams(record: RunRecord) -> int:
-    used = {(usage.device, usage.stream) for usage in record.usage if usage.kind != "host"}
-    return max(Counter(device for device, _ in used).values(), default=0)
-
-
-def run_points(points: Sequence[Point], runner: Runner, stage: str = "simulating") -> list[PointRun]:
-    """[points] results, in their order. Raises as `on_points` does."""
-    return on_points(run_point, points, runner, stage)
-
-
 def on_points(
     function: Callable[[Task], Result], tasks: Sequence[Task], runner: Runner, stage: str = "simulating"
 ) -> list[Result]:
     """Results of `function` for each of `tasks` [tasks], points or groups of them; in this process where the runner's
-    workers are left open and the points are not worth starting others. Points of a group that differ in their workload
-    alone share the numbers of their costs.
-
-    An exception of a run is raised here, and the runs that have not begun are dropped then, as they are on an
-    interrupt. Raises WorkerDied.
-    """
+    workers are left open and the points are not worth starting others. An exception of a run is raised here, and the
+    runs that have not begun are dropped then. Raises WorkerDied."""
     points = [point for task in tasks for point in ([task] if isinstance(task, Point) else task)]
     num_sent = sum(num_requests(point.resolved.scenario.workload) for point in points)
     if runner.workers is None and num_sent < WORTH_A_POOL:

@@ -2,10 +2,9 @@
 
 Workers last as long as the outermost `lasting` block. They are forked where this process has one thread, since that is
 safe. Elsewhere they start afresh, and the policies and acceptances registered here are registered there. What a script
-or a notebook defines cannot be imported there. Then the tasks run in this process, with a note. Not here: what a task
-is (sim.compare.point_runs, sim.studies.sweeps.store_rows).
-
-What only processes need is imported where they start: it takes longer than a small run does.
+or a notebook defines cannot be imported there. Then the tasks run in this process, with a note. What only processes
+need is imported where they start, since it takes longer than a small run does.
+Not here: what a task is (sim.compare.point_runs, sim.studies.sweeps.store_rows).
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ AHEAD = 3
 OnDone = Callable[[str, int, int], None]
 """(what is being done, how many of it are done, how many there are)."""
 ENDING_S = 0.5
-"""Time for the threads of a pool to be gone, which takes far less."""
+"""Time for the threads of a pool to be gone."""
 
 
 class WorkerDied(RuntimeError):
@@ -62,19 +61,8 @@ def default_workers() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-class _Block:
-    """Processes that end with a block; none until they are needed."""
-
-    pool: Pool | None = None
-
-    def end(self, *, is_failed: bool) -> None:
-        pool, self.pool = self.pool, None
-        if pool is not None:
-            pool.end(is_failed=is_failed)
-
-
-_lasting: _Block | None = None
-"""The outermost `lasting` block; None outside."""
+_lasting: list[Pool] | None = None
+"""The pool of the outermost `lasting` block, if one was needed; None outside."""
 
 
 @contextmanager
@@ -84,15 +72,24 @@ def lasting() -> Iterator[None]:
     if _lasting is not None:
         yield
         return
-    _lasting = block = _Block()
+    _lasting = []
     try:
-        yield
-    except BaseException:
-        block.end(is_failed=True)
-        raise
+        with _ending(_lasting):
+            yield
     finally:
         _lasting = None
-        block.end(is_failed=False)
+
+
+@contextmanager
+def _ending(pools: list[Pool], *, is_kept: bool = False) -> Iterator[None]:
+    """End `pools` with the block, those that are kept only on an exception."""
+    is_failed = True
+    try:
+        yield
+        is_failed = False
+    finally:
+        while pools and (is_failed or not is_kept):
+            pools.pop().end(is_failed=is_failed)
 
 
 @contextmanager
@@ -102,17 +99,17 @@ def started(
     """Workers that are there when the block begins and gone when it ends, if it is not within a `lasting` one.
 
     `uses` names the policies and acceptances that tasks will ask for. One worker is this process, unless it is to be
-    `is_apart`, of processes that nobody shares. An `executor` stands in for the processes. On an exception or
-    interrupt, tasks that have not begun are dropped, and those under way ended with their processes.
+    `is_apart`, of processes that nobody shares. An `executor` stands in for the processes. On an exception tasks that
+    have not begun are dropped, and those under way ended with their processes.
     """
     checked_count("workers", workers, 1)
     if executor is not None or (workers <= 1 and not is_apart):
         yield Pool(executor, workers)
         return
-    block = _Block() if is_apart or _lasting is None else _lasting
-    if block.pool is not None and (getattr(block.pool.executor, "_broken", False) or block.pool.workers < workers):
-        block.end(is_failed=False)
-    is_fresh = block.pool.is_fresh if block.pool else sys.platform != "linux" or _num_threads() > 1
+    pools = [] if is_apart or _lasting is None else _lasting
+    if pools and (getattr(pools[0].executor, "_broken", False) or pools[0].workers < workers):
+        pools.pop().end(is_failed=False)
+    is_fresh = pools[0].is_fresh if pools else sys.platform != "linux" or _num_threads() > 1
     homeless = [each.name for each in _registered() if each.name in uses and not each.is_there(is_fresh=is_fresh)]
     if workers > 1 and homeless:
         warnings.warn(
@@ -120,14 +117,10 @@ def started(
         )
         yield Pool(None, 1)
         return
-    block.pool = pool = block.pool or Pool.of(workers, is_fresh=is_fresh)
-    try:
-        yield pool
-    except BaseException:
-        block.end(is_failed=True)
-        raise
-    if block is not _lasting:
-        block.end(is_failed=False)
+    if not pools:
+        pools.append(Pool.of(workers, is_fresh=is_fresh))
+    with _ending(pools, is_kept=pools is _lasting):
+        yield pools[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,11 +151,8 @@ class Pool:
         return cls(executor, workers, is_fresh, num_threads)
 
     def run(self, function: Callable[[Task], Result], tasks: Iterable[Task]) -> Iterator[tuple[int, Result]]:
-        """(place of a task, what `function` gave) as each is done, in whatever order that is.
-
-        `function` is a module's, or a partial of one. An exception of a task is raised here, its warnings are given
-        here, and what it extrapolated is passed on here. Raises WorkerDied.
-        """
+        """(place of a task, what `function` gave) as each is done. An exception of a task is raised here, its warnings
+        are given here, and what it extrapolated is passed on here. Raises WorkerDied."""
         if self.executor is None:
             yield from enumerate(map(function, tasks))
             return
@@ -206,7 +196,7 @@ class Pool:
 
 @dataclass(frozen=True, slots=True)
 class Runner:
-    """Number of processes that run the tasks of a question, and the callback that hears how far they are."""
+    """How many processes run the tasks of a question, and who hears how far they are."""
 
     workers: int | None = None
     """None: as many as there are cores; 1: this process."""
@@ -251,8 +241,8 @@ class _Registered(NamedTuple):
     is_policy: bool = False
 
     def is_there(self, *, is_fresh: bool) -> bool:
-        """Another process finds it: not what is written inside a function, nor in a script or a notebook. A copy of
-        this process knows scripts, and policies by their names."""
+        """Another process finds it: not what is written inside a function, in a script or a notebook. A copy of this
+        process knows scripts, and policies by their names."""
         module = sys.modules.get(self.build.__module__)
         is_script = self.build.__module__ == "__main__" or getattr(module, "__file__", None) is None
         is_found = getattr(module, self.build.__qualname__, None) is self.build

@@ -1,9 +1,8 @@
 """Length of a run, and of its beginning that is left out, for its means to be those of a long run.
 
 A number of requests that the user gives is obeyed, and called a transient where it is one. Left open (`auto`), a pilot
-run per policy says how long requests take, and where it was itself too short, a second one of that length; then
-fresh runs of the computed length are made, the same for all policies, so that they can be paired. A length that grew
-until an interval is narrow would stop at lucky moments: such intervals covered 78 % instead of 95 in a trial.
+run per policy says how long requests take, and where it was itself too short, a second one of that length. All policies
+then have fresh runs of one length. A length that grew until an interval is narrow would stop at lucky moments.
 Not here: running (sim.run.simulate, point_runs), how a load stands to capacity (capacity).
 """
 
@@ -16,7 +15,7 @@ import msgspec
 import numpy as np
 
 from sim.compare.capacity import load_after
-from sim.compare.point_runs import Point, PointRun, run_points
+from sim.compare.point_runs import Point, PointRun, on_points, run_point
 from sim.compare.pool import Runner
 from sim.draws import child_seed
 from sim.metrics.records import RunRecord
@@ -58,10 +57,13 @@ def choose_run_length(policies: Sequence[Resolved], workers: int | None = 1) -> 
     """The length of all `policies` of a scenario."""
     scenario = policies[0].scenario
     workload = scenario.workload
-    is_open = workload.num_prompts == "auto" and not is_trace(workload)
-    if not is_open or scenario.window.arrivals_end_s is not None:
-        # A window says how many arrive; so many more than that that it is never the number which ends them.
-        fixed = _filling(scenario) if is_open else num_requests(workload)
+    is_open, cut_s = workload.num_prompts == "auto" and not is_trace(workload), scenario.window.arrivals_end_s
+    if not is_open or cut_s is not None:
+        fixed = MIN_AUTO_PROMPTS if is_open else num_requests(workload)
+        if is_open and cut_s is not None and workload.request_rate < inf:
+            # The window is to end arrivals, not their number: ten standard deviations above the mean.
+            mean = workload.request_rate * cut_s
+            fixed = ceil(mean + 10.0 * sqrt(max(1.0, mean / min(1.0, workload.burstiness)))) + 10
         return Length(
             num_prompts=fixed,
             num_warmups=workload.num_warmups,
@@ -111,8 +113,7 @@ def transient_note(scenario: Scenario, length: Length, mean_e2el_ms: float | Non
 
 
 def lockstep_note(policies: Sequence[Resolved]) -> str | None:
-    """A closed loop whose requests are all alike, in a line: without drafts, which end them at different times, they go
-    on together, wave after wave, and the prompts of a wave wait for each other."""
+    """A closed loop whose requests are all alike, in a line: without drafts they go on together, wave after wave."""
     workload = policies[0].scenario.workload
     is_alike = all(length is not None and len(set(workload.bounds(length))) == 1 for length in workload.fixed_len)
     in_step = [one.label for one in policies if not one.lengths.given]
@@ -125,21 +126,12 @@ def lockstep_note(policies: Sequence[Resolved]) -> str | None:
     )
 
 
-def _filling(scenario: Scenario) -> int:
-    """Requests that surely outlast the window of arrivals: its mean number and ten standard deviations more."""
-    workload, cut_s = scenario.workload, scenario.window.arrivals_end_s
-    if workload.request_rate == inf or cut_s is None:
-        return MIN_AUTO_PROMPTS
-    mean = workload.request_rate * cut_s
-    return ceil(mean + 10.0 * sqrt(max(1.0, mean / min(1.0, workload.burstiness)))) + 10
-
-
 def _pilots(policies: Sequence[Resolved], num_prompts: int, workers: int | None) -> list[Length]:
-    """Those of the policies that keep up with their load."""
+    """Of policies that keep up with their load."""
     workload = policies[0].scenario.workload.sized(num_prompts)
     seed = child_seed(policies[0].scenario.seed, PILOT_KEY)
     points = [Point(resolved=one.changed(workload=workload), seed=seed, keeps_record=True) for one in policies]
-    runs = zip(policies, run_points(points, Runner(workers)), strict=True)
+    runs = zip(policies, on_points(run_point, points, Runner(workers)), strict=True)
     return [_asked(one.scenario, run) for one, run in runs if load_after(one, [run]).is_steady]
 
 
@@ -173,9 +165,8 @@ def _needed_for(scenario: Scenario, mean_e2el_s: float, num_filling: int = 0, nu
 
 
 def _filled_by(scenario: Scenario, record: RunRecord, e2els_s: Floats) -> int:
-    """Requests that arrive while a run fills. Until then fewer are in flight than later, and as many tokens are
-    missing: tokens/s of 1,000 requests at 60 % load were 2.0 % low after 20 of them, 0.4 % after 60.
-    """
+    """Requests that arrive while a run fills. Until then fewer are in flight than later: tokens/s of 1,000 requests at
+    60 % load were 2.0 % low after 20 of them, 0.4 % after 60."""
     filling_s = FILLINGS * float(np.quantile(e2els_s, FILLING))
     if record.cache_block_tokens is not None:
         filling_s = max(filling_s, _session_s(scenario, float(e2els_s.mean())))

@@ -2,9 +2,8 @@
 
 Replication r of a seed draws from child r of it, for every policy, so that differences are taken draw by draw. Where
 overlap of streams was not measured, the first run of policies with several streams on a GPU is simulated at both ends
-of phi's bracket, too, and an order of two policies is stated only if all agree. Where the kind of prompts is open, the
-first run is simulated with those of least and of most acceptance, too. Not here: one run (sim.run.simulate),
-its length (sim.compare.run_length), files (sim.report.results), tables (sim.report.tables).
+of phi's bracket, too, and an order of two policies is stated only if all agree. Where the kind of prompts is open, so
+are those of least and of most acceptance. Not here: one run (sim.run.simulate), its length (sim.compare.run_length).
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ import msgspec
 import numpy as np
 
 from sim.compare.capacity import load_after
-from sim.compare.point_runs import Point, PointRun, run_points
+from sim.compare.point_runs import Point, PointRun, on_points, run_point
 from sim.compare.pool import OnDone, Runner, lasting
 from sim.compare.run_length import Length, choose_run_length, lockstep_note, settled, transient_note
 from sim.compare.verdict import STATED, Interval, Order, Paired, PolicySummary, hull, judged, order_of, verdict
@@ -54,7 +53,6 @@ TAIL_SHARE = 0.85
 of capacity, by 1 to 2 % at 0.80 (H100, Llama-3.1-8B, azure-conv, against runs of 60,000 requests)."""
 Key = tuple[str, str]
 """A policy, and a level of phi or the kind of prompts."""
-Pair = tuple[str, str]
 ROUNDING = 1e-12
 """Share by which sums of the same terms may differ."""
 PHI_STEPS, PHI_DIGITS = 250, 4
@@ -62,16 +60,16 @@ PHI_STEPS, PHI_DIGITS = 250, 4
 
 
 class CostSource(msgspec.Struct, frozen=True, kw_only=True):
-    """Summary of the profile behind a result."""
+    """The profile behind a result."""
 
     name: str
     source: str
     overlap: str
     is_overlap_measured: bool
     phi: Phi | None = None
-    """Assumption that stands in for a measurement of overlap; None where there is one."""
+    """What is assumed of overlap where it was not measured."""
     errors: dict[str, float | None]
-    """Mean held-out error per kind, percent; None where it was not validated."""
+    """Mean held-out error per kind of pass, percent; None where it was not validated."""
 
 
 class Drawn(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,8 +96,7 @@ class Level(msgspec.Struct, frozen=True, kw_only=True):
     num_set_ups: int
     """Measured ones of this engine, GPU and target."""
     engine_pct: float | None = None
-    """Addition to the mean by one standard deviation of the engine's pooled constants; None where none are pooled, or
-    what was measured had them."""
+    """What a standard deviation of the engine's pooled constants adds to the mean; None where servers were measured."""
     elasticity: float | None = None
     """Percent of mean E2EL per percent of all step times, near saturation."""
     wider: list[str] = []
@@ -111,7 +108,6 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 
     schema: int = RESULT_SCHEMA
     scenario: PlainScenario
-    """Resolved, as plain data."""
     scenario_hash: str
     profile: CostSource
     length: Length
@@ -122,11 +118,9 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     notes: list[str]
     """Warnings to read before believing a number."""
     verdict: str = ""
-    """The sentence that it comes to."""
     drawn: list[Drawn] = []
-    """Differences in draws, where some were made."""
     levels: list[Level] = []
-    """Intervals of levels, end to end, of policies with steady means."""
+    """Of policies with steady means."""
     evidence: list[str] = []
     """The nearest measured cells and the simulator's errors there."""
 
@@ -142,8 +136,7 @@ class Frame:
     """Runs of a comparison, policy x phi x replication, and the load on each policy at each phi."""
 
     runs: Mapping[Key, Sequence[Run]]
-    """[replications] by policy and phi of the bracket, the first alone at its ends and with prompts of other
-    acceptance; of a policy without either at the middle one alone."""
+    """[replications]; the first alone at the ends of the bracket and with prompts of other acceptance."""
     loads: Mapping[Key, Load]
 
     @property
@@ -160,7 +153,7 @@ class Frame:
 
     def values(self, policy: str, metric: str, level: str = PhiLevel.MIDDLE) -> list[float]:
         """[replications] of a metric; none where some run has none. Those without a run at that phi change by as much,
-        relative to the middle one, as the first does: the noise of requests is in an interval once."""
+        relative to the middle one, as the first does."""
         middle = self._at(policy, metric, PhiLevel.MIDDLE)
         values = self._at(policy, metric, level)
         if not values or not middle:
@@ -190,11 +183,9 @@ def compare(
 ) -> Comparison:
     """Run all of a scenario's resolved `policies` with every replication.
 
-    Each run writes its requests into the directory `rows_in`, as Parquet files in the order of the runs.
-
-    `on_run` gets each record, `on_done` hears how far it is. With `record_works` the first replication of each policy
-    carries works of its first requests; with `is_detailed` every run carries per-request lists.
-    Raises ValueError for input that cannot run.
+    Each run writes its requests into the directory `rows_in`, as Parquet files in the order of the runs. `on_run` gets
+    each record, `on_done` hears how far it is. With `record_works` the first replication of each policy carries works
+    of its first requests; with `is_detailed` every run carries per-request lists. Raises ValueError.
     """
     scenario_hash = policies[0].scenario.digest
     on_done("settling the length", 0, 1)
@@ -214,9 +205,9 @@ def compare(
         for replication in range(scenario.replications)
     ]
     runner = Runner(workers, on_done)
-    done = run_points(points, runner)
-    for one in done:
-        if on_run is not None:
+    done = on_points(run_point, points, runner)
+    if on_run is not None:
+        for one in done:
             assert one.record is not None
             on_run(one.record)
     asked: list[tuple[Key, Point]] = [((point.resolved.label, PhiLevel.MIDDLE), point) for point in points]
@@ -234,7 +225,7 @@ def compare(
         for end in one.prompts
     }
     for beside, stage in ((ends, "at both ends of phi's bracket"), (others, "at both ends of acceptance")):
-        done += run_points([*beside.values()], runner, stage)
+        done += on_points(run_point, [*beside.values()], runner, stage)
         asked += beside.items()
     frame = _frame(asked, done)
     bounded = lanes if scenario.devices.overlap is Regime.ROOFS else set()
@@ -243,6 +234,10 @@ def compare(
     forms = {label: list(dict.fromkeys(form for name, form in by_policy if name == label)) for label in frame.policies}
     rows = [msgspec.structs.replace(_policy_summary(frame, label), ran_in=ran_in) for label, ran_in in forms.items()]
     summaries, draft_tokens = judged(rows, paired), scenario.speculation.num_speculative_tokens
+    steady_ms = [row.mean["mean_e2el_ms"] for row in summaries if row.load.is_steady]
+    slowest_ms = max((value for value in steady_ms if value is not None), default=None)
+    names = [one.label for one in policies if not one.policy.is_built_in and PYTHON in forms[one.label]]
+    in_python = f"{IN_PYTHON} {in_words(names)}: the compiled core has only built-in policies."
     return Comparison(
         scenario=to_plain(scenario),
         scenario_hash=scenario_hash,
@@ -259,10 +254,10 @@ def compare(
         paired=paired,
         verdict=verdict(summaries, paired, drafting(policies)),
         notes=[
-            *_python_notes(policies, forms),
+            *[in_python] * bool(names),
             *dict.fromkeys(note for one in policies for note in one.assumed),
             *_rank_notes(policies[0]),
-            *_transients(policies, length, summaries),
+            *[note for note in (transient_note(scenario, length, slowest_ms), lockstep_note(policies)) if note],
             # What the quoted acceptance leaves open at the draft length in use.
             *(policies[0].quoted.notes([draft_tokens]) if draft_tokens else ()),
         ],
@@ -276,20 +271,13 @@ def restated(result: Comparison, policies: Sequence[Resolved], paired: Sequence[
     return msgspec.structs.replace(result, policies=rows, paired=list(paired), verdict=said, **changes)
 
 
-def _python_notes(policies: Sequence[Resolved], forms: Mapping[str, Sequence[str]]) -> list[str]:
-    """A line on policies that are not built in."""
-    names = [one.label for one in policies if not one.policy.is_built_in and PYTHON in forms[one.label]]
-    return [f"{IN_PYTHON} {in_words(names)}: the compiled core has only built-in policies."] if names else []
-
-
 def is_bracketed(profile: Profile, done: PointRun) -> bool:
     """Several plain streams ran on a GPU whose overlap was not measured."""
     return not profile.overlap.measured and done.run["partition"] is None and done.num_streams > 1
 
 
 def _frame(asked: Iterable[tuple[Key, Point]], done: Iterable[PointRun]) -> Frame:
-    """The runs by policy and phi of the bracket, or by policy and prompts. Loads beside the middle one are judged where
-    that is steady."""
+    """The runs by their keys. Loads beside the middle one are judged where that is steady."""
     groups: dict[Key, tuple[Resolved, list[PointRun]]] = {}
     for (key, point), run in zip(asked, done, strict=True):
         groups.setdefault(key, (point.resolved, []))[1].append(run)
@@ -316,23 +304,13 @@ def cost_source(profile: Profile) -> CostSource:
     )
 
 
-def _transients(policies: Sequence[Resolved], length: Length, summaries: Sequence[PolicySummary]) -> list[str]:
-    """The notes on a length that is too short, by the slowest policy that is stable, and on a loop in step."""
-    slowest = [row.mean["mean_e2el_ms"] for row in summaries if row.load.is_steady]
-    known = [value for value in slowest if value is not None]
-    notes = transient_note(policies[0].scenario, length, max(known, default=None)), lockstep_note(policies)
-    return [note for note in notes if note is not None]
-
-
 def _rank_notes(resolved: Resolved) -> list[str]:
     """A note on a deployment of which not all data-parallel ranks are simulated."""
     count, ranks = resolved.scenario.devices.count, resolved.profile.data_parallel
-    if count % ranks == 0:
-        return []
-    return [
-        f"{resolved.profile.name} is {ranks} data-parallel ranks, of which {count} is simulated: throughput, GPUs and "
-        f"prices are of that part; --set devices.count={ranks} simulates all"
-    ]
+    part = (
+        f"{resolved.profile.name} is {ranks} data-parallel ranks, of which {count} is simulated: throughput, GPUs and"
+    )
+    return [f"{part} prices are of that part; --set devices.count={ranks} simulates all"] if count % ranks else []
 
 
 def _policy_summary(frame: Frame, policy: str) -> PolicySummary:
@@ -376,14 +354,13 @@ def _policy_summary(frame: Frame, policy: str) -> PolicySummary:
 
 
 def paired_differences(frame: Frame, phi: Phi = ASSUMED_PHI, bounded: AbstractSet[str] = frozenset()) -> list[Paired]:
-    """`a` - `b` draw by draw for every pair of policies, `b` listed before `a`. Only steady pairs get an interval; no
-    order is stated of a policy that is `bounded`, whose figures are an upper bound of overlap, or at a phi where either
-    is not steady."""
+    """`a` - `b` draw by draw for every pair of policies, `b` listed before `a`. No order is stated of a policy that is
+    `bounded`, whose figures are an upper bound of overlap, or at a phi where either is not steady."""
     pairs = combinations(frame.policies, 2)
     return [_paired(frame, metric, pair, bounded, phi) for pair in pairs for metric in PAIRED_METRICS]
 
 
-def _paired(frame: Frame, metric: str, pair: Pair, bounded: AbstractSet[str], phi: Phi) -> Paired:
+def _paired(frame: Frame, metric: str, pair: tuple[str, str], bounded: AbstractSet[str], phi: Phi) -> Paired:
     first, second = pair
     both = [(frame.values(second, metric, level), frame.values(first, metric, level)) for level in BRACKET]
     differences, middle = [_less(*each) for each in both], BRACKET.index(PhiLevel.MIDDLE)
@@ -415,18 +392,16 @@ def _paired(frame: Frame, metric: str, pair: Pair, bounded: AbstractSet[str], ph
 
 def _order(ours: Sequence[float], theirs: Sequence[float]) -> Order:
     """The order of two policies by their runs on the same draws."""
-    lower_mean = min(mean_of(ours) or 0.0, mean_of(theirs) or 0.0, key=abs)
     less = _less(ours, theirs)
     if not less:
         return Order.NONE
     if all(isclose(*each, rel_tol=ROUNDING) for each in zip(ours, theirs, strict=True)):
         return Order.SAME
-    return order_of(interval_95(less), lower_mean)
+    return order_of(interval_95(less), min(mean_of(ours) or 0.0, mean_of(theirs) or 0.0, key=abs))
 
 
 def _over_phi(orders: Sequence[Order], together: Order) -> Order:
-    """The order at all phi, which is `together` by the interval over all of them; where an end has another than the
-    middle one, it depends on overlap, unless the runs at this one are not enough."""
+    """The order at all phi: `together`, by the interval over all of them, unless an end has another than the middle."""
     middle = orders[BRACKET.index(PhiLevel.MIDDLE)]
     if len(set(orders)) == 1 and middle in (Order.SAME, Order.NONE):
         return middle
@@ -452,8 +427,7 @@ def break_even(phis: Sequence[float], differences: Sequence[float | None]) -> fl
 
 
 def open_phis(phis: Sequence[float], intervals: Sequence[Interval | None]) -> Interval | None:
-    """The lowest and the highest phi at which the interval of a difference holds 0, straight lines between neighbours;
-    None where some phi has no interval, or none holds 0.
+    """The lowest and the highest phi at which the interval of a difference holds 0, straight lines between neighbours.
 
     >>> open_phis((0.0, 0.25), ((-1.01, -0.81), (0.79, 1.19)))
     (0.102, 0.14)
@@ -472,5 +446,5 @@ def mean_of(values: Sequence[float]) -> float | None:
 
 
 def _less(ours: Sequence[float], theirs: Sequence[float]) -> list[float]:
-    """[draws] differences; none where some draw of either has no value."""
+    """[draws] differences; none where either has no values."""
     return [one - other for one, other in zip(ours, theirs, strict=True)] if ours and theirs else []

@@ -1,15 +1,12 @@
 """The verdict of a comparison by mean E2EL, and its sentence. Pure.
 
-There are four verdicts, by the 95 % interval of paired differences:
+There are four verdicts, by the 95 % interval of paired differences over the bracket of overlap and draws of costs:
 
 - fastest: the interval against every other policy excludes 0
 - the same: all runs of two policies are equal to the last bit
-- too close to call: the interval contains 0 and lies inside 5 % either way
+- too close to call: the interval contains 0 and lies inside 5 % either way, or more runs would not settle the order
 - not enough runs: the interval contains 0 and reaches beyond
 
-A policy whose interval against the lowest mean excludes 0 is slower. The interval spans the bracket of overlap, and
-draws of costs and acceptance. Where one of these flips the order whatever the runs, it is too close to call at any
-width, and the sentence says why: more runs would not settle it.
 Not here: where means, intervals and orders come from (sim.compare.side_by_side).
 """
 
@@ -43,7 +40,7 @@ class Order(StrEnum):
 
 
 class Standing(StrEnum):
-    """The verdict on a policy beside the lowest mean, and on this one beside all others."""
+    """The verdict on a policy beside the lowest mean, and on the lowest beside all others."""
 
     FASTEST = "fastest"
     SAME = "the same"
@@ -59,7 +56,7 @@ HANGS_ON = {
     Order.REPLAYS: "how far off the simulator was on a real GPU",
     Order.NONE: "how well two streams overlap",
 }
-"""What an order depends on that is open; under `roofs` overlap is an upper bound."""
+"""What an order depends on that is open. Under `roofs` overlap is an upper bound."""
 UNSPOKEN = "speculation="
 """Key whose values say by themselves what they are."""
 SERVED_SHARE = 0.8
@@ -103,14 +100,12 @@ class PolicySummary(msgspec.Struct, frozen=True, kw_only=True):
     policy: str
     load: Load
     unstable: bool
-    """Requests arrive faster than they are served."""
     mean: dict[str, float | None]
-    """Mean of every numeric metric, under the run's keys; None where a run has none."""
+    """Of every numeric metric, under the run's keys; None where a run has none."""
     ci95: dict[str, Interval | None]
     """None where a longer run would not repeat the mean, or too few samples are in a tail."""
     by_overlap: dict[str, dict[str, float | None]]
-    """Means at each phi of the bracket, least overlap first; empty where overlap was measured or given, or nothing
-    overlaps."""
+    """Means at each phi of the bracket, least overlap first; empty where that does not matter."""
     at_least: list[str] = []
     """Metrics whose means are too low: 99th percentiles near saturation, of runs that are too short for them."""
     verdict: Standing | None = None
@@ -118,10 +113,10 @@ class PolicySummary(msgspec.Struct, frozen=True, kw_only=True):
     slower_pct: Interval | None = None
     """Percent by which a slower policy's mean E2EL is above the lowest, least and most over the bracket of overlap."""
     by_prompts: dict[str, dict[str, float | None]] = {}
-    """Means with the prompts of least and of most acceptance, by their name; empty where acceptance is stated. None of
-    all metrics where the policy does not keep up with such prompts."""
+    """Means with the prompts of least and of most acceptance, by their name; empty where acceptance is stated. None
+    where the policy does not keep up with such prompts."""
     ran_in: list[str] = []
-    """Forms of the simulator that its runs were in: core, python or simpy; none of a replay."""
+    """Forms of the simulator: core, python or simpy; none of a replay."""
 
 
 class Paired(msgspec.Struct, frozen=True, kw_only=True):
@@ -134,17 +129,14 @@ class Paired(msgspec.Struct, frozen=True, kw_only=True):
     ci95: Interval | None
     unstable: bool
     interval: Interval | None = None
-    """What the order rests on: `ci95` over the bracket of overlap, and an order that the runs show with draws of
-    costs."""
+    """What the order rests on: `ci95` over the bracket of overlap, with draws of costs."""
     order: Order
     by_overlap: dict[str, float | None]
     """The difference at each phi of the bracket, where that matters."""
     break_even_phi: float | None = None
-    """Phi at which the mean difference changes its sign, a straight line between two neighbouring phi of the bracket;
-    None where the order does not depend on overlap, or the mean difference keeps its sign."""
+    """Phi at which the mean difference changes its sign; None where it keeps it."""
     break_even_ci95: Interval | None = None
-    """The lowest and the highest phi of the bracket at which the mean difference's 95 % interval holds 0, with draws of
-    costs the interval over these."""
+    """The lowest and the highest phi at which the interval of the mean difference holds 0."""
 
 
 def hull(intervals: Iterable[Interval | None]) -> Interval | None:
@@ -162,8 +154,7 @@ def judged(policies: Sequence[PolicySummary], paired: Iterable[Paired]) -> list[
     found: dict[str, PolicySummary] = {}
     for row in others:
         pair = pairs[frozenset((row.policy, best.policy))]
-        standing = STANDING.get(pair.order, Standing.CLOSE)
-        slower_pct = None
+        standing, slower_pct = STANDING.get(pair.order, Standing.CLOSE), None
         if standing is Standing.SLOWER:
             sign = 1.0 if pair.a == row.policy else -1.0
             differences = [sign * each for each in pair.by_overlap.values() if each is not None]
@@ -171,21 +162,17 @@ def judged(policies: Sequence[PolicySummary], paired: Iterable[Paired]) -> list[
             slower_pct = tuple(100.0 * end / _mean(best) for end in (min(differences), max(differences)))
         found[row.policy] = msgspec.structs.replace(row, verdict=standing, slower_pct=slower_pct)
     rivals = [row.verdict for row in found.values() if row.verdict in OPEN]
-    found[best.policy] = msgspec.structs.replace(
-        best, verdict=max(rivals, key=OPEN.index) if rivals else Standing.FASTEST, slower_pct=None
-    )
+    standing = max(rivals, key=OPEN.index) if rivals else Standing.FASTEST
+    found[best.policy] = msgspec.structs.replace(best, verdict=standing, slower_pct=None)
     return [found.get(row.policy, row) for row in policies]
 
 
 def verdict(policies: Sequence[PolicySummary], paired: Iterable[Paired], drafting: Collection[str]) -> str:
-    """The answer on `judged` policies, of which `drafting` draft: a sentence or two a line, three lines at most.
-
-    Such as `continuous is fastest: latency 0.531 s, 16 % below no speculation (0.632 s).`
-    """
+    """The answer on `judged` policies, of which `drafting` draft, such as
+    `continuous is fastest: latency 0.531 s, 16 % below no speculation (0.632 s).`"""
     known = _steady(policies)
     lines = _Lines(policies, known, _by_names(paired), drafting).lines() if known else []
-    lines += _not_steady(policies, known)
-    return "\n".join(map(capital, lines + _cut_off(policies)))
+    return "\n".join(map(capital, [*lines, *_not_steady(policies, known), *_cut_off(policies)]))
 
 
 def placed(row: PolicySummary) -> str:
@@ -283,10 +270,8 @@ class _Lines:
     def _behind(self, slower: Sequence[PolicySummary], against: str) -> str:
         """Distances of slower ones: of two at most, else of the nearest and the last."""
         if len(slower) <= NAMED:
-            texts = [
-                f"{self._name(row)} {'is' if placed(row).endswith('slower') else 'takes'} {placed(row)}"
-                for row in slower
-            ]
+            verbs = ["is" if placed(row).endswith("slower") else "takes" for row in slower]
+            texts = [f"{self._name(row)} {verb} {placed(row)}" for verb, row in zip(verbs, slower, strict=True)]
             return f"{against}{in_words(texts)}."
         nearest, last = slower[0], slower[-1]
         texts = [f"{self._name(row)} ({placed(row)})" for row in (nearest, last)]
@@ -306,9 +291,8 @@ class _Lines:
 
     def _is_doubtful(self, row: PolicySummary) -> bool:
         """The policy may be worse than no speculation at all."""
-        if self._reference is None or self._reference in (self._best, row):
-            return False
-        return self._pair(row, self._reference).order in HANGS_ON
+        reference = self._reference
+        return reference not in (None, self._best, row) and self._pair(row, reference).order in HANGS_ON
 
     def _why(self, pairs: Iterable[tuple[PolicySummary, PolicySummary]]) -> str:
         return " and ".join(dict.fromkeys(HANGS_ON[self._pair(*pair).order] for pair in pairs))

@@ -9,13 +9,14 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
+from sim.metrics.summary import LATENCIES as LATENCIES
 from sim.metrics.summary import Value, number
 
-LATENCIES = ("ttft", "tpot", "itl", "e2el")
 STATISTICS = {"mean": "mean_{}_ms", "p50": "p50_{}_ms", "p95": "p95_{}_ms", "p99": "p99_{}_ms"}
 """Keys by their names in a verdict, those of a run's metrics (sim.metrics.summary)."""
-PERCENTILES = (50.0, 90.0, 95.0, 99.0)
 THROUGHPUT = "output_throughput"
+EQUAL_PCT = 3.0
+"""Percent by which equal replays differ (docs/validation/h200-sxm): a smaller difference of single runs is none."""
 Compared = dict[str, float | None]
 """`real`, `simulated` and `error_pct`, the error in percent of the real value; null where one side is not known."""
 

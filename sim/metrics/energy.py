@@ -27,8 +27,6 @@ EXPONENT = 0.70
 
 
 class UsesRoofs(CostModel, Protocol):
-    """A cost model that knows what works compute and move on one device."""
-
     def use(self, work: Work) -> PassUse: ...
 
 

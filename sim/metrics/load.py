@@ -26,8 +26,7 @@ GROWTH, MIN_GROWTH = 1.5, 5
 STRETCHES = 10
 """Parts of a saturated run: what each served tells what tokens take."""
 SHORT_RUN_ERROR = 0.025
-"""A saturated run of six generations serves up to this share more than one of thirty, since its requests are young at
-first (H100, azure-conv: `continuous` 2.1 %, `pd` less)."""
+"""A saturated run of six generations serves up to this share more than one of thirty (H100, azure-conv: 2.1 %)."""
 
 
 class Verdict(StrEnum):
@@ -57,8 +56,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def share(self) -> float:
-        """The rate over capacity, or over what that surely exceeds where it was not measured; 0 where neither is known.
-        A load that is lighter than capacity may still be near it."""
+        """The rate over capacity, or over what that surely exceeds; 0 where neither is known."""
         limit_per_s = self.capacity_per_s or self.floor_per_s
         return (self.rate_per_s or 0.0) / limit_per_s if limit_per_s else 0.0
 
@@ -75,9 +73,6 @@ def judge(rate_per_s: float, rate_error_per_s: float, capacity_per_s: float, ci9
     ['stable', 'undecided', 'undecided', 'overloaded']
     >>> [str(judge(rate, 0.6, 10.0, (9.0, 11.0)).verdict) for rate in (8.3, 8.5, 11.5, 11.7)]
     ['stable', 'undecided', 'undecided', 'overloaded']
-    >>> found = judge(8.9, 0.0, 10.0, (9.0, 11.0))
-    >>> found.rate_per_s, found.capacity_per_s, found.ci95
-    (8.9, 10.0, (9.0, 11.0))
     """
     low, high = ci95
     if rate_per_s + rate_error_per_s < low:
@@ -129,11 +124,9 @@ def needs_capacity(record: RunRecord) -> bool:
 
 def _in_system(record: RunRecord, time_s: float) -> int:
     """Requests that have arrived by `time_s` and are not finished then."""
-    requests = record.requests
-    is_out = (requests.column("emitted_tokens") >= requests.column("output_tokens")) & (
-        requests.column("last_token_s") <= time_s
-    )
-    return int(np.count_nonzero((requests.column("arrival_s") <= time_s) & ~is_out))
+    column = record.requests.column
+    is_out = (column("emitted_tokens") >= column("output_tokens")) & (column("last_token_s") <= time_s)
+    return int(np.count_nonzero((column("arrival_s") <= time_s) & ~is_out))
 
 
 def saturated_throughput(
@@ -141,12 +134,11 @@ def saturated_throughput(
 ) -> tuple[float, tuple[float, float]]:
     """Requests per second while the queue never empties, with its 95 % interval.
 
-    `requests` all arrived at once and are finished. Left out are the first `in_flight` completions, while the batch
-    fills (a third of all at most: where requests are admitted on less memory than they come to need, more are in flight
-    than can go on), and what comes after the last one was let in, while it drains. In each of STRETCHES of equal length
-    so many prompt tokens were read and so many output tokens written; least squares tell what each of them takes, and
-    so how long a request of `mean_tokens` (prompt, output) does. That few requests happen to be long or short then
-    matters little. The interval is the jackknife's over the stretches, and SHORT_RUN_ERROR besides.
+    `requests` all arrived at once and are finished. Left out are the first `in_flight` completions (a third of all at
+    most), while the batch fills, and what comes after the last one was let in, while it drains. In each of STRETCHES of
+    equal length so many prompt tokens were read and so many output tokens written. Least squares tell what each of them
+    takes, and so how long a request of `mean_tokens` (prompt, output) does. The interval is the jackknife's over the
+    stretches, and SHORT_RUN_ERROR besides.
     """
     served = Requests.of(requests)
     begins, firsts, ends = (served.column(name) for name in ("scheduled_s", "first_token_s", "last_token_s"))

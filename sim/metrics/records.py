@@ -117,7 +117,7 @@ class RunRecord:
     slo_classes: Sequence[SloClass] = ()
     """Classes of the requests, if they are of several."""
     num_rejected: int = 0
-    """Requests beside these whose prompts left no room for an answer."""
+    """Further ones whose prompts left no room for an answer."""
     gaps: GapSamples
     end_s: float
     """When the run stopped: last completion, or the window's end."""
@@ -143,15 +143,13 @@ class RunRecord:
     engine: str = ""
     """Name of the engine whose costs were added to the GPU's time (sim.costs.engine_costs)."""
     is_async: bool | None = None
-    """Steps, prompts or rounds were planned while the ones before them ran; None: lanes that plan each work when it is
-    due."""
+    """Steps were planned while the ones before them ran; None: lanes that plan each work when it is due."""
     cache_block_tokens: int | None = None
     """Tokens of a block of its prefix cache; None where what one request computed helps no other."""
     caps: dict[str, int | None] = field(default_factory=dict)
     """The limits that it was served under (sim.run.experiment.Caps)."""
     partition: dict[str, float | bool] | None = None
-    """Shares of the GPU's multiprocessors by lane, and whether they hold only_together; None where streams shared them
-    all."""
+    """Shares of the GPU's multiprocessors by lane, and whether they hold only_together; None: shared by all."""
     works: list[WorkRecord] = field(default_factory=list)
     """Empty unless recording was requested."""
     power: PowerTrace | None = None
@@ -165,10 +163,8 @@ def request_parts(record: RunRecord) -> Iterator[dict[str, list[Json]]]:
 
 
 def request_columns(record: RunRecord, requests: Requests | None = None) -> dict[str, list[Json]]:
-    """The requests of a run, or some of them, as columns: one list [requests] per field, unfinished ones marked
-    censored."""
-    if requests is None:
-        requests = record.requests
+    """The requests of a run, or some of them, as columns, unfinished ones marked censored."""
+    requests = record.requests if requests is None else requests
     is_censored = requests.column("emitted_tokens") < requests.column("output_tokens")
     return {
         "policy": [record.policy] * len(requests),

@@ -30,12 +30,9 @@ def t_975(degrees: int) -> float:
     if degrees <= len(_T_975):
         return _T_975[degrees - 1]
     z = NormalDist().inv_cdf(0.975)
-    return (
-        z
-        + (z**3 + z) / (4 * degrees)
-        + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * degrees**2)
-        + (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * degrees**3)
-    )
+    second = (5 * z**5 + 16 * z**3 + 3 * z) / (96 * degrees**2)
+    third = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * degrees**3)
+    return z + (z**3 + z) / (4 * degrees) + second + third
 
 
 def interval_95(samples: Sequence[float]) -> tuple[float, float] | None:
@@ -98,9 +95,7 @@ def _at_places(values: Floats, counts: Counts, places: NDArray[np.int64]) -> Flo
 def effective_count(values: Floats) -> float:
     """Number of independent values that would tell as much as `values` [samples, in order], which resemble their
     neighbours: their number over the inflation of the variance of means of about sqrt(samples) successive ones, at
-    least 1.
-
-    Latencies of `continuous` at 60 % of capacity: a fifth of 10,000. Values without spread count each.
+    least 1. Values without spread count each.
 
     >>> effective_count(np.full(7, 3.0)), effective_count(np.array([])), effective_count(np.array([1.0]))
     (7.0, 0.0, 1.0)

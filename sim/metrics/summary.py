@@ -47,15 +47,13 @@ def latencies_s(requests: Sequence[Request]) -> dict[str, Floats]:
 def summarise(
     record: RunRecord,
     *,
-    percentiles: Sequence[float] = PERCENTILES,
     goodput_ms: dict[str, float | None] | None = None,
     num_warmups: int = 0,
     num_cooldowns: int = 0,
 ) -> Run:
-    """All metrics of a run. `num_warmups` requests that arrived first are left out, and `num_cooldowns` that arrived
-    last; with the latter throughputs are of what ends, and of tokens that come, between the first and the last arrival
-    that are measured. A stretch in which fewer than half of these end shows no throughput: then it goes on to the end
-    of the last one. Every key is always there."""
+    """All metrics of a run, every key of them. `num_warmups` requests that arrived first are left out, and
+    `num_cooldowns` that arrived last. With the latter throughputs are of what comes between the first and the last
+    arrival that are measured, or up to the last end where fewer than half of these end by then."""
     everyone, measured = record.requests, measured_requests(record, num_warmups, num_cooldowns)
     finished = finished_of(measured)
     start_s = float(measured.column("arrival_s").min()) if num_warmups and measured else 0.0
@@ -104,21 +102,22 @@ def summarise(
         for key, value in _class_summary(each, measured, ended, duration_s).items()
     }
     for name in ("ttft", "tpot", "e2el"):
-        result |= spread_ms(name, samples[name], np.broadcast_to(1, len(samples[name])), percentiles)
-    result |= spread_ms("itl", np.asarray(record.gaps.gaps_s), np.asarray(record.gaps.counts), percentiles)
+        result |= spread_ms(name, samples[name], np.broadcast_to(1, len(samples[name])))
+    result |= spread_ms("itl", np.asarray(record.gaps.gaps_s), np.asarray(record.gaps.counts))
     steady = _ratio(output_tokens, duration_s) if num_cooldowns else _steady_throughput(record, measured)
     result["steady_output_throughput"] = steady
     result["steady_output_throughput_per_gpu"] = None if steady is None else steady / record.num_gpus
-    result |= _windowed(record, measured, finished)
+    # Of a window that was cut, from completed requests only (report 002) and from all of them.
+    for name, requests in (("completed", finished), ("emitted", measured)):
+        count, window_s = _total(requests, "emitted_tokens"), record.window_s
+        result[f"throughput_{name}_window"] = None if window_s is None else count / window_s
     result |= prefix_cache(record, measured)
     result |= _speculation(record, measured)
     result |= _device(record, duration_s)
     if record.power is not None:
-        joules = record.power.joules(start_s, end_s)
+        joules, tokens = record.power.joules(start_s, end_s), _emitted(record.requests, start_s, end_s)
         result["power_w"] = None if joules is None else _ratio(joules, duration_s * record.num_gpus)
-        result["joules_per_output_token"] = (
-            None if joules is None else _ratio(joules, _emitted(record.requests, start_s, end_s))
-        )
+        result["joules_per_output_token"] = None if joules is None else _ratio(joules, tokens)
     return result
 
 
@@ -130,10 +129,8 @@ def number(run: Mapping[str, Value], key: str) -> float | None:
 
 
 def detailed(record: RunRecord) -> Run:
-    """Per-request lists under the keys of `vllm bench serve --save-detailed`, in order of arrival, seconds.
-
-    None for what an unfinished request, or one of a single token, does not have.
-    """
+    """Per-request lists under the keys of `vllm bench serve --save-detailed`, in order of arrival, seconds. None for
+    what an unfinished request, or one of a single token, does not have."""
     arrival_s, first_s, last_s, tokens = _columns(record.requests)
     is_finished = tokens >= record.requests.column("output_tokens")
     has_gaps = is_finished & (tokens > 1)
@@ -149,12 +146,8 @@ def detailed(record: RunRecord) -> Run:
 
 
 def _where(is_there: NDArray[np.bool_], values: Floats) -> list[float | None]:
-    """`values`, None where they are not there."""
     assert np.isfinite(values[is_there]).all()
-    listed: list[float | None] = values.tolist()
-    for place in np.flatnonzero(~is_there).tolist():
-        listed[place] = None
-    return listed
+    return [value if there else None for value, there in zip(values.tolist(), is_there.tolist(), strict=True)]
 
 
 def _total(requests: Requests, name: str) -> int:
@@ -165,13 +158,13 @@ def _ratio(amount: float, by: float) -> float | None:
     return amount / by if by > 0.0 else None
 
 
-def spread_ms(name: str, values_s: Floats, counts: Counts, percentiles: Sequence[float]) -> dict[str, float | None]:
+def spread_ms(name: str, values_s: Floats, counts: Counts) -> dict[str, float | None]:
     """Mean, median, standard deviation and percentiles of one latency, milliseconds."""
-    keys = [f"p{percent:g}_{name}_ms" for percent in percentiles]
+    keys = [f"p{percent:g}_{name}_ms" for percent in PERCENTILES]
     if len(values_s) == 0:
         return dict.fromkeys((f"mean_{name}_ms", f"median_{name}_ms", f"std_{name}_ms", *keys))
     mean, variance = mean_and_variance(values_s, counts)
-    median, *values = weighted_percentiles(values_s, counts, (50.0, *percentiles))
+    median, *values = weighted_percentiles(values_s, counts, (50.0, *PERCENTILES))
     result: dict[str, float | None] = {
         f"mean_{name}_ms": mean * 1e3,
         f"median_{name}_ms": median * 1e3,
@@ -181,8 +174,7 @@ def spread_ms(name: str, values_s: Floats, counts: Counts, percentiles: Sequence
 
 
 def _class_summary(of: SloClass, measured: Requests, ended: Requests, duration_s: float) -> ByName:
-    """Metrics of one class: its requests that meet all of its SLOs, as a share of the finished, and that share of those
-    that `ended` in `duration_s`, per second."""
+    """Metrics of one class; its goodput is the good share of its requests that `ended`, per second."""
     requests = measured.kept(measured.column("slo_class") == of.name)
     finished = finished_of(requests)
     good = slo_shares(finished, of.bounds_ms).get("all")
@@ -209,10 +201,7 @@ def finished_of(requests: Requests) -> Requests:
 
 
 def slo_shares(finished: Sequence[Request], slo_ms: Mapping[str, float | None]) -> dict[str, int | float | None]:
-    """Share of the finished requests that meet each SLO given, and `all` of them; empty if none is given.
-
-    A single token has no TPOT to miss.
-    """
+    """Share of the finished requests that meet each SLO given, and `all`. A single token has no TPOT to miss."""
     bounds = {name: bound for name, bound in slo_ms.items() if bound is not None}
     if not bounds:
         return {}
@@ -229,12 +218,10 @@ def slo_shares(finished: Sequence[Request], slo_ms: Mapping[str, float | None]) 
 
 def _steady_throughput(record: RunRecord, measured: Requests) -> float | None:
     """Output tokens per second between the first measured arrival and the last one; in an open loop until all have
-    drained, where that is more: if requests come faster than they are served, most is served after the last arrival.
+    drained, where that is more. None where all arrive at once.
 
     `output_throughput`, as vLLM defines it, counts the drain as well, and so is lower than what a longer run shows.
-    Tokens count when they come out, whether or not their request ends in time. Counted by requests that end, the slower
-    of two policies would seem to serve less (report 002), and a closed loop up to a generation more than it does: 12 %
-    for 64 requests, 8 at once. None where all arrive at once.
+    Tokens count when they come out: by requests that end, the slower policy would seem to serve less (report 002).
     """
     if len(measured) < 2:
         return None
@@ -248,21 +235,12 @@ def _steady_throughput(record: RunRecord, measured: Requests) -> float | None:
 
 def _emitted(requests: Requests, start_s: float, end_s: float) -> float:
     """Tokens that came out in a stretch of time: the first of each request when it did, the others evenly up to its
-    last. Where answers differ much in length, long ones that end in a stretch tell less of it."""
+    last."""
     _, first, last, tokens = _columns(requests.kept(requests.column("emitted_tokens") > 0))
     is_in = (start_s < first) & (first <= end_s)
     part = np.clip(np.minimum(last, end_s) - np.maximum(first, start_s), 0.0, None)
     part /= np.where(last > first, last - first, 1.0)
     return float(np.sum(is_in) + np.sum((tokens - 1) * np.where(last > first, part, is_in)))
-
-
-def _windowed(record: RunRecord, measured: Requests, finished: Requests) -> dict[str, float | None]:
-    """Throughput over a window that was cut, from completed requests only (report 002) and from all of them."""
-    parts, window_s = {"completed": finished, "emitted": measured}, record.window_s
-    return {
-        f"throughput_{name}_window": None if window_s is None else _total(requests, "emitted_tokens") / window_s
-        for name, requests in parts.items()
-    }
 
 
 def prefix_cache(record: RunRecord, measured: Requests) -> dict[str, float | None]:
@@ -290,11 +268,8 @@ def _speculation(record: RunRecord, measured: Requests) -> dict[str, float | Non
 
 
 def _rejected_share(record: RunRecord) -> float | None:
-    """Share of the whole run's device time spent on tokens that verify rejected, warm-up included in both.
-
-    Draft time counts by the rejected share of drafted tokens, verify and step time by rejected tokens among all
-    token positions computed in such works.
-    """
+    """Share of the whole run's device time spent on tokens that verify rejected: draft time by the rejected share of
+    drafted tokens, verify and step time by rejected tokens among all positions computed in such works."""
     drafted = _total(record.requests, "drafted_tokens")
     rejected = drafted - _total(record.requests, "accepted_tokens")
     total_s = sum(usage.device_s for usage in record.usage)

@@ -1,12 +1,10 @@
 """Loads that meet the SLOs: the highest request rate at which a share of the requests meets all of them jointly, and
 the replicas that a given rate takes.
 
-The load is the highest that was tried at which the mean share over replications is enough, and its interval is over
-them. A pilot of a few says how many it takes, and then as many fresh ones are made: adding until an interval is narrow
-would stop too early. Costs and acceptance within their errors are drawn as `tune` draws it: the load has its range over
-draws, and the replicas that are recommended hold in nearly all of them.
-Not here: the search for a load and for replicas (load_search), draws, saturated throughput (sim.compare.capacity),
-beyond which a bound on waiting is met by no load for long.
+A pilot of a few replications says how many the interval takes, and then as many fresh ones are made: adding until an
+interval is narrow would stop too early. The load has its range over draws of costs and acceptance, too, and the
+replicas that are recommended hold in nearly all of them.
+Not here: the search for a load and for replicas (load_search), saturated throughput (sim.compare.capacity).
 """
 
 from __future__ import annotations
@@ -17,29 +15,21 @@ from math import isfinite
 import msgspec
 
 from sim.compare.capacity import CAPACITY_KEY
-from sim.compare.point_runs import run_points
+from sim.compare.point_runs import on_points, run_point
 from sim.compare.pool import OnDone, Runner, lasting
 from sim.compare.run_length import Length, transient_note
-from sim.compare.side_by_side import cost_source, mean_of
+from sim.compare.side_by_side import mean_of
 from sim.compare.verdict import Interval
 from sim.costs.profile import Profile
 from sim.draws import child_seed
 from sim.metrics.stats import interval_95
 from sim.metrics.summary import Run, number
 from sim.run.resolve import resolve_all
-from sim.run.scenario import Scenario, to_plain
+from sim.run.scenario import Scenario
 from sim.studies.answer import Answer, Stated
-from sim.studies.cost_draws import DEFAULT_DRAWS, cost_draws, covers, interval_90
+from sim.studies.cost_draws import DEFAULT_DRAWS, cost_draws, interval_90, stated
 from sim.studies.evidence import asked_of, evidence
-from sim.studies.load_search import (
-    NARROW,
-    REQUESTS,
-    Fleet,
-    Highest,
-    Limit,
-    LoadSearch,
-    with_length,
-)
+from sim.studies.load_search import NARROW, REQUESTS, Highest, Limit, LoadSearch, ReplicaSearch, with_length
 from sim.workload.classes import Goodput
 from sim.workload.generate import is_trace, num_requests
 
@@ -54,8 +44,7 @@ class HighestLoad(msgspec.Struct, frozen=True, kw_only=True):
     load: float | None
     """Requests per second; None for never and unbounded."""
     ci95: Interval | None
-    """Interval of the load over replications, costs and acceptance as given; of the saturated throughput where that is
-    the limit. None of runs that are too short for steady means."""
+    """Over replications with costs and acceptance as given. None of runs that are too short for steady means."""
     draws_interval: Interval | None
     """5 to 95 % of the draws; None without draws, of short runs, and where some draw has no limit."""
     draw_loads: list[float | None]
@@ -64,12 +53,10 @@ class HighestLoad(msgspec.Struct, frozen=True, kw_only=True):
     saturated_per_s: float
     """Requests per second with a queue that never empties."""
     attainment: dict[str, float | None]
-    """Mean share of requests that meet each SLO, and `all` of them, at that load, over the replications; alone where
-    the limit is never."""
+    """Mean share of requests that meet each SLO, and `all`, at that load; of one alone where the limit is never."""
     in_flight: float
     """Mean number of requests at that load."""
     output_tokens_per_s: float | None
-    """Rate times mean output tokens of a request; of a concurrency what was served."""
     usd_per_million_tokens: float | None
     """Output tokens at that load."""
 
@@ -80,8 +67,7 @@ class Replicas(Answer, frozen=True, kw_only=True):
     policy: str
     routing: str
     replicas: int | None
-    """Recommended: enough in so many draws that a further one holds with CONFIDENCE, without draws as given; None where
-    the SLOs are never met."""
+    """Enough in so many draws that a further one holds with CONFIDENCE; None where the SLOs are never met."""
     usd_per_million_tokens: float | None
     utilisation: float | None
     """The rate over that many times the highest load of one, as given."""
@@ -117,13 +103,11 @@ def highest_load(
     workers: int | None = None,
     on_done: OnDone = lambda stage, done, total: None,
 ) -> Attainment:
-    """The highest load of every policy that meets `scenario.goodput`, and with `target_rate` the replicas for it, under
-    `devices.routing`.
+    """The highest load of every policy that meets `scenario.goodput`, and with `target_rate` the replicas for it.
 
-    With `draws` of 0 costs and acceptance are taken as given; by default there are DEFAULT_DRAWS, or none where the
-    drafts have several models, of whose errors nothing is known. With `near`, a load that is known to be close, the
-    search is brief and leaves the interval of the load as wide as a few replications make it. `price` is in dollars per
-    hour of a GPU. Raises ValueError for a scenario without SLOs.
+    With `draws` of 0 costs and acceptance are taken as given; by default there are DEFAULT_DRAWS, or none with several
+    draft models, of whose errors nothing is known. With `near`, a load that is known to be close, the search is brief.
+    `price` is in dollars per hour of a GPU. Raises ValueError for a scenario without SLOs.
     """
     if scenario.goodput == Goodput():
         raise ValueError("capacity: no SLO given; want some of --goodput ttft:MS tpot:MS e2el:MS")
@@ -146,17 +130,14 @@ def highest_load(
         highest.append(one)
         notes += more
         if target_rate is not None:
-            fleets.append(_replicas(Fleet(search, target_rate, drawn, loads), one, usd_per_h))
+            fleets.append(_replicas(ReplicaSearch(search, target_rate, drawn, loads), one, usd_per_h))
     return Attainment(
-        scenario=to_plain(policies[0].scenario),
-        costs=cost_source(profile),
+        **stated(policies[0], draws),
         share=share,
         of="request rate",
         highest=highest,
         target_rate=target_rate,
         fleets=fleets,
-        draws=draws,
-        covers=covers(policies[0]) if draws else "",
         notes=notes + _of_scenario(scenario, draws),
         evidence=evidence(
             profile,
@@ -172,7 +153,9 @@ def _highest(
     load = found.load if found.limit in (Limit.SLO, Limit.THROUGHPUT) else None
     at = load if load is not None else (search.least if found.limit is Limit.NEVER else search.most)
     points, notes = [search.point(at, seed) for seed in found.seeds], list[str]()
-    runs = [outcome.run for outcome in run_points(points, search.runner, f"{search.policy}: at the highest load")]
+    runs = [
+        outcome.run for outcome in on_points(run_point, points, search.runner, f"{search.policy}: at the highest load")
+    ]
     # The note of `compare` on a given length at that load.
     scenario, workload = points[0].resolved.scenario, points[0].resolved.scenario.workload
     length = Length(num_prompts=num_requests(workload), num_warmups=workload.num_warmups, is_auto=is_auto)
@@ -194,6 +177,8 @@ def _highest(
     # By Little's law, over runs that drain.
     loops = [(number(run, "request_throughput") or 0.0) * (number(run, "mean_e2el_ms") or 0.0) / 1e3 for run in runs]
     has_range = bool(loads) and transient is None and all(isfinite(value) for value in loads)
+    met: list[dict[str, float | None]] = [run["slo_attainment"] for run in runs]  # type: ignore[misc]
+    by_slo = {name: [each[name] for each in met] for name in met[0]}
     one = HighestLoad(
         policy=search.policy,
         limit=found.limit,
@@ -203,7 +188,7 @@ def _highest(
         draw_loads=[value if isfinite(value) else None for value in loads],
         replications=len(found.seeds),
         saturated_per_s=search.saturated_per_s,
-        attainment=_mean_shares(runs),
+        attainment={name: mean_of([share for share in shares if share is not None]) for name, shares in by_slo.items()},
         in_flight=sum(loops) / len(runs),
         output_tokens_per_s=per_s,
         usd_per_million_tokens=_usd(usd_per_h, 1, per_s),
@@ -211,7 +196,7 @@ def _highest(
     return one, notes
 
 
-def _replicas(fleet: Fleet, one: HighestLoad, usd_per_h: float | None) -> Replicas:
+def _replicas(fleet: ReplicaSearch, one: HighestLoad, usd_per_h: float | None) -> Replicas:
     search, rate_per_s, num_draws = fleet.search, fleet.rate_per_s, fleet.num_draws
     per_replica = 0.0 if one.limit is Limit.NEVER else one.load or search.saturated_per_s
     count = fleet.fewest(per_replica)
@@ -243,11 +228,6 @@ def _mean(runs: Sequence[Run], metric: str) -> float | None:
     return mean_of([value for run in runs if (value := number(run, metric)) is not None])
 
 
-def _mean_shares(runs: Sequence[Run]) -> dict[str, float | None]:
-    shares: list[dict[str, float | None]] = [run["slo_attainment"] for run in runs]  # type: ignore[misc]
-    return {name: mean_of([value for each in shares if (value := each[name]) is not None]) for name in shares[0]}
-
-
 # -- saying
 
 
@@ -261,12 +241,10 @@ def _unused(scenario: Scenario) -> list[str]:
         "window.stop_s": window.stop_s,
     }
     given = ", ".join(f"{key}={value:g}" for key, value in keys.items() if value is not None)
-    if not given:
-        return []
-    return [
-        f"{given} not used: sought is the rate of one replica that nobody waits to send to (engine.max_num_seqs says "
-        "how many it serves at once, --rate how many replicas)"
-    ]
+    instead = "engine.max_num_seqs says how many it serves at once, --rate how many replicas"
+    return [f"{given} not used: sought is the rate of one replica that nobody waits to send to ({instead})"] * bool(
+        given
+    )
 
 
 def _of_scenario(scenario: Scenario, draws: int) -> list[str]:

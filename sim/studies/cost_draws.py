@@ -1,29 +1,30 @@
 """Draws of costs and acceptance within their measured errors.
 
-A draw is a profile and a quote of acceptance that fit what was measured as well as the given ones, and goes through the
-simulator like any other; nothing is added to a result afterwards. Which error becomes which factor:
-docs/adr/021-draws-and-tuning.md.
-
+A draw is a profile and a quote of acceptance that fit what was measured as well as the given ones. It goes through the
+simulator like any other. Which error becomes which factor: docs/adr/021-draws-and-tuning.md.
 Not here: questions that are asked in draws (tune, attainment, comparison), uncertainty of acceptance
 (sim.acceptance.quoted).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from math import exp, log2, pi, sqrt
 from statistics import NormalDist
+from typing import Any
 
 import msgspec
 import numpy as np
 
 from sim.acceptance.quoted import QuotedModel, Synthetic
 from sim.acceptance.spread import AssumedSpread
+from sim.compare.side_by_side import cost_source
 from sim.costs.compact_kernels import CompactKernels
 from sim.costs.engine_costs import with_engine
 from sim.costs.profile import SERVED_KINDS, Profile
 from sim.draws import Floats, Integers, child_seed
 from sim.run.resolve import Resolved
+from sim.run.scenario import to_plain
 from sim.studies.served_errors import ErrorChances, level_errors, speedup_errors
 
 DRAW_KEY = 1_000_021
@@ -52,8 +53,7 @@ def cost_draws(resolved: Resolved, count: int, seed: int) -> list[Resolved]:
     """`count` draws of `resolved`, the same for the same seed whatever is asked of them.
 
     They are stratified (Latin hypercube; McKay, Beckman, Conover: Technometrics 1979): every factor has one value in
-    each of `count` equally likely shares of its distribution, and factors correlate little with each other. So the
-    draws spread as their distribution does even where they are few. One draw is a plain random one.
+    each of `count` equally likely shares of its distribution, and factors correlate little with each other.
 
     >>> import lanesim
     >>> from sim.run.resolve import resolve
@@ -113,6 +113,16 @@ def covers(resolved: Resolved) -> str:
         f"draws of costs (all passes {level}{rounds}, 5 to 95 % of served cells; standard deviations: layers by token "
         f"count {body_pct:.1f} %, passes that were timed {shown or 'none'}), of {acceptance}, and of requests"
     )
+
+
+def stated(resolved: Resolved, draws: int) -> dict[str, Any]:
+    """Fields of an answer that say what was asked, on which costs, and in which draws."""
+    return {
+        "scenario": to_plain(resolved.scenario),
+        "costs": cost_source(resolved.profile),
+        "draws": draws,
+        "covers": covers(resolved) if draws else "",
+    }
 
 
 def _percents(errors: ErrorChances) -> str:
@@ -187,28 +197,27 @@ def _drawn_profile(profile: Profile, engine_error_pct: float | None, rounds: flo
     host = msgspec.structs.replace(
         host, served=served, step_s=host.step_s * engine_factor, row_s=host.row_s * engine_factor
     )
-    curve = _curve(body_spread(profile), chances)
-    kernels = profile.kernels
+    kernels, curve = profile.kernels, _curve(body_spread(profile), chances)
     if isinstance(kernels, CompactKernels):
         kernels = msgspec.structs.replace(kernels, body_ratios=_times(kernels.body_ratios, curve))
     return msgspec.structs.replace(profile, host=host, kernels=kernels)
 
 
-def _curve(spread: float, chances: _Chances) -> dict[int, float]:
-    """A smooth random factor by token count."""
+def _curve(spread: float, chances: _Chances) -> Floats:
+    """[NODES] a smooth random factor by token count."""
     octaves = np.log2(NODES)
     correlation = np.exp(-0.5 * ((octaves[:, None] - octaves[None, :]) / OCTAVES) ** 2)
     root = np.linalg.cholesky(correlation + 1e-9 * np.eye(len(NODES)))
     factors: Floats = np.exp(spread * (root @ chances.normal(len(NODES))))
-    return dict(zip(NODES, factors.tolist(), strict=True))
+    return factors
 
 
-def _times(ratios: tuple[tuple[int, float], ...], curve: Mapping[int, float]) -> tuple[tuple[int, float], ...]:
+def _times(ratios: tuple[tuple[int, float], ...], curve: Floats) -> tuple[tuple[int, float], ...]:
     """Ratios by token count times the curve, at the token counts of both, in the logarithm of the tokens."""
-    tokens = sorted({*(tokens for tokens, _ in ratios), *curve})
+    tokens = sorted({*(tokens for tokens, _ in ratios), *NODES})
     logs = [log2(count) for count in tokens]
     given = np.interp(logs, [log2(count) for count, _ in ratios], [r for _, r in ratios]) if ratios else 1.0
-    drawn = np.interp(logs, [log2(count) for count in curve], list(curve.values()))
+    drawn = np.interp(logs, [log2(count) for count in NODES], curve)
     return tuple(zip(tokens, (given * drawn).tolist(), strict=True))
 
 

@@ -1,11 +1,10 @@
 """Cells that were measured near a question, the simulator's error there, and the interval of a level.
 
-Cells are real serving runs, or means over some, with the source of their figures (sim/evidence/cells.json, made as
-docs/accuracy.md and validation.judge.evidence say); no measured file is part of the project. A cell is near where
-GPU, the target's layers and drafting method are the question's and its requests in flight, and draft length, are within
-a factor of two of some that were asked about; of those the same engine's come first. Every cell is judged: no constant
-was fitted on it. An error of a speed-up is no evidence of a level, whose errors cancel in it, and stands on a separate
-line. Not here: errors of kernels, which a profile states itself.
+Cells are real serving runs, or means over some, with the source of their figures (sim/evidence/cells.json, made by
+validation.judge.evidence). A cell is near where GPU, the target's layers and drafting method are the question's, and
+its requests in flight and draft length are within a factor of two. No constant was fitted on any cell. An error of a
+speed-up is no evidence of a level, whose errors cancel in it, and stands on a separate line.
+Not here: errors of kernels, which a profile states itself.
 """
 
 from __future__ import annotations
@@ -27,6 +26,7 @@ from sim.compare.verdict import METRIC, STATED, Order, PolicySummary, sign_of
 from sim.costs.engine_costs import EngineCosts, with_engine
 from sim.costs.profile import Profile
 from sim.draws import child_seed
+from sim.metrics.compared import EQUAL_PCT
 from sim.metrics.load import BUSY_SHARE
 from sim.metrics.summary import number
 from sim.names import in_words, span
@@ -35,13 +35,13 @@ from sim.studies.cost_draws import with_times
 from sim.studies.served_errors import HIGH_95, LOW_95, level_errors, measured_name, served_errors, unmeasured
 from sim.workload.generate import num_requests
 
-CELLS = Path(__file__).parent.parent / "evidence" / "cells.json"
+FOLDER = Path(__file__).parent.parent / "evidence"
+CELLS = FOLDER / "cells.json"
 FACTOR = 2.0
 SLOWER = 1.05
 """Factor on all steps, where the elasticity of latency to them is wanted."""
 FEW_PROMPTS, MANY_PROMPTS = 100, 1000
-"""Requests, at most, of a run that tells what constants do to a latency: where queues are short, and near saturation.
-There a longer run's queues grow longer: where 10,000 requests showed an elasticity of 3.0, 1,000 showed one of 2.4."""
+"""Requests of a run that tells what constants do to a latency: where queues are short, and near saturation."""
 MOST_TIMES = 10.0
 """Factor on latency beyond which a range is none: such a server might not keep up with the load at all."""
 Z_975 = 1.96
@@ -55,8 +55,6 @@ MEASURED, UNMEASURED, NEAREST = "measured nearest", "not measured", "nearest mea
 """Beginnings of lines of evidence, and words instead of near cells."""
 REPLAYED = "Measured on a real"
 """Beginning of the line on replays of the very set-ups that are asked about."""
-NOISE = 3.0
-"""Percent by which equal replays differ (docs/validation/h200-sxm): a smaller difference is none."""
 
 
 class EvidenceCell(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -73,7 +71,6 @@ class EvidenceCell(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     error_pct: float
     """Simulated over measured, less one."""
     speedup_error_pct: float | None
-    """Error of the throughput over that without drafts on the same engine."""
     source: str
     runs: int = 1
     """Runs that the mean size of the error is over."""
@@ -96,6 +93,23 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     cells: tuple[EvidenceCell, ...]
 
 
+class SeparateServersErrors(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Mean sizes of the errors on separate prefill and decode servers that others measured."""
+
+    schema: int
+    source: str
+    page: str
+    cells: int
+    tpot_mean_abs_pct: float
+    ttft_mean_abs_pct: float
+
+    @property
+    def note(self) -> str:
+        """In a line."""
+        sizes = f"time per token {self.tpot_mean_abs_pct:.0f} % off and first tokens {self.ttft_mean_abs_pct:.0f} %"
+        return f"separate servers: {sizes}, at {self.cells} measured loads ({self.page})"
+
+
 class Question(msgspec.Struct, frozen=True, kw_only=True):
     """Method, lengths and loads that are asked about."""
 
@@ -105,7 +119,7 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     in_flight: tuple[float, float]
     """Fewest and most requests."""
     engine: str = ""
-    """A name of sim/engines; its cells, of whatever version, are named before others'."""
+    """Its cells, of whatever version, are named before others'."""
     policy: str = ""
     workload: str = ""
     """Lengths and acceptance, such as `512 + 128 tokens, iid:0.7`."""
@@ -139,27 +153,21 @@ def asked_of_comparison(result: Comparison, policies: Sequence[Resolved]) -> lis
 
 @lru_cache(maxsize=1)
 def measured() -> Evidence:
-    """All of it."""
     return msgspec.json.decode(CELLS.read_bytes(), type=Evidence)
+
+
+def separate_servers_errors() -> SeparateServersErrors:
+    return msgspec.json.decode((FOLDER / "separate_servers.json").read_bytes(), type=SeparateServersErrors)
 
 
 def evidence(profile: Profile, asked: Sequence[Question]) -> list[str]:
     """The cells near each question and their errors, a line for levels and one for speed-ups; questions without levels
-    share a line where the same cells come nearest.
-
-    >>> import lanesim
-    >>> profile = lanesim.load_profile("gh200/apertus-8b+eagle3")
-    >>> evidence(profile, [Question(method="none", ks=(0,), in_flight=(200.0, 200.0))])[0][:75]
-    'measured nearest: gh200, vllm-0.23, apertus-8b, no speculation, 128 to 256 '
-    """
+    share a line where the same cells come nearest."""
     gpu, model = profile.gpu.name, measured_name(profile.target)
-    lines: list[str] = []
-    unmeasured: dict[str, list[Question]] = {}
-    differing: dict[str, list[str]] = {}
+    unmeasured = dict[str, tuple[list[Question], list[str]]]()
     has_speedups = False
     replayed = [cell for question in asked for cell in measured().cells if is_replay(cell, gpu, model, question)]
-    if replayed:
-        lines.append(replay_line(replayed))
+    lines = [replay_line(replayed)] if replayed else []
     ran = {cell.policy for cell in replayed}
     for question in (each for each in asked if each.policy not in ran):
         like = (cell for cell in measured().cells if not _differs(cell, gpu, model, question))
@@ -169,10 +177,11 @@ def evidence(profile: Profile, asked: Sequence[Question]) -> list[str]:
         has_speedups = has_speedups or bool(near_speedups)
         if not near_levels:
             nearest, names = _nearest(profile, question)
-            unmeasured.setdefault(nearest, []).append(question)
-            differing.setdefault(nearest, []).extend(names)
-    for nearest, questions in unmeasured.items():
-        another = " and ".join(dict.fromkeys(differing[nearest])) or "load"
+            questions, differing = unmeasured.setdefault(nearest, ([], []))
+            questions.append(question)
+            differing += names
+    for nearest, (questions, differing) in unmeasured.items():
+        another = " and ".join(dict.fromkeys(differing)) or "load"
         lines.append(
             f"{UNMEASURED}: {'no level' if has_speedups else 'nothing'} on {gpu} with {profile.target.name} within a "
             f"factor of {FACTOR:g} of these loads ({_loads(questions)}); {NEAREST} with another {another}: {nearest}"
@@ -196,11 +205,8 @@ def replay_line(cells: Sequence[EvidenceCell]) -> str:
     (first, *others), faster = ranked, ""
     if others:
         less = 100.0 * (1.0 - first.measured_ms / others[0].measured_ms)
-        faster = (
-            f" {first.policy} was {less:.0f} % faster."
-            if less >= NOISE
-            else f" {first.policy} and {others[0].policy} were equal."
-        )
+        equal = f" {first.policy} and {others[0].policy} were equal."
+        faster = f" {first.policy} was {less:.0f} % faster." if less >= EQUAL_PCT else equal
     shown = in_words([f"{cell.policy} {cell.measured_ms:,.0f} ms" for cell in ranked])
     errors = in_words([f"{abs(cell.error_pct):.0f} % {'high' if cell.error_pct > 0 else 'low'}" for cell in ranked])
     gpu, drafted = first.gpu.partition("-")[0].upper(), [each.workload for each in ranked if each.k]
@@ -209,8 +215,7 @@ def replay_line(cells: Sequence[EvidenceCell]) -> str:
 
 
 def as_replayed(result: Comparison, policies: Sequence[Resolved]) -> Comparison:
-    """`result` without the orders that turn round where the simulator's errors on replays near the load are taken out
-    of both means."""
+    """`result` without the orders that turn round where errors on replays near the load are taken out of the means."""
     ratios = {
         one.label: {
             cell.in_flight: 1.0 / (1.0 + cell.error_pct / 100.0)
@@ -235,13 +240,9 @@ def as_replayed(result: Comparison, policies: Sequence[Resolved]) -> Comparison:
 
 
 def levels(result: Comparison, policies: Sequence[Resolved]) -> list[Level]:
-    """The interval of the mean E2EL of each of the `policies` of a comparison, at its length, where it is steady and
-    has one.
-
-    The simulator is as far off as it was on served cells (sim.studies.served_errors). Constants of the engine that were
-    pooled over others come on top, unless cells were measured with it, by a run with all of them a standard deviation
-    higher. Near saturation latency answers to errors of step times by its elasticity to them.
-    """
+    """The interval of the mean E2EL of each of the `policies` of a comparison, where it is steady and has one: the
+    simulator is as far off as it was on served cells (served_errors). Pooled constants of an engine that was not
+    measured come on top, and near saturation latency answers to errors of step times by its elasticity to them."""
     named, profile = {one.label: one for one in policies}, policies[0].profile
     engine, gpu, model = policies[0].engine, profile.gpu.name, measured_name(profile.target)
     levels_of_policies = []
@@ -282,8 +283,8 @@ def levels(result: Comparison, policies: Sequence[Resolved]) -> list[Level]:
 def _perturbed(
     result: Comparison, resolved: Resolved, row: PolicySummary, engine: EngineCosts | None
 ) -> tuple[float | None, float | None]:
-    """Factor on mean E2EL with the constants of `engine` a standard deviation higher, None where none is given or
-    known; and near saturation its elasticity to step times. Both on the draws of the first replication."""
+    """Factor on mean E2EL with the constants of `engine` a standard deviation higher (None: unknown), and near
+    saturation its elasticity to step times; both on the draws of the first replication."""
     is_near = (row.mean["device_utilization"] or 0.0) > BUSY_SHARE and row.load.share > NEAR_SATURATION
     error_pct = engine.error_pct if engine is not None else None
     if not error_pct and not is_near:
@@ -313,9 +314,8 @@ def _mean_ms(resolved: Resolved) -> float | None:
 def _nearest(profile: Profile, asked: Question) -> tuple[str, list[str]]:
     """The cells that come nearest where none is near, and in what they differ."""
     gpu, model = profile.gpu.name, measured_name(profile.target)
-    ranked = sorted(
-        (cell for cell in measured().cells if cell.is_level), key=lambda cell: _distance(cell, profile, asked)
-    )
+    known = (cell for cell in measured().cells if cell.is_level)
+    ranked = sorted(known, key=lambda cell: _distance(cell, profile, asked))
     differs = _differs(ranked[0], gpu, model, asked)
     return _named(cell for cell in ranked if _differs(cell, gpu, model, asked) == differs), differs
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 from math import ceil, inf
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -68,21 +68,13 @@ def regrets(grid: LengthGrid) -> Floats:
     return means
 
 
-def best_table(grid: LengthGrid) -> Table:
-    """The lengths of least expected regret from the smallest load that was simulated to the largest one.
-
-    Every row holds a load at which its length was simulated and chosen. A row begins between two loads where the
-    regrets of both lengths are equal, straight on the logarithm of the load.
-    """
-    return shared_table([grid])
-
-
-def shared_table(grids: Sequence[LengthGrid]) -> Table:
-    """The best table for several grids of the same lengths, all of one weight at the loads they reach."""
+def best_table(*grids: LengthGrid) -> Table:
+    """The lengths of least expected regret from the smallest load that was simulated to the largest one. A row begins
+    between two loads where the regrets of both lengths are equal, straight on the logarithm of the load. Several grids
+    of the same lengths are of one weight at the loads they reach."""
     loads = sorted({load for grid in grids for load in grid.concurrencies})
     lengths = grids[0].lengths
     reaches = np.array([[load <= grid.concurrencies[-1] for load in loads] for grid in grids])
-    # Straight on the logarithm of the load.
     losses = np.stack(
         [[np.interp(np.log(loads), np.log(grid.concurrencies), row) for row in _of_lengths(grid)] for grid in grids]
     )
@@ -162,13 +154,13 @@ def length_in(table: Sequence[Sequence[int]], batch: int) -> int:
 
 
 def best_single(grid: LengthGrid, at: int | None = None) -> int:
-    """The one setting of least expected regret over all concurrencies, or at the one `at`: PLAIN, or a draft length
-    that gains at one of them."""
+    """The setting of least expected regret over all concurrencies, or at the one `at`: PLAIN, or a draft length that
+    gains at one of them."""
     places = range(len(grid.concurrencies)) if at is None else [grid.concurrencies.index(at)]
     lost = regrets(grid)[:, places].mean(axis=1)
 
     def gains(k: int) -> bool:
-        speedups = [speedup_of(grid, i, k)[0] for i in places]
+        speedups = [speedup_of(grid, i, k)["speedup"] for i in places]
         return any(speedup is None or speedup > 1.0 for speedup in speedups)
 
     able = [index for index, k in enumerate(grid.settings) if k == PLAIN or (k > 0 and gains(k))]
@@ -192,11 +184,8 @@ def chances_best(grid: LengthGrid, i: int) -> dict[int, float]:
 
 
 def break_even(grid: LengthGrid) -> tuple[float | None, tuple[float | None, float | None]]:
-    """The load beyond which no draft length gains, and 5 to 95 % of the draws, outwards to the nearest draw.
-
-    It lies between a simulated load with a speed-up above 1 and one with a speed-up below 1, each of the best draft
-    there. 0 where no load gains; None where the last one does, or where no speed-up is known.
-    """
+    """The load beyond which no draft length gains, and 5 to 95 % of the draws, outwards to the nearest draw. 0 where no
+    load gains; None where the last one does, or where no speed-up is known."""
     ratios = []
     for i, concurrency in enumerate(grid.concurrencies):
         plain = grid.of(PLAIN)[i]
@@ -245,7 +234,7 @@ class LengthAt(msgspec.Struct, frozen=True, kw_only=True):
     """Mean loss against the best length of each draw, share."""
     chance_best: float
     fits_graphs: bool
-    """All its rows' tokens fit the captured graphs; else it was simulated without one."""
+    """Its rows' tokens fit the captured graphs."""
 
 
 class TunedPoint(msgspec.Struct, frozen=True, kw_only=True):
@@ -256,7 +245,7 @@ class TunedPoint(msgspec.Struct, frozen=True, kw_only=True):
     speedup: float | None
     interval: Interval | None
     expected_regret: float
-    """Mean loss of the answer there in draws that had no part in choosing it; by as many choices, each without one."""
+    """Mean loss of the answer there in draws that had no part in choosing it."""
     lengths: list[LengthAt]
 
     @property
@@ -329,26 +318,26 @@ def regrets_of(grid: LengthGrid, at: int | None = None) -> list[float]:
     return means
 
 
-def speedup_of(grid: LengthGrid, i: int, setting: int) -> tuple[float | None, Interval | None]:
+def speedup_of(grid: LengthGrid, i: int, setting: int) -> dict[str, Any]:
+    """Fields `speedup` and `interval` of a setting."""
     plain = grid.of(PLAIN)[i]
     if not (plain > 0.0).all():
-        return None, None
+        return {"speedup": None, "interval": None}
     ratios = grid.of(setting)[i] / plain
-    return float(ratios.mean()), interval_90(ratios)
+    return {"speedup": float(ratios.mean()), "interval": interval_90(ratios)}
 
 
 def gain_of(name: str, other_name: str, ours: Floats, theirs: Floats) -> Gain:
-    """Gain of values [concurrencies, draws] over the same, geometric mean over the concurrencies; -1 where ours serve
-    nothing. Concurrencies at which theirs serve nothing are left out."""
+    """Gain of values [concurrencies, draws], geometric mean over the concurrencies at which theirs serve something; -1
+    where ours serve nothing."""
     is_known = (theirs > 0.0).all(axis=1)
     if not is_known.any():
         return Gain(of=name, over=other_name, mean=0.0, interval=(0.0, 0.0), is_sure=False)
     with np.errstate(divide="ignore"):
         gains: Floats = np.exp(np.log(ours[is_known] / theirs[is_known]).mean(axis=0)) - 1.0
-    interval = interval_90(gains)
     mean = float(gains.mean())
     is_sure = float((gains > 0.0).mean()) >= SURE_SHARE and mean >= MIN_GAIN
-    return Gain(of=name, over=other_name, mean=mean, interval=interval, is_sure=is_sure)
+    return Gain(of=name, over=other_name, mean=mean, interval=interval_90(gains), is_sure=is_sure)
 
 
 def tuned_points(
@@ -357,28 +346,17 @@ def tuned_points(
     """[concurrencies] the choice there beside every length. Passes of more than `max_graph_tokens` have no graph."""
     points, own, lost = [], regrets_of(grid, at), _of_lengths(grid)
     for i, concurrency in enumerate(grid.concurrencies):
-        chances, lengths = chances_best(grid, i), []
-        for k, of_length in zip(grid.lengths, lost, strict=True):
-            speedup, interval = speedup_of(grid, i, k)
-            lengths.append(
-                LengthAt(
-                    k=k,
-                    speedup=speedup,
-                    interval=interval,
-                    expected_regret=float(of_length[i]),
-                    chance_best=chances[k],
-                    fits_graphs=k <= 0 or max_graph_tokens is None or concurrency * (k + 1) <= max_graph_tokens,
-                )
+        chances = chances_best(grid, i)
+        lengths = [
+            LengthAt(
+                k=k,
+                **speedup_of(grid, i, k),
+                expected_regret=float(of_length[i]),
+                chance_best=chances[k],
+                fits_graphs=k <= 0 or max_graph_tokens is None or concurrency * (k + 1) <= max_graph_tokens,
             )
-        speedup, interval = speedup_of(grid, i, choice.lengths[i])
-        points.append(
-            TunedPoint(
-                concurrency=concurrency,
-                k=max(choice.lengths[i], 0),
-                speedup=speedup,
-                interval=interval,
-                expected_regret=own[i],
-                lengths=lengths,
-            )
-        )
+            for k, of_length in zip(grid.lengths, lost, strict=True)
+        ]
+        k, chosen = max(choice.lengths[i], 0), speedup_of(grid, i, choice.lengths[i])
+        points.append(TunedPoint(concurrency=concurrency, k=k, **chosen, expected_regret=own[i], lengths=lengths))
     return points

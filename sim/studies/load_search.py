@@ -1,12 +1,10 @@
 """What one policy serves within its SLOs: the highest load, and the fewest replicas for a rate.
 
-The load is found by bisection of the mean curve. That is the share of requests that meet the SLOs, averaged over
-replications. Each replication has the same requests at every load. Replications searched one by one would end higher on
-average. Far below its own load a run nearly always meets the SLOs, and above it the share falls fast.
+The load is found by bisection of the mean curve: the share of requests that meet the SLOs, averaged over replications.
+Each replication has the same requests at every load. Replications searched one by one would end higher on average.
 
-In a variation of cost one replication is searched near the answer. It ends earlier, as it does with costs as given. The
-ratio of the two loads is what the variation does. Replicas are simulated rather than divided, under the scenario's
-routing.
+In a variation of cost one replication is searched near the answer, as with costs as given. The ratio of the two loads
+is what the variation does. Replicas are simulated rather than divided, under the scenario's routing.
 Not here: what is said of both (attainment).
 """
 
@@ -46,17 +44,14 @@ REQUESTS = 2000
 SPAN_IN_BOUNDS, MAX_REQUESTS = 50.0, 20_000
 """Length of such a run: mean rate times the tightest bound on waiting, and a limit."""
 WARMUP_SHARE, SESSIONS_WARMUP_SHARE = 0.1, 0.5
-"""Share of the requests that come first and do not count. Of sessions, because what was said before the run is in no
-memory."""
+"""Of the requests that come first and do not count; more of sessions, which find nothing in memory at first."""
 PILOT_KEY, FRESH_KEY, FLEET_KEY = 1_000_031, 1_000_033, 1_000_037
 """Children of the scenario's seed."""
 CONFIDENCE = 0.9
-"""Chance with which the recommended replicas are enough: of n draws m hold, and a further one holds with m / (n +
-1)."""
+"""Chance that the recommended replicas are enough: of n draws m hold, and a further one holds with m / (n + 1)."""
 MAX_REPLICAS = 1024
 REQUESTS_PER_REPLICA = 800
 """Requests of a fleet's run, per replica."""
-HERE = Runner(1)
 
 
 class Limit(StrEnum):
@@ -77,7 +72,7 @@ class Highest(NamedTuple):
 
     limit: Limit
     load: float
-    """0 for never; the most that is tried, if that holds."""
+    """0 for never, and the most that is tried if that holds."""
     pseudo: list[float]
     """[replications] jackknife pseudo-values, whose mean is the load and whose spread is its doubt."""
     seeds: list[int]
@@ -92,7 +87,7 @@ Ends = tuple[float, float, float]
 class LoadSearch:
     """One policy and its loads, with costs and acceptance as given and as drawn."""
 
-    def __init__(self, resolved: Resolved, share: float, runner: Runner = HERE, near: float | None = None) -> None:
+    def __init__(self, resolved: Resolved, share: float, runner: Runner, near: float | None = None) -> None:
         """`resolved` is one replica. With `near`, a load that is known to be close, the search looks about it, and is
         brief: the pilots alone, bisected less far, up to the saturated rate."""
         self.resolved, self.share, self.runner, self._near = resolved, share, runner, near
@@ -102,8 +97,8 @@ class LoadSearch:
         self.most = self.saturated_per_s if self._bounds_ms or near is not None else inf
 
     def lengthen(self) -> None:
-        """Let arrivals span many times what the SLOs let one wait: a shorter run ends before a queue that grows has
-        become too long. Of sessions the first half lasts as long as they do."""
+        """Let arrivals span many times what the SLOs let one wait, and of sessions twice what one lasts: a shorter run
+        ends before a queue that grows has become too long."""
         sharing, spanned_s = self.scenario.workload.sharing, SPAN_IN_BOUNDS * min(self._bounds_ms, default=0.0) / 1e3
         spanned_s = max(spanned_s, 2.0 * (sharing.num_turns - 1) * sharing.turn_gap_s)
         count = min(MAX_REQUESTS, max(REQUESTS, ceil(spanned_s * self.saturated_per_s)))
@@ -162,20 +157,18 @@ class LoadSearch:
 
     def own_highest(self, seed: int, near: float | None = None, closeness: float | None = None) -> float:
         """One replication's highest load: 0 where the least fails, the most where that holds."""
-        low, high, _ = self._bisected([seed], near, closeness)
+        low, high, _ = self._bisected([seed], near, closeness, "one replication")
         return sqrt(low * high)
 
     def _bisected(
-        self, seeds: Sequence[int], near: float | None, closeness: float | None, stage: str = ""
+        self, seeds: Sequence[int], near: float | None, closeness: float | None, stage: str
     ) -> tuple[float, float, Curve]:
-        """With `stage` by all workers, which hear of it; else in this process."""
-        runner, ends = self.runner if stage else HERE, (self.least, self.saturated_per_s, self.most)
-
         def shares_at(load: float) -> list[float]:
             points = [self.point(load, seed) for seed in seeds]
-            return on_points(attained_share, points, runner, f"{self.policy}: {stage}")
+            return on_points(attained_share, points, self.runner, f"{self.policy}: {stage}")
 
         close = closeness or (BISECTED if self._near is None else BISECTED_BRIEF)
+        ends = self.least, self.saturated_per_s, self.most
         return bisected(shares_at, self.share, ends, closeness=close, near=near)
 
 
@@ -184,20 +177,18 @@ def _in_draw(
 ) -> float:
     """The load of one replication in `draw`, looked for about `first`, where it was as given, times what the draw does
     to the saturated throughput."""
-    search = LoadSearch(draw, share, near=near)
+    search = LoadSearch(draw, share, Runner(1), near)
     about = first * search.saturated_per_s / saturated_per_s
     return search.own_highest(seed, about if 0.0 < about < inf else None, BISECTED_IN_DRAW)
 
 
-class Fleet:
-    """Numbers of replicas at a rate, over runs with costs as given or in draws. Each number is simulated once.
-
-    `loads` [draws] are the highest of one replica. 0 is never.
-    """
+class ReplicaSearch:
+    """Numbers of replicas at a rate, over runs with costs as given or in draws. Each number is simulated once."""
 
     def __init__(
         self, search: LoadSearch, rate_per_s: float, draws: Sequence[Resolved], loads: Sequence[float]
     ) -> None:
+        """`loads` [draws] are the highest of one replica. 0 is never."""
         self.search, self.rate_per_s, self.num_draws = search, rate_per_s, len(draws)
         self._runs = [(draw, 0) for draw in draws] or [(search.resolved, index) for index in range(PILOTS)]
         self._shares: dict[tuple[int, int], float] = {}
@@ -222,8 +213,7 @@ class Fleet:
 
     def fewest(self, per_replica: float) -> int | None:
         """Replicas that are enough where one fewer is not, looked for from the sum of their rates on; None where the
-        SLOs are never met, or in too few draws. Several may share more than that sum; one alone does not serve more
-        than its own rate."""
+        SLOs are never met, or in too few draws. Several may share more than that sum."""
         if per_replica == 0.0 or (self.num_draws and not self._wanted):
             return None
         count = max(1, ceil(self.rate_per_s / min(per_replica, self._least_load)))
@@ -262,11 +252,8 @@ def bisected(
     shares_at: Callable[[float], list[float]], share: float, ends: Ends, *, closeness: float, near: float | None = None
 ) -> tuple[float, float, Curve]:
     """A load that holds, since `shares_at` it are at least `share` on average, a close one above it that fails, and the
-    shares at all loads that were tried, each once.
-
-    `ends` are the least load, the saturated rate, and the most load: (0, 0) where the least fails, twice the most where
-    that holds. `near` is where to look first; None: everywhere.
-    """
+    shares at all loads that were tried, each once. (0, 0) where the least of `ends` fails, twice the most where that
+    holds. `near` is where to look first; None: everywhere."""
     curve: Curve = {}
 
     def holds(load: float) -> bool:
@@ -307,10 +294,7 @@ def _bracket(
 
 def jackknifed(load: float, curve: Curve, share: float) -> list[float]:
     """[replications] pseudo-values of `load`, at which the mean of `curve` falls below `share`: their mean is `load`,
-    and their t-interval is that of the load. Straight lines between the loads that were tried.
-
-    Source: Tukey 1958. With 12 replications or more it holds the load in 88 to 95 % near saturation, the interval of
-    the replications' own loads in 56 to 94 % (three set-ups on an H100, resampled).
+    and their t-interval is that of the load (Tukey 1958). Straight lines between the loads that were tried.
 
     >>> jackknifed(10.0, {8.0: [1.0, 0.75], 12.0: [0.5, 0.25]}, 0.625)
     [11.0, 9.0]
@@ -330,8 +314,7 @@ def jackknifed(load: float, curve: Curve, share: float) -> list[float]:
 def as_wide(values: Sequence[float], others: Sequence[float]) -> list[float]:
     """`values` drawn away from their mean until they spread as much as `others`, if they do not already.
 
-    Bad runs are rare, and replications that have none look too much alike: with the wider spread of pilots and fresh
-    ones the interval held the load in 54 of 60 answers near saturation, without it in 52 (three set-ups on an H100).
+    Bad runs are rare, and replications that have none look too much alike.
 
     >>> as_wide([9.0, 11.0], [18.0, 22.0]), as_wide([9.0, 11.0], [3.0, 4.0])
     ([8.0, 12.0], [9.0, 11.0])

@@ -1,8 +1,8 @@
 """A tuned draft length in the words of engines: vLLM's speculative config and command line, SGLang's flags and bands.
 
-A line is of the engine that was simulated alone, with its limits, on as many GPUs as the profile has. An engine of no
-server, `ideal` or a loop of the user's, keeps to vLLM's scheduler and has its line, with a note. Flags and keys are of
-vLLM 0.33 and SGLang 0.5.23. Not here: which length (tune).
+A line is of the engine that was simulated, with its limits, on as many GPUs as the profile has. An engine of no server,
+`ideal` or a loop of the user's, has vLLM's line, with a note. Flags and keys are of vLLM 0.33 and SGLang 0.5.23.
+Not here: which length (tune).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ SGLANG_CONFIG = "speculative_adaptive.json"
 SGLANG_KV = {"fp8": "fp8_e4m3"}
 VLLM_POLICIES = ("autoregressive", "continuous")
 Table = Sequence[Sequence[int]]
-Flags = Mapping[str, str | float | Sequence[str] | None]
+Flags = Mapping[str, str | float | None]
 """Values by name; True stands alone, and what is None or False is left out."""
 
 
@@ -64,9 +64,8 @@ class ServeLines(msgspec.Struct, frozen=True, kw_only=True):
     sglang_flags: str
     """Flags of `python -m sglang.launch_server`; empty where another engine was simulated or SGLang cannot draft so."""
     sglang_adaptive_config: dict[str, Any] | None
-    """The file that the flags name; None for one length, and where SGLang adapts nothing but EAGLE."""
+    """The file that the flags name."""
     notes: list[str] = []
-    """Notes on what the lines lack, or engines make of them."""
 
     @property
     def start(self) -> str:
@@ -113,11 +112,11 @@ def deployment(
     are the repositories of the profile's, where known, unless others are given."""
     server = _Server(scenario, profile, target_model, draft_model)
     family, drafts = server_of(scenario, profile), any(k for _, _, k in table)
-    notes = [server.target.note, server.draft_note if drafts else None]
+    notes = [server.target.note, server.draft.note if drafts and server.draft else None]
     if family == VLLM:
         config = server.speculative_config(table) if drafts else None
         line, bands, flags = server.vllm_serve(config), None, ""
-        notes += [server.stands_in, *server.vllm_notes(table)]
+        notes += server.vllm_notes(table)
     else:
         config, line = None, ""
         bands = server.sglang_bands(table, plausible) if drafts and family == SGLANG else None
@@ -165,15 +164,6 @@ class _Server:
         if draft.note is not None and self.method.reads_features:
             return draft._replace(note=f"{draft.note} of {self.profile.target.name}")
         return draft
-
-    @property
-    def draft_note(self) -> str | None:
-        return None if self.draft is None else self.draft.note
-
-    @property
-    def stands_in(self) -> str | None:
-        is_vllm = self.engine.startswith(VLLM)
-        return None if is_vllm else f"engine {self.engine!r} is no server's: the line is vLLM's, with its limits"
 
     def speculative_config(self, table: Table) -> dict[str, Json]:
         longest, method = max(k for _, _, k in table), self.method
@@ -223,21 +213,21 @@ class _Server:
         return shlex.join(["vllm", "serve", self.target.name, *_words(flags)])
 
     def vllm_notes(self, table: Table) -> list[str]:
-        """Notes on what vLLM makes of a table, of experts spread over some devices, and of methods that it lacks."""
+        """Notes on what vLLM makes of a line."""
         lengths, notes = {k for _, _, k in table}, []
+        if not self.engine.startswith(VLLM):
+            notes.append(f"engine {self.engine!r} is no server's: the line is vLLM's, with its limits")
         if self._ranks > 1 and len(lengths) > 1:
-            notes.append(
-                f"vLLM turns the table off under data parallelism and drafts {max(lengths)} at every batch size"
-            )
+            longest = max(lengths)
+            notes.append(f"vLLM turns the table off under data parallelism and drafts {longest} at every batch size")
         if 1 < self._spread < self._devices:
-            notes.append(
-                f"the profile spreads experts over {self._spread} of {self._devices} devices; vLLM over all or none"
-            )
+            spread = f"{self._spread} of {self._devices} devices"
+            notes.append(f"the profile spreads experts over {spread}; vLLM over all or none")
         return notes if self.method.vllm_note is None else [*notes, self.method.vllm_note]
 
     def sglang_flags(self, table: Table, bands: Mapping[str, Json] | None) -> str:
-        """SGLang divides both limits among ranks that share their experts, which cannot have a draft model; replicas
-        have them each. Empty where it cannot draft so."""
+        """SGLang divides both limits among ranks that share their experts, which cannot have a draft model. Empty where
+        it cannot draft so."""
         given, limits, shares = self.scenario.engine, self.limits, self._ranks if self._shares_experts else 1
         eager, blocks = None if given.cuda_graph else "disabled", given.num_gpu_blocks
         steps = table[0][2] or max(k for _, _, k in table)
@@ -282,13 +272,9 @@ class _Server:
 def _words(flags: Flags) -> Iterator[str]:
     """The words of a command line."""
     for name, value in flags.items():
-        if value is None or value is False:
-            continue
-        yield f"--{name}"
-        if isinstance(value, str | int | float):
+        if value is not None and value is not False:
+            yield f"--{name}"
             yield from () if value is True else [f"{value:g}" if isinstance(value, float) else str(value)]
-        else:
-            yield from value
 
 
 def _several(count: int) -> int | None:

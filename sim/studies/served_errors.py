@@ -2,9 +2,8 @@
 
 The logarithm of a simulated level over the measured one is a bias, a part that an engine, GPU and model have in common,
 a part of the set-up (degrees, formats) and one of the load; that of a speed-up has one part. Every part follows
-Student's t: most set-ups are a few percent off, some by half. A set-up counts once, however many cells it has. Fitted
-on judged cells by `python -m validation evidence`; how often its intervals hold where set-ups, or models, are left out
-is in docs/real-gpus.md. Not here: cells near a question (sim.studies.evidence), draws (sim.studies.cost_draws).
+Student's t. A set-up counts once, however many cells it has. Fitted on judged cells by `python -m validation evidence`;
+how often its intervals hold is in docs/real-gpus.md. Not here: cells near a question (evidence), draws (cost_draws).
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ class ErrorPart(msgspec.Struct, frozen=True, array_like=True):
 
     scale: float
     degrees: float
-    """Degrees of freedom of Student's t."""
+    """Of freedom."""
 
     def density(self, around: Floats | float = 0.0) -> Floats:
         """[GRID] up to a factor."""

@@ -1,11 +1,9 @@
 """Draft length by load: a closed loop at every concurrency and draft length, in every draw that the evidence allows,
 and of that a table by batch size, or one length where a table is not surely better; for one prompt length or several.
 
-Draws are paired: all settings meet the same requests, acceptance and costs, so that ratios vary less than they do. A
-length is chosen for the least expected regret, that is the mean loss against the best one of each draw; the loss that
-is stated is that of choices made without a draw, in that draw. Rows by context are those of vLLM's proposal
-(vllm#48627). Not here: choosing (length_choice), draws, the words of an engine's command line (serve_commands), how it
-is shown (sim.report.say).
+Draws are paired: all settings meet the same requests, acceptance and costs, so that ratios vary less than they do. Rows
+by context are those of vLLM's proposal (vllm#48627). Not here: choosing (length_choice), draws (cost_draws), the words
+of an engine's command line (serve_commands).
 """
 
 from __future__ import annotations
@@ -20,7 +18,6 @@ import numpy as np
 
 from sim.compare.point_runs import Point, on_points, run_point
 from sim.compare.pool import OnDone, Runner, lasting
-from sim.compare.side_by_side import cost_source
 from sim.costs.profile import Profile
 from sim.costs.work_costs import captured_sizes
 from sim.draws import Floats
@@ -28,9 +25,9 @@ from sim.files.json_values import Json
 from sim.metrics.summary import Run, number
 from sim.names import in_words
 from sim.run.resolve import Resolved, resolve_all, with_keys
-from sim.run.scenario import Scenario, to_plain
+from sim.run.scenario import Scenario
 from sim.studies.answer import Answer, Stated
-from sim.studies.cost_draws import DEFAULT_DRAWS, cost_draws, covers, seeds_of
+from sim.studies.cost_draws import DEFAULT_DRAWS, cost_draws, seeds_of, stated
 from sim.studies.evidence import asked_of, evidence
 from sim.studies.length_choice import (
     PLAIN,
@@ -45,7 +42,6 @@ from sim.studies.length_choice import (
     gain_of,
     loss_of,
     plausible_lengths,
-    shared_table,
     table_words,
     tuned_points,
 )
@@ -70,13 +66,12 @@ class Tuning(Stated, frozen=True, kw_only=True, rename={"costs": "profile", "k_t
 
     objective: str
     verdict: str
-    """A table, one length, or no speculation."""
     k_table: list[list[int]]
     gain: Gain
     """Gain of the best table over the best single length, whichever is the answer."""
     break_even_concurrency: float | None
-    """Requests in flight above which no draft length gains. It lies between two simulated loads with speed-ups above
-    and below 1. 0: no draft length gains at any load; None: one does at the last load, or no speed-up is known."""
+    """Requests in flight above which no draft length gains. 0: none gains at any load; None: one does at the last load,
+    or no speed-up is known."""
     break_even_interval: tuple[float | None, float | None]
     """5 to 95 % of the draws; 0 and None as above."""
     decided_at: int | None = None
@@ -84,9 +79,9 @@ class Tuning(Stated, frozen=True, kw_only=True, rename={"costs": "profile", "k_t
     not_simulated: list[str]
     """Loads that the engine takes and for which the answer says nothing."""
     expected_regret: float
-    """Mean loss over the concurrencies against the best length of a draw that had no part in choosing."""
+    """Mean over the concurrencies."""
     change: Gain | None = None
-    """Gain of the answer over the draft length in use; none where nothing is said to be."""
+    """Gain of the answer over the draft length in use, where one is."""
     points: list[TunedPoint]
     deployment: ServeLines
     notes: list[str]
@@ -103,13 +98,11 @@ class AtContext(Answer, frozen=True, kw_only=True, rename={"k_table": "table"}):
 
     prompt_tokens: int
     verdict: str
-    """The answer of `tune` for prompts of this length: a table, one length, or no speculation."""
     k_table: list[list[int]]
     """The last batch size is the most requests in flight that were simulated."""
     break_even_concurrency: float | None
     regret: float
-    """Mean loss of the table against the best length of each draw, or no drafter, mean over the concurrencies, share;
-    the draws are those that chose it."""
+    """Mean loss of the table against the best setting of each draw that chose it, mean over the concurrencies."""
     regret_without: float
     """The same of the one table for all contexts."""
 
@@ -149,14 +142,15 @@ def tune(
     """The best draft length by batch size for the scenario's requests, engine and drafter.
 
     `lengths` are tried, by default 0 up to num_speculative_tokens and beyond while the longest one is the answer;
-    `concurrencies`, by default 1, 2, 4 and so on up to the most requests that the engine seats. `in_use` is one of them
-    that a server has now, or PLAIN, and the answer says whether to change it. A single length is the best `at` one of
-    the concurrencies, by default over all. Raises ValueError for a scenario that cannot be tuned.
+    `concurrencies`, by default 1, 2, 4 and so on up to the most requests that the engine seats. `in_use` is the length
+    that a server has now, or PLAIN: the answer says whether to change it. A single length is the best `at` one of the
+    concurrencies, by default over all. Raises ValueError for a scenario that cannot be tuned.
     """
     resolved = _checked(scenario, profile, draws)
     tried = _loads(resolved, concurrencies)
     drawn, runner = cost_draws(resolved, draws, scenario.seed), Runner(workers, on_done)
-    grid = simulate_grid(drawn, tried, _candidates(resolved, lengths), runner)
+    settings = PLAIN, *_candidates(resolved, lengths)
+    grid = LengthGrid(tried, settings, _values(drawn, tried, settings, runner))
     end = resolved.quoted.measured_k or LONGEST
     while lengths is None and (most := grid.lengths[-1]) < end and most in choice_of(grid, at).lengths:
         further = tuple(range(most + 1, min(most + FURTHER, end) + 1))
@@ -179,14 +173,13 @@ def tune_contexts(
     on_done: OnDone = lambda stage, done, total: None,
 ) -> ContextTuning:
     """`tune` with prompts of each of `contexts` tokens. Draft lengths are 0 up to num_speculative_tokens unless given;
-    concurrencies, unless given, as many as each context has room for. Raises ValueError as `tune` does, and for a
-    workload that has fixed lengths."""
+    concurrencies, unless given, as many as each context has room for. Raises ValueError as `tune` does."""
     name = scenario.workload.dataset_name
     if name != FIXED:
         raise ValueError(f"contexts: the requests of {name!r} have lengths of their own; want an output length alone")
     prompts = rising("context", contexts, 1)
     resolved = _checked(scenario, profile, draws)
-    candidates, grids = _candidates(resolved, lengths), []
+    settings, grids = (PLAIN, *_candidates(resolved, lengths)), list[LengthGrid]()
     prompted_by = {tokens: resolved.changed(workload={"input_len": tokens}) for tokens in prompts}
     for prompted in prompted_by.values():
         prompted.served.sample(scenario.seed)
@@ -197,8 +190,8 @@ def tune_contexts(
             on_done(f"{tokens} tokens: {stage}", done, total)
 
         drawn = cost_draws(prompted, draws, scenario.seed)
-        grids.append(simulate_grid(drawn, tried, candidates, Runner(workers, on_step)))
-    without = shared_table(grids)
+        grids.append(LengthGrid(tried, settings, _values(drawn, tried, settings, Runner(workers, on_step))))
+    without = best_table(*grids)
     rows = []
     for tokens, grid in zip(prompts, grids, strict=True):
         table = best_table(grid)
@@ -216,11 +209,8 @@ def tune_contexts(
         )
     max_context = profile.target.max_context
     return ContextTuning(
-        scenario=to_plain(resolved.scenario),
-        costs=cost_source(profile),
+        **stated(resolved, draws),
         objective=objective(scenario),
-        draws=draws,
-        covers=covers(resolved),
         contexts=rows,
         k_table=rows_by_context(rows, max_context),
         table_without=[list(row) for row in without],
@@ -257,11 +247,8 @@ def answer(
         used = "no speculation" if in_use == PLAIN else f"K = {in_use}"
         change = gain_of(choice.sentence.removeprefix("one length: "), used, chosen, grid.of(in_use))
     return Tuning(
-        scenario=to_plain(scenario),
-        costs=cost_source(profile),
+        **stated(resolved, grid.num_draws),
         objective=objective(scenario),
-        draws=grid.num_draws,
-        covers=covers(resolved),
         verdict=choice.sentence,
         k_table=[list(row) for row in choice.table],
         gain=choice.gain,
@@ -291,8 +278,8 @@ def rows_by_context(contexts: Sequence[AtContext], max_context: int) -> list[lis
 
 
 def concurrencies_of(resolved: Resolved) -> tuple[int, ...]:
-    """1, 2, 4 and so on up to the engine's seats, the scenario's max_concurrency, or MEMORY_SHARE of the requests
-    that memory holds, whichever is fewest: a batch that is kept small by memory is no larger with more in flight."""
+    """1, 2, 4 and so on up to the engine's seats, the scenario's max_concurrency, or MEMORY_SHARE of the requests that
+    memory holds, whichever is fewest."""
     scenario, seats = resolved.scenario, resolved.limits.max_num_seqs
     sample, pool = resolved.served.sample(scenario.seed).requests, resolved.new_pool()
     held = pool.num_blocks * len(sample) / sum(pool.blocks_for(request) for request in sample)
@@ -304,12 +291,10 @@ def concurrencies_of(resolved: Resolved) -> tuple[int, ...]:
 def _loads(resolved: Resolved, concurrencies: Sequence[int] | None) -> tuple[int, ...]:
     """Raises ValueError for more requests in flight than a run has."""
     tried = rising("concurrency", concurrencies_of(resolved) if concurrencies is None else concurrencies, 1)
-    most = _at_once(resolved.scenario.workload, tried[-1])
+    most, longer = _at_once(resolved.scenario.workload, tried[-1]), REQUESTS_PER_SLOT * tried[-1]
     if most < tried[-1]:
-        raise ValueError(
-            f"concurrency {tried[-1]}: a run has {most} requests; want at most {most} in flight, or "
-            f"--set workload.num_prompts={REQUESTS_PER_SLOT * tried[-1]}"
-        )
+        wanted = f"want at most {most} in flight, or --set workload.num_prompts={longer}"
+        raise ValueError(f"concurrency {tried[-1]}: a run has {most} requests; {wanted}")
     return tried
 
 
@@ -337,9 +322,8 @@ def _notes(resolved: Resolved, grid: LengthGrid, choice: Choice, largest_graph: 
     if largest_graph is not None:
         eager = {k: [load for load in grid.concurrencies if load * (k + 1) > largest_graph] for k in grid.lengths if k}
         if first := [f"K = {k} from {loads[0]} in flight" for k, loads in eager.items() if loads]:
-            notes.append(
-                f"simulated without a captured graph, since the largest has {largest_graph} tokens: {', '.join(first)}"
-            )
+            largest = f"since the largest has {largest_graph} tokens"
+            notes.append(f"simulated without a captured graph, {largest}: {', '.join(first)}")
     if len(choice.table) > 1:
         notes.append(
             "vLLM captures full graphs for a table with model runner V2 only; V1 falls back to piecewise ones, about "
@@ -353,11 +337,9 @@ def _contexts_left_out(contexts: Sequence[AtContext], max_num_seqs: int, max_con
     by_reach: dict[tuple[int, int], list[str]] = {}
     for each in contexts:
         by_reach.setdefault((each.k_table[0][0], each.k_table[-1][1]), []).append(str(each.prompt_tokens))
-    lines = [
-        line
-        for reach, tokens in by_reach.items()
-        for line in _loads_left_out(*reach, max_num_seqs, f" with prompts of {in_words(tokens)} tokens")
-    ]
+    lines = list[str]()
+    for reach, tokens in by_reach.items():
+        lines += _loads_left_out(*reach, max_num_seqs, f" with prompts of {in_words(tokens)} tokens")
     first, last = contexts[0].prompt_tokens, contexts[-1].prompt_tokens
     beyond = [f"below {first}"] * (first > 1) + [f"above {last}"] * (last < max_context)
     return [*lines, f"prompts {in_words(beyond)} tokens: their rows are those of the nearest"] if beyond else lines
@@ -381,14 +363,12 @@ def objective(scenario: Scenario) -> str:
 
 
 def _checked(scenario: Scenario, profile: Profile, draws: int) -> Resolved:
-    """The scenario with fixed draft lengths. Raises ValueError unless its one policy is `continuous` and `draws` at
-    least 1."""
+    """The scenario with fixed draft lengths. Raises ValueError unless its one policy is `continuous`."""
     if draws < 1:
         raise ValueError(f"draws={draws!r} must be at least 1")
     if tuple(scenario.policy) != ("continuous",):
-        raise ValueError(
-            f"tune: draft lengths by batch size are for policy continuous, got {', '.join(scenario.policy)}"
-        )
+        got = ", ".join(scenario.policy)
+        raise ValueError(f"tune: draft lengths by batch size are for policy continuous, got {got}")
     fixed = {"controller": "fixed", "num_speculative_tokens_per_batch_size": None}
     (resolved,) = resolve_all(with_keys(scenario, speculation=fixed), profile)
     return resolved
@@ -410,14 +390,6 @@ def rising(name: str, values: Iterable[int], least: int) -> tuple[int, ...]:
     if not ordered or ordered[0] < least:
         raise ValueError(f"{name}: {list(ordered)} must be at least one number from {least} on")
     return ordered
-
-
-def simulate_grid(
-    draws: Sequence[Resolved], concurrencies: Sequence[int], lengths: Sequence[int], runner: Runner
-) -> LengthGrid:
-    """Every length, and the engine without a drafter, at every concurrency in every draw."""
-    settings = (PLAIN, *lengths)
-    return LengthGrid(tuple(concurrencies), settings, _values(draws, concurrencies, settings, runner))
 
 
 def _values(draws: Sequence[Resolved], concurrencies: Sequence[int], settings: Sequence[int], runner: Runner) -> Floats:
@@ -453,13 +425,12 @@ def looped(resolved: Resolved, concurrency: int) -> Resolved:
     return resolved.changed(workload=loop)
 
 
-def objective_value(run: Run, scenario: Scenario) -> float:
-    """The value that is maximised: requests a second that meet the SLOs where some are given, else tokens a second."""
+def objective_values(points: Sequence[Point]) -> list[float]:
+    """[points] what is maximised: requests a second that meet the SLOs where some are given, else tokens a second."""
+    return [_objective_value(run_point(point).run, point.resolved.scenario) for point in points]
+
+
+def _objective_value(run: Run, scenario: Scenario) -> float:
     if has_slo(scenario):
         return number(run, "request_goodput") or 0.0
     return number(run, "steady_output_throughput") or number(run, "output_throughput") or 0.0
-
-
-def objective_values(points: Sequence[Point]) -> list[float]:
-    """The objective's value of every one of `points` [points], in their order."""
-    return [objective_value(run_point(point).run, point.resolved.scenario) for point in points]

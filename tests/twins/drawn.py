@@ -19,8 +19,6 @@ TINY = "cpu/tiny"
 PAIR = "h100-sxm/llama-2-7b+tinyllama-1.1b"
 TABLE = "h200-sxm/llama-3.1-8b+eagle3"
 LINEAR = "a100-pdverify/codellama-34b+tinyllama-1.1b"
-SPLIT = "h100-sxm/qwen3-32b-tp2"
-"""Of two GPUs."""
 ENGINE = DEFAULT_ENGINE
 LANES = ("pd", "pdv", "unified", "baseline")
 PAIRS = (TINY, PAIR, LINEAR)

@@ -14,7 +14,6 @@ from random import Random
 from typing import Any
 
 import msgspec
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
@@ -25,9 +24,7 @@ from sim.report.say import said_of
 from sim.studies.attainment import Attainment, HighestLoad, Replicas
 from sim.studies.load_search import Limit, bisected, jackknifed
 from tests.properties import examples
-from tests.twins.drawn import PAIR, TINY
 from tests.twins.spoken import spoken
-from tests.twins.twin import said, words
 
 LEAST_SHARE = 1e-3
 CLOSE = 0.004
@@ -194,32 +191,3 @@ def test_the_interval_of_a_load_holds_where_the_mean_curve_crosses_the_goal() ->
         too_high += sum(own) / 12 > load
     assert held >= 87
     assert too_high >= 90
-
-
-# -- whole commands
-
-LOOSE, TIGHT = ["ttft:3000", "tpot:900"], ["ttft:250", "tpot:60", "e2el:900"]
-COMMANDS: list[dict[str, Any]] = [
-    {"profile": PAIR, "policy": ["continuous", "autoregressive"], "goodput": LOOSE, "draws": 3, "rate": 9},
-    {"profile": PAIR, "policy": "continuous", "goodput": ["ttft:60", "tpot:14"], "draws": 0, "price": "2/gpu-h"},
-    {"profile": TINY, "policy": "autoregressive", "goodput": TIGHT, "draws": 0, "rate": 3},
-    {"profile": PAIR, "policy": "autoregressive", "goodput": ["ttft:0.01"], "draws": 2, "rate": 3},
-]
-
-
-@pytest.mark.parametrize("asked", COMMANDS)
-def test_a_command_says_what_its_table_and_its_json_say(asked: dict[str, Any]) -> None:
-    few = {"input-len": 120, "output-len": 12, "max-num-seqs": 4, "set": {"workload.num_prompts": 80}}
-    line = words({**few, **asked}, "plan")
-    plain, printed = json.loads(said("plan", *line, "--json", "-")), said("plan", *line)
-    sentence, _, tables = printed.partition("\n\n")
-    assert faults(plain, sentence, tables) == []
-
-
-def test_a_rate_above_the_highest_load_takes_more_than_one_replica() -> None:
-    asked = {"profile": TINY, "policy": "autoregressive", "goodput": LOOSE, "draws": 0, "input-len": 60}
-    line = words({**asked, "output-len": 6, "max-num-seqs": 4, "set": {"workload.num_prompts": 80}}, "plan")
-    (highest,) = json.loads(said("plan", *line, "--json", "-"))["highest"]
-    rate = 1.0005 * highest["load"]
-    plain = json.loads(said("plan", *line, "--rate", str(rate), "--json", "-"))
-    assert [fleet["replicas"] >= 2 for fleet in plain["fleets"]] == [True]

@@ -13,7 +13,7 @@ from sim.costs.profile import KindError, Profile
 from sim.studies.plan.candidate_ranking import Candidate
 from sim.studies.plan.search import plan
 from tests.twins.drawn import CONTINUOUS, FEW, PAIR, PAIRS, TABLE, TINY, constants, questions, several
-from tests.twins.twin import Asked, Pair, answer, flat, folder, runs, said, twin, words
+from tests.twins.twin import Asked, Pair, answer, folder, runs, said, twin
 
 KNOWN = KindError(
     mean_error_pct=0.0, max_error_pct=0.0, points=1, held_out="constant, so that draws differ in requests"
@@ -158,53 +158,6 @@ def test_the_gain_that_tune_states_is_the_one_that_compare_measures(
     return Pair(gain, sum(rates[0]) / sum(rates[1]))
 
 
-@twin(questions(profiles=(TINY, TABLE), policy=CONTINUOUS, **{"request-rate": None}), share=0.05)
-def test_a_table_for_one_context_is_that_of_prompts_of_this_length(asked: Asked) -> Pair:
-    """A10."""
-    bare = {name: value for name, value in asked.items() if name != "input-len"}
-    flags = ("--draws", "10", "--concurrencies", "1,4", "--lengths", "0,2")
-    one = answer("tune", {**bare, "num-speculative-tokens": None}, *flags, "--contexts", str(asked["input-len"]))
-    other = answer("tune", {**asked, "num-speculative-tokens": None}, *flags)
-    (at_context,) = one["contexts"]
-    return Pair(*([length_at(found["table"], batch) for batch in (1, 4)] for found in (at_context, other)))
-
-
 def length_at(table: list[list[int]], batch: int) -> int:
     """The draft length that a vLLM table has for a batch."""
     return next(k for start, end, k in table if start <= batch <= end)
-
-
-@twin(questions(profiles=(TINY, PAIR), policy=CONTINUOUS, **{"request-rate": None}), share=0.05)
-def test_tune_is_the_same_in_python(asked: Asked) -> Pair:
-    flags = ("--draws", "2", "--concurrencies", "1,4", "--lengths", "0,2")
-    mine = lanesim.tune(**flat(asked), concurrencies=(1, 4), lengths=(0, 2), draws=2, workers=1)
-    return Pair(answer("tune", asked, *flags), json.loads(json.dumps(mine.plain)))
-
-
-# -- verdicts
-
-
-def winner(found: dict[str, Any]) -> str | None:
-    """The policy that the sentence names as fastest."""
-    name, says, _ = found["verdict"].partition(" is fastest")
-    return name if says else None
-
-
-RIVALS = st.sampled_from((["continuous", "pd"], ["pd", "unified"], ["autoregressive", "continuous"]))
-
-
-@twin(questions(policy=RIVALS, profiles=(TINY, PAIR), replications=3, **{"num-prompts": 40}), share=0.1)
-def test_who_wins_wins_in_draws_of_costs_and_acceptance_too(asked: Asked) -> Pair:
-    """A8."""
-    usual = winner(answer("compare", asked))
-    return Pair(usual, None if usual is None else winner(answer("compare", asked, "--draws", "10")))
-
-
-@twin(questions(profiles=(TINY, PAIR), policy=CONTINUOUS), share=0.05)
-def test_draws_of_one_policy_are_shown(asked: Asked) -> Pair:
-    """A10: what is asked for and cannot be had is refused or said."""
-    try:
-        text = said("compare", *words(asked), "--draws", "3", "--workers", "1", "--verbose")
-    except ValueError:
-        return Pair(True, True)
-    return Pair("draws" in text, True)

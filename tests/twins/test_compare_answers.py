@@ -9,12 +9,11 @@ from __future__ import annotations
 import json
 import random
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
 import msgspec
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -26,7 +25,7 @@ from sim.metrics.load import Load, Verdict
 from sim.run.resolve import resolve_all
 from sim.run.scenario import Scenario
 from tests.properties import examples, printed
-from tests.twins.drawn import PAIR, TINY
+from tests.twins.drawn import TINY
 from tests.twins.spoken import Spoken, spoken
 from tests.twins.twin import folder, said
 
@@ -235,23 +234,6 @@ def test_drawn_answers_have_every_verdict() -> None:
 
 
 # -- whole commands
-
-WHOLE: Sequence[tuple[str, ...]] = (
-    ("--profile", PAIR, "--policy", "continuous", "--policy", "baseline", "--output-len", "40"),
-    ("--profile", PAIR, "--policy", "continuous", "--policy", "pd", "--policy", PLAIN, "--set", "devices.phi=0.1"),
-    ("--profile", PAIR, "--policy", "pdv", "--policy", "unified", "--policy", "pd"),
-    ("--profile", PAIR, "--policy", PLAIN, "--policy", "continuous", "--num-speculative-tokens", "0"),
-    ("--profile", TINY, "--policy", "pd", "--policy", "continuous", "--replications", "1"),
-    ("--profile", TINY, "--policy", "continuous"),
-)
-
-
-@pytest.mark.parametrize("flags", WHOLE)
-def test_a_commands_answer_agrees_with_its_table_and_its_json(flags: tuple[str, ...]) -> None:
-    with folder() as path:
-        few = ("--num-prompts", "16", "--request-rate", "2", "--input-len", "100", "--workers", "1")
-        shown = said("compare", *few, *flags, "--json", str(path / "r.json"))
-        assert faults(json.loads((path / "r.json").read_text()), shown) == []
 
 
 def test_settings_that_change_nothing_are_the_same_in_one_run_and_in_several() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from math import inf
 from typing import Any
 
 import pyarrow.parquet as parquet
@@ -11,8 +10,8 @@ from hypothesis import strategies as st
 
 import lanesim
 from sim.costs.profile import Profile
-from tests.twins.drawn import PAIR, PAIRS, SPLIT, TINY, constants, questions, scaled, several
-from tests.twins.twin import Asked, Pair, answer, flat, folder, runs, said, twin, with_set, words
+from tests.twins.drawn import PAIR, PAIRS, TINY, constants, questions, scaled, several
+from tests.twins.twin import Asked, Pair, flat, folder, runs, said, twin, with_set, words
 
 
 def simulated(profile: Profile, asked: Asked) -> dict[str, Any]:
@@ -43,19 +42,6 @@ def test_costs_and_gaps_so_many_times_as_long_make_latencies_so_many_times_as_lo
     other = simulated(scaled(profile, factor), {**asked, "request-rate": asked["request-rate"] / factor, "set": slower})
     keys = ("mean_ttft_ms", "mean_tpot_ms", "mean_itl_ms", "mean_e2el_ms", "duration")
     return Pair([factor * one[key] for key in keys], [other[key] for key in keys])
-
-
-CAPACITY = {"goodput": ["ttft:3000", "tpot:900"], "max-num-seqs": 4, "draws": 0, "request-rate": None}
-
-
-@twin(questions(profiles=(SPLIT,), policy=st.just("autoregressive"), **CAPACITY), rel=1e-9, share=0.05)
-def test_dollars_follow_the_price_and_a_replica_of_two_gpus_costs_two(asked: Asked) -> Pair:
-    own = {name: value for name, value in asked.items() if name not in ("num-speculative-tokens", "acceptance")}
-    (two,), (six,) = (answer("plan", {**own, "price": f"{usd}/gpu-h"})["highest"] for usd in (2, 6))
-    million_per_h = 3600.0 * (two["output_tokens_per_s"] or inf) / 1e6
-    return Pair(
-        [4.0 / million_per_h, 12.0 / million_per_h], [each["usd_per_million_tokens"] or 0.0 for each in (two, six)]
-    )
 
 
 # -- loops and loads

@@ -12,8 +12,8 @@ from typing import Any
 from hypothesis import strategies as st
 
 from tests.sim.studies.server_flags import serving
-from tests.twins.drawn import CONTINUOUS, PAIR, TABLE, TINY, questions
-from tests.twins.twin import Asked, Pair, answer, runs, twin, words
+from tests.twins.drawn import CONTINUOUS, PAIR, TABLE, questions
+from tests.twins.twin import Asked, Pair, runs, twin, words
 
 SAME = ("max-num-seqs", "max-num-batched-tokens", "speculative-config")
 KEYS = {"gpu-memory-utilization": "engine.gpu_memory_utilization", "block-size": "engine.block_size",
@@ -64,34 +64,3 @@ WAYS = st.sampled_from(
 def test_a_line_for_vllm_read_back_is_the_scenario(asked: Asked, way: dict[str, Any]) -> Pair:
     own = {**asked, **way}
     return Pair(runs(own), runs(read_back(serving(*words(own)), own)))
-
-
-TUNED = {"request-rate": None, "num-speculative-tokens": None, "lengths": "0,1,2", "concurrencies": "1,4", "draws": 2}
-
-
-@twin(
-    questions(profiles=(TABLE, PAIR), policy=CONTINUOUS, **TUNED),
-    st.sampled_from(("vllm-0.24", "sglang-0.5")),
-    share=0.05,
-)
-def test_the_caps_in_a_line_are_those_that_were_simulated(asked: Asked, engine: str) -> Pair:
-    """A4, A10."""
-    found = answer("tune", {**asked, "engine": engine})
-    k = max(row[2] for row in found["table"])
-    bare = {name: value for name, value in asked.items() if name not in TUNED}
-    (run,) = runs({**bare, "engine": engine, "num-speculative-tokens": k})
-    flags = flags_of(found["deployment"]["vllm_serve"]) | flags_of(found["deployment"]["sglang_flags"])
-    names = ("max-num-seqs", "max-num-batched-tokens") if engine.startswith("vllm") else ("max-running-requests",)
-    caps = [run["caps"]["max_num_seqs"], run["caps"]["max_num_batched_tokens"]][: len(names)]
-    return Pair([int(flags[name]) for name in names], caps)
-
-
-@twin(questions(profiles=(TABLE, TINY), policy=CONTINUOUS, **TUNED), share=0.05)
-def test_the_config_in_a_line_is_the_table(asked: Asked) -> Pair:
-    found = answer("tune", asked)
-    config, table = found["deployment"]["speculative_config"], found["table"]
-    if config is None:
-        return Pair(max(row[2] for row in table), 0)
-    rows = config.get("num_speculative_tokens_per_batch_size", table)
-    assert json.dumps(config) in found["deployment"]["vllm_serve"].replace("'", "")
-    return Pair((config["num_speculative_tokens"], rows), (max(row[2] for row in table), table))

@@ -7,40 +7,16 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
 from hypothesis import strategies as st
 
-import lanesim
 from sim.costs.engine_costs import engine_names
-from sim.studies.plan.candidate_ranking import Candidate
-from sim.studies.plan.search import plan
-from tests.twins.drawn import CONTINUOUS, ENGINE, FEW, PAIR, TABLE, TINY, questions
-from tests.twins.twin import (
-    Asked,
-    Pair,
-    answer,
-    folder,
-    only,
-    or_refused,
-    runs,
-    twin,
-    with_set,
-    write_lines,
-)
+from tests.twins.drawn import ENGINE, FEW, PAIR, TINY, questions
+from tests.twins.twin import Asked, Pair, answer, folder, or_refused, runs, twin, with_set, write_lines
 
 BEYOND = st.integers(1, 400)
 """Tokens that are asked beyond what is served."""
 ASKED_ALONE = ("scenario", "scenario_hash", "notes")
 """Parts of an answer that repeat the question."""
-PLANNED = (
-    "replicas",
-    "rate_per_replica",
-    "rate_interval",
-    "output_tokens_per_s_per_gpu",
-    "usd_per_million_tokens",
-    "utilisation",
-    "attainment_by_draw",
-)
 
 
 def cut(asked: Asked, beyond: int) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -74,44 +50,6 @@ CAPACITY = {
     "price": "2/gpu-h",
     "request-rate": None,
 }
-
-
-@twin(questions(profiles=(TINY, PAIR), policy=FEW, **CAPACITY), BEYOND, share=0.05)
-def test_the_capacity_of_answers_that_are_cut_is_that_of_short_ones(asked: Asked, beyond: int) -> Pair:
-    """A1. And that of replicas for a rate."""
-    return Pair(*(figures(answer("plan", each, "--rate", "3")) for each in cut(asked, beyond)))
-
-
-TUNED = {"lengths": "0,2", "concurrencies": "1,3", "draws": 2, "request-rate": None, "num-speculative-tokens": None}
-
-
-@twin(questions(profiles=(TINY, TABLE), policy=CONTINUOUS, **TUNED), BEYOND, share=0.05)
-def test_the_draft_length_for_answers_that_are_cut_is_that_for_short_ones(asked: Asked, beyond: int) -> Pair:
-    """A1."""
-    return Pair(*(figures(answer("tune", each)) for each in cut(asked, beyond)))
-
-
-@twin(st.integers(40, 400), st.integers(4, 24), BEYOND, share=0.025)
-def test_a_plan_for_answers_that_are_cut_is_that_for_short_ones(prompt: int, output: int, beyond: int) -> Pair:
-    """A1."""
-    profile = lanesim.load_profile("h100-sxm/llama-2-7b")
-    given = {
-        "engine.max_model_len": prompt + output,
-        "engine.max_num_seqs": 4,
-        "goodput": {"ttft_ms": 1000.0, "tpot_ms": 50.0},
-        "num_prompts": 30,
-        "num_speculative_tokens": 0,
-    }
-    rows = []
-    for asked in (output + beyond, output):
-        scenario = lanesim.Scenario.of(
-            profile=profile.name, policy="continuous", input_len=prompt, output_len=asked, **given
-        )
-        found = plan(
-            scenario, [Candidate(profile.name, profile)], rate_per_s=3.0, price_per_gpu_h=2.0, draws=1, workers=1
-        )
-        rows.append(only([msgspec.to_builtins(row) for row in found.deployments], *PLANNED))
-    return Pair(*rows)
 
 
 LENGTHS = st.lists(st.tuples(st.integers(4, 60), st.integers(2, 30)), min_size=3, max_size=8)
@@ -166,12 +104,3 @@ def test_capacity_times_the_tokens_of_a_served_request_is_its_throughput_and_tha
     tokens_per_s = highest["output_tokens_per_s"]
     usd_per_h = highest["usd_per_million_tokens"] * tokens_per_s * 3600 / 1e6
     return Pair([tokens_per_s / highest["load"], usd_per_h], [run["total_output_tokens"] / run["completed"], 2.0])
-
-
-@twin(questions(profiles=(TINY, PAIR), policy=FEW, **CAPACITY), rel=0.08, share=0.05)
-def test_the_saturated_rate_is_that_of_a_closed_loop_whose_queue_is_never_empty(asked: Asked) -> Pair:
-    (highest,) = answer("plan", {**asked, "acceptance": "iid:0.6"})["highest"]
-    own = {name: value for name, value in asked.items() if name not in ("draws", "price", "goodput")}
-    loop = {"request-rate": "inf", "max-concurrency": 12, "num-prompts": 400, "acceptance": "iid:0.6"}
-    (run,) = runs({**own, **loop})
-    return Pair(highest["saturated_per_s"] * asked["output-len"], run["steady_output_throughput"])

@@ -269,23 +269,6 @@ def test_what_tune_prints_is_borne_out_by_its_json(flags: str) -> None:
         assert row[1 : len(cells) + 1] == cells
 
 
-def test_a_context_is_said_to_draft_as_its_rows_do() -> None:
-    """Drafts that are hardly accepted pay at no load, and other contexts may want the drafter loaded."""
-    line = f"tune {HEAD} --contexts 256,2k --draws 2 --concurrencies 4,64 --lengths 0,1,3".replace(
-        "--input-len 500", ""
-    )
-    line += " --set workload.num_prompts=100"
-    for acceptance in ("length:2.83@3", "iid:0.05"):
-        found = json.loads(said(*line.split(), "--acceptance", acceptance, "--json", "-"))
-        for each in found["contexts"]:
-            rows = ", ".join(f"K = {k} for {start}..{end}" for start, end, k in each["table"])
-            assert (rows if len(each["table"]) > 1 else f"K = {each['table'][0][2]}") in each["verdict"]
-            assert each["table"][0][0] == 4
-            assert each["table"][-1][1] == 64
-            assert each["verdict"].startswith("no speculation") == (each["break_even_concurrency"] == 0.0)
-        assert "fewer than 4 and more than 64 in flight" in found["not_simulated"][0]
-
-
 # -- plans
 
 

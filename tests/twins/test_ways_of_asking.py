@@ -17,27 +17,11 @@ import yaml
 from hypothesis import strategies as st
 
 import lanesim
-from sim.compare.side_by_side import compare
-from sim.costs.profile_files import SHIPPED
 from sim.report.results import read_summary
-from sim.run.resolve import resolve_all
 from tests.twins.drawn import PAIRS, questions, several
-from tests.twins.twin import (
-    Asked,
-    Pair,
-    answer,
-    dotted,
-    flat,
-    folder,
-    nested,
-    runs,
-    said,
-    twin,
-    words,
-)
+from tests.twins.twin import Asked, Pair, answer, dotted, flat, folder, nested, runs, said, twin, words
 
 ONE_PROCESS = ("--workers", "1")
-names = st.sampled_from(lanesim.profile_names())
 
 
 @twin(questions())
@@ -88,23 +72,6 @@ def test_a_model_on_a_gpu_and_the_line_that_starts_its_server_are_its_profile(
     assert asked["runs"] == there["runs"]
 
 
-@twin(names)
-def test_what_profiles_show_prints_is_the_file(name: str) -> Pair:
-    shown = json.loads(said("profiles", "show", name, "--json", "-"))
-    held = json.loads((SHIPPED / f"{name}.json").read_text())
-    return Pair(
-        held,
-        {key: value for key, value in shown.items() if key in held} | {k: _pruned(shown[k], held[k]) for k in held},
-    )
-
-
-def _pruned(shown: Any, held: Any) -> Any:
-    """`shown` without the defaults that the file leaves out."""
-    if isinstance(held, dict) and isinstance(shown, dict):
-        return {key: _pruned(value, held[key]) for key, value in shown.items() if key in held}
-    return shown
-
-
 @twin(questions(policy=several, profiles=PAIRS), share=0.05)
 def test_a_results_folder_is_the_json_and_the_scenario_of_either_asks_for_it_again(asked: Asked) -> Pair:
     first = answer("compare", asked)
@@ -121,18 +88,6 @@ def test_a_results_folder_is_the_json_and_the_scenario_of_either_asks_for_it_aga
 def test_policies_side_by_side_are_each_by_itself(asked: Asked) -> Pair:
     alone = [run for policy in asked["policy"] for run in runs({**asked, "policy": policy})]
     return Pair(runs(asked), alone)
-
-
-@twin(questions(policy=several, profiles=PAIRS, replications=3))
-def test_the_order_of_policies_changes_nothing_that_is_said(asked: Asked) -> Pair:
-    """A8: the winner, too."""
-    said_of = []
-    for policies in (asked["policy"], asked["policy"][::-1]):
-        found = answer("compare", {**asked, "policy": policies})
-        parts = sorted(found["verdict"].replace(" and ", ", ").replace(" or ", ", ").replace(";", ",").split(", "))
-        own = {run["policy"] + str(run["replication"]): run for run in found["runs"]}
-        said_of.append((own, len(parts)))
-    return Pair(*said_of)
 
 
 @twin(questions(), st.integers(1, 3), st.integers(1, 3))
@@ -216,10 +171,3 @@ def test_the_table_shows_the_figures_of_the_json(asked: Asked) -> Pair:
         wanted = " ".join("–" if value is None else duration(value) for value in times)
         pairs.append((" ".join(shown[1:])[: len(wanted)], wanted))
     return Pair(*zip(*pairs, strict=True))
-
-
-@twin(questions())
-def test_recorded_works_change_no_figure(asked: Asked) -> Pair:
-    policies = resolve_all(lanesim.Scenario.of(**flat(asked)), lanesim.load_profile(asked["profile"]))
-    plain, recorded = (compare(policies, record_works=yes, workers=1).runs for yes in (False, True))
-    return Pair(plain, recorded)

@@ -127,14 +127,6 @@ def said(*line: str) -> str:
     return out.getvalue()
 
 
-def noted(*line: str) -> list[str]:
-    """The notes of a command on stderr."""
-    errors = StringIO()
-    with redirect_stdout(StringIO()), redirect_stderr(errors):
-        run(line)
-    return errors.getvalue().splitlines()
-
-
 def answer(command: str, asked: Asked, *more: str) -> Json:
     """The JSON of a command on a scenario, in one process."""
     alone = ("--workers", "1") if command == "compare" else ()

@@ -76,7 +76,7 @@ def _simulated(text: str, draws: int) -> Sequence[Mapping[str, Any]]:
 
 def served(profile: Profile, draws: int, spec: Spec) -> list[Run]:
     """Metrics of so many draws, under vLLM's keys."""
-    return [summarise(each, percentiles=(50.0, 95.0, 99.0)) for each in records(profile, draws, spec)]
+    return [summarise(each) for each in records(profile, draws, spec)]
 
 
 def records(profile: Profile, draws: int, spec: Spec) -> list[RunRecord]:

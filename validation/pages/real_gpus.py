@@ -24,10 +24,11 @@ from calibrate.measure.fits.measured_profile import refit
 from sim.compare.point_runs import Point, run_point
 from sim.costs.profile import MeasuredPoint
 from sim.costs.profile_files import load, ship_profile, shipped
+from sim.metrics.compared import EQUAL_PCT
 from sim.metrics.summary import number
 from sim.run.resolve import resolve
 from sim.run.scenario import Scenario
-from sim.studies.evidence import NOISE, EvidenceCell, asked_of
+from sim.studies.evidence import EvidenceCell, asked_of
 from sim.studies.served_errors import ERRORS, SetUp, served_errors
 from validation.judge.evidence import REPLAYS, log_time, text_of_errors, write_cells
 from validation.tables import csv_rows, grouped, page
@@ -86,7 +87,7 @@ def replay_rows(cells: Iterable[EvidenceCell]) -> Iterator[dict[str, Any]]:
         beside = of[gpu, in_flight, BESIDE]
         now_ms, beside_ms = (each.measured_ms * (1.0 + each.error_pct / 100.0) for each in (cell, beside))
         signs = 100.0 * (cell.measured_ms / beside.measured_ms - 1.0), 100.0 * (now_ms / beside_ms - 1.0)
-        words = ["equal" if abs(each) < NOISE else "faster" if each < 0.0 else "slower" for each in signs]
+        words = ["equal" if abs(each) < EQUAL_PCT else "faster" if each < 0.0 else "slower" for each in signs]
         yield {
             "GPU": gpu.partition("-")[0].upper(), "in flight": in_flight, "policy": policy,
             "measured ms": f"{cell.measured_ms:,.0f}", "predicted ms": f"{before_ms:,.0f}",

@@ -31,7 +31,7 @@ from sim.run.resolve import resolve
 from sim.run.scenario import Scenario, parse_scenario
 from sim.run.scenario_file import parse_override, set_dotted
 from sim.studies.cost_draws import DEFAULT_DRAWS
-from sim.studies.plan.candidate_ranking import POLICY, Candidate, Ranked, Refused, label_of
+from sim.studies.plan.candidate_ranking import POLICY, Candidate, Contender, Refused, label_of
 from sim.studies.plan.pools import apart, with_pools
 from sim.studies.plan.search import Rental, in_other_tables, plan
 
@@ -50,7 +50,7 @@ def planned(flags: PlanFlags, bounds_ms: dict[str, float], on_step: OnDone) -> R
     assert flags.rate is not None
     price, began_s, engine = usd_per_gpu_h(flags.price), time.monotonic(), flags.engine or DEFAULT_ENGINE
 
-    def rank(ranking: Sequence[Ranked]) -> None:
+    def rank(ranking: Sequence[Contender]) -> None:
         rows = [
             f"{each.candidate.label} {'no drafter' if each.k < 1 else f'K = {each.k}'} ~{each.rate_per_s:.3g}/s, "
             f"~{each.gpus} GPUs"

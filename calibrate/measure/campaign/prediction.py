@@ -65,6 +65,6 @@ def _runs(out: Path, campaign: Campaign, load: Loop, profile: Profile, rate_per_
     for replication in range(scenario.replications):
         for policy in scenario.policy:
             seed = child_seed(scenario.seed, replication)
-            run = summarise(simulate(resolve(scenario, profile, policy), seed), percentiles=(50.0, 99.0))
+            run = summarise(simulate(resolve(scenario, profile, policy), seed))
             found.append({"policy": policy, "seed": seed, **{name: run[name] for name in METRICS}})
     return found

@@ -16,14 +16,12 @@ from realrun.validate.gates import of_profile, of_replay
 from sim.costs.profile import Profile
 from sim.costs.profile_files import changed, load, ship_profile
 from sim.files.write import new_folder
+from sim.metrics.compared import EQUAL_PCT
 
 Rows = Iterable[Sequence[str]]
 MEASURED = "-measured"
 BARS = {"output_throughput": 5.0, "e2el p50": 5.0, "ttft p99": 10.0, "mechanism": 5.0}
 """Percent: predicted against measured, closed loop; of the mechanism the mean E2EL."""
-
-EQUAL_PCT = 3.0
-"""A difference of single runs below this is none."""
 
 
 def report(out: Path, campaign: Campaign) -> None:

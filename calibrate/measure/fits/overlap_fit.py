@@ -35,7 +35,7 @@ THREE = "prefill, draft and verify beside each other, which no fit used; rates o
 HELD_OUT = "pairs of passes that the fit did not use; rates of both"
 
 
-class Beside(NamedTuple):
+class BesidePasses(NamedTuple):
     """Passes beside each other, as the device knows them [sides]."""
 
     kernels_per_s: tuple[float, ...]
@@ -116,13 +116,13 @@ def halves(pairs: Sequence[Ran]) -> tuple[list[Ran], list[Ran]]:
     return used, held_out
 
 
-def beside(costs: CostModel, ran: Ran, whole_s: Mapping[TimedPass, float] | None = None) -> Beside:
+def beside(costs: CostModel, ran: Ran, whole_s: Mapping[TimedPass, float] | None = None) -> BesidePasses:
     """`whole_s` are seconds of passes alone, of which those of captured ones are the device's."""
     works, known_s = [work_of(timed) for timed in ran.corun.passes], whole_s or {}
     graphed = [timed._replace(launch="graphed") for timed in ran.corun.passes]
     devices_s = [min(alone_s, known_s.get(timed, alone_s)) for timed, alone_s in zip(graphed, ran.alone_s, strict=True)]
     caps = tuple(device_s / alone_s for device_s, alone_s in zip(devices_s, ran.alone_s, strict=True))
-    return Beside(
+    return BesidePasses(
         tuple(costs.cost(work).num_kernels / device_s for work, device_s in zip(works, devices_s, strict=True)),
         caps,
         tuple(map(costs.demands, works)),
@@ -131,14 +131,14 @@ def beside(costs: CostModel, ran: Ran, whole_s: Mapping[TimedPass, float] | None
     )
 
 
-def predicted(contention: Contention, passes: Beside, turn: float = 1.0) -> list[float]:
+def predicted(contention: Contention, passes: BesidePasses, turn: float = 1.0) -> list[float]:
     """Rates of all sides, as the simulated device has them; `turn` as of Phi."""
     sides = zip(passes.kernels_per_s, passes.is_launched, strict=True)
     kernels_per_s = [per_s / turn if is_launched else per_s for per_s, is_launched in sides]
     return plain_rates(passes.caps, [0] * len(passes.caps), kernels_per_s, passes.demands, contention)
 
 
-def _errors(contention: Contention, many: Sequence[Beside], turn: float = 1.0) -> Array:
+def _errors(contention: Contention, many: Sequence[BesidePasses], turn: float = 1.0) -> Array:
     """Errors of the time that each side of each takes, relative to the measured one [sides of all]."""
     return (
         np.array(
@@ -152,11 +152,11 @@ def _errors(contention: Contention, many: Sequence[Beside], turn: float = 1.0) -
     )
 
 
-def _loss(many: Sequence[Beside], contention: Contention, turn: float = 1.0) -> float:
+def _loss(many: Sequence[BesidePasses], contention: Contention, turn: float = 1.0) -> float:
     return float(np.mean(np.abs(np.log1p(_errors(contention, many, turn)))))
 
 
-def _best(used: Sequence[Beside], candidates: Sequence[Contention]) -> Contention:
+def _best(used: Sequence[BesidePasses], candidates: Sequence[Contention]) -> Contention:
     return min(candidates, key=partial(_loss, used))
 
 
@@ -164,7 +164,7 @@ def _turns(cores: float, tau_s: float) -> Contention:
     return Contention(eta_compute=cores, eta_bandwidth=cores, tau_s=round_constant(tau_s), takes_turns=True)
 
 
-def _phi(value: float, pairs: Sequence[Beside], candidates: Sequence[Contention], turn: float, how: str) -> Phi:
+def _phi(value: float, pairs: Sequence[BesidePasses], candidates: Sequence[Contention], turn: float, how: str) -> Phi:
     """Phi with the range of what the pairs say when they are drawn again, each as often as it comes."""
     losses = np.array([[_loss([each], candidate) for each in pairs] for candidate in candidates])
     random = np.random.default_rng(0)

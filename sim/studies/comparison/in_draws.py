@@ -1,9 +1,8 @@
 """A comparison with all that it rests on: draws of costs and acceptance, the nearest measured cells, levels.
 
 In a draw every policy serves the requests of a replication. What it takes there, over what it takes with costs as
-given, is a factor on its mean. An order stays only if nine in ten of the differences in draws have its sign. The noise
-of replications is added to them, and it must hold at every phi. Not here: the runs (sim.compare.side_by_side), the
-draws themselves (cost_draws), values of keys side by side (varied).
+given, is a factor on its mean. An order stays only if nine in ten of the differences in draws have its sign, with the
+noise of replications added, at every phi. Not here: the runs (sim.compare.side_by_side), the draws (cost_draws).
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from sim.compare.point_runs import Point, run_points
+from sim.compare.point_runs import Point, on_points, run_point
 from sim.compare.pool import OnDone, Runner
 from sim.compare.run_length import settled
 from sim.compare.side_by_side import Comparison, Drawn, compare, open_phis, restated
@@ -51,30 +50,23 @@ def compared(
     **how: Any,
 ) -> Comparison:
     """`policies` side by side, in that form of the simulator (None: the fastest) and in `draws` (None: ten where
-    policies are ordered; 0: none), further arguments as `side_by_side.compare` has them. Raises ValueError for input
-    that cannot run."""
+    policies are ordered; 0: none), further arguments as `side_by_side.compare` has them. Raises ValueError."""
     policies = [replace(one, form=form) for one in policies]
     result = compare(policies, workers=workers, on_done=on_done, **how)
     policies = [settled(one, result.length) for one in policies]
-    groups = _by_costs(policies)
     if draws != 0:
         result = over_draws(result, policies, draws, workers=workers, on_done=on_done)
     result = as_replayed(result, policies)
+    by_costs = dict[tuple[str, str], list[tuple[PolicySummary, Resolved]]]()
+    for row, one in zip(result.policies, policies, strict=True):
+        by_costs.setdefault((one.profile.name, one.engine.name), []).append((row, one))
     near, distances = [], []
-    for alike in groups:
-        rows = [row for row, one in zip(result.policies, policies, strict=True) if one in alike]
+    for alike in by_costs.values():
+        rows, ours = map(list, zip(*alike, strict=True))
         part = msgspec.structs.replace(result, policies=rows)
-        near += evidence(alike[0].profile, asked_of_comparison(part, alike))
-        distances += levels(part, alike)
+        near += evidence(ours[0].profile, asked_of_comparison(part, ours))
+        distances += levels(part, ours)
     return msgspec.structs.replace(result, evidence=list(dict.fromkeys(near)), levels=distances)
-
-
-def _by_costs(policies: Sequence[Resolved]) -> list[list[Resolved]]:
-    """Those on one profile and engine, each, in order of appearance."""
-    groups: dict[tuple[str, str], list[Resolved]] = {}
-    for one in policies:
-        groups.setdefault((one.profile.name, one.engine.name), []).append(one)
-    return list(groups.values())
 
 
 def over_draws(
@@ -86,11 +78,8 @@ def over_draws(
     on_done: OnDone = lambda stage, done, total: None,
 ) -> Comparison:
     """`result` of `policies`, at its length, with differences in `draws` draws, and without the orders that do not hold
-    there.
-
-    Left open, there are COMPARED_DRAWS of the policies with steady means, if `result` orders any of them, in runs so
-    short that all of them serve no more requests than those of `result` did.
-    """
+    there. Left open, there are COMPARED_DRAWS of policies with steady means, if `result` orders any, in runs so short
+    that all of them serve no more requests than those of `result` did."""
     scenario, phi = policies[0].scenario, policies[0].profile.phi
     drawn, shown = scenario, result.policies
     if draws is None:
@@ -134,8 +123,8 @@ def over_draws(
 
 
 def _shortened(scenario: Scenario, result: Comparison, num_policies: int) -> Scenario:
-    """`scenario` with so many requests that COMPARED_DRAWS of it, and as many runs with costs as given as there are
-    replications, take what `result` took; itself if it has no more."""
+    """`scenario` with so many requests that COMPARED_DRAWS of it, and its replications, take what `result` took; itself
+    if it has no more."""
     count, workload, replications = num_requests(scenario.workload), scenario.workload, scenario.replications
     num_runs = replications * sum(len(row.by_overlap) or 1 for row in result.policies) / num_policies
     if num_runs >= COMPARED_DRAWS:
@@ -162,7 +151,7 @@ def _in_draws(
         for one in ran
         for draw, seed in zip(cost_draws(one, count, scenario.seed), cycle(seeds), strict=False)
     ]
-    outcomes = (outcome.run for outcome in run_points([*given, *points], runner, "draws"))
+    outcomes = (outcome.run for outcome in on_points(run_point, [*given, *points], runner, "draws"))
     as_given = {one.label: [run for run in result.runs if run["policy"] == one.label] for one in policies}
     as_given |= {one.label: list(islice(outcomes, len(seeds))) for one in policies if is_shorter}
     runs = {
@@ -173,8 +162,7 @@ def _in_draws(
 
 
 class _InDraws(NamedTuple):
-    """Means of a comparison in draws of costs and acceptance: a factor each, from two runs of the same
-    requests. So the noise of requests, which replications tell, is not in it twice."""
+    """Means of a comparison in draws: a factor each, from two runs of the same requests, whose noise cancels."""
 
     policies: Mapping[str, PolicySummary]
     runs: Mapping[str, Sequence[tuple[Run, Run]]]
@@ -185,7 +173,7 @@ class _InDraws(NamedTuple):
 
     def difference(self, row: Paired) -> tuple[float, list[Interval], list[Interval]] | None:
         """Mean over the draws, and the interval at each phi of the bracket with what the replications leave open and
-        without, of `a` - `b`; None where some run has no value, or was not made."""
+        without, of `a` - `b`; None where some run has no value."""
         ours, theirs = ((self._means(policy, row), self._factors(policy, row.metric)) for policy in (row.a, row.b))
         if not ours[0] or not theirs[0] or ours[1] is None or theirs[1] is None:
             return None

@@ -13,7 +13,6 @@ from copy import deepcopy
 from dataclasses import replace
 from itertools import product
 from math import inf, prod
-from typing import Any
 
 from sim.acceptance.pairs import ANY, PROMPTS, SHORT_K
 from sim.costs.datasheets import gpu_name
@@ -33,34 +32,29 @@ from sim.studies.sweeps.grid import CONDITIONS
 POLICY = "continuous"
 """Served where none is given: as vLLM does."""
 REPLICATIONS = 4
-"""Runs of each of several settings or policies where none are given: they name one of four that is 5 % faster in 95 %
-of comparisons where three do in 64 % (docs/adr/015-verdicts.md)."""
+"""Runs of each of several settings or policies where none are given (docs/adr/015-verdicts.md)."""
 SWITCH = {"on": True, "off": False, True: True, False: False}
 OFF = ("off", "none", False, 0)
 SHORT = {"prefix_cache": "engine.rules.enable_prefix_caching", "context": "workload.input_len"}
 """Short keys that stand for one dotted key."""
-Raw = dict[str, Json]
 Keys = dict[str, Json]
 
 
-def replicated(raw: Raw) -> Raw:
-    """`raw` with REPLICATIONS where it has several policies to compare and none are given."""
-    return {"replications": REPLICATIONS} | raw if _num_policies(raw) > 1 else raw
+def replicated(raw: Keys, grid: Iterable[str] = ()) -> Keys:
+    """`raw` with REPLICATIONS where it has several policies, or settings of `grid`, to compare and none are given."""
+    is_one = _num_policies(raw) == 1 and all(map(_is_condition, grid))
+    return raw if is_one else {"replications": REPLICATIONS} | raw
 
 
-def num_runs(raw: Raw, grid: Mapping[str, Sequence[Json]], draws: int) -> int:
+def num_runs(raw: Keys, grid: Mapping[str, Sequence[Json]], draws: int) -> int:
     """Runs of all combinations, counted before a setting is resolved: thousands of them take minutes."""
-    given = _replicated(raw, grid).get("replications", 1)
+    given = replicated(raw, grid).get("replications", 1)
     replications = given if isinstance(given, int) else 1
     num_policies = 1 if "policy" in grid else _num_policies(raw)
     return num_policies * (replications + draws) * prod(map(len, grid.values()))
 
 
-def _replicated(raw: Raw, grid: Iterable[str]) -> Raw:
-    return replicated(raw) if all(map(_is_condition, grid)) else {"replications": REPLICATIONS} | raw
-
-
-def _num_policies(raw: Raw) -> int:
+def _num_policies(raw: Keys) -> int:
     policies = raw.get("policy")
     return len(policies) if isinstance(policies, list | tuple) else 1
 
@@ -98,8 +92,7 @@ class Variants:
         resolved = []
         combined = _combinations(settings)
         for keys, label in zip(combined, _settings_named(combined), strict=True):
-            raw = {"policy": [POLICY]} | deepcopy(dict(self._raw))
-            raw = _replicated(raw, settings)
+            raw = replicated({"policy": [POLICY]} | deepcopy(dict(self._raw)), settings)
             for key, value in (load_keys | keys).items():
                 self._put(raw, key, value)
             if not raw.get("speculation") and raw.get("profile") and self._profile_of(raw).draft is None:
@@ -107,20 +100,21 @@ class Variants:
             scenario = parse_scenario(raw, self._profile)
             policies = resolve_all(scenario, self._profile or load(scenario.profile))
             for one in policies:
-                names = [label] if keys else []
-                names += [one.policy.name] if len(policies) > 1 or not keys else []
+                names = [label] * bool(keys) + [one.policy.name] * (len(policies) > 1 or not keys)
                 resolved.append(replace(one, label=", ".join(names)))
         return resolved
 
-    def _profile_of(self, raw: Raw) -> Profile:
+    def _profile_of(self, raw: Keys) -> Profile:
         return self._profile or load(str(raw["profile"]))
 
-    def _put(self, raw: Raw, key: str, value: Json) -> None:
+    def _put(self, raw: Keys, key: str, value: Json) -> None:
         """Put a value at its key, short ones at those that they stand for."""
         if key == "speculation" and not isinstance(value, Mapping):
             self._speculate(raw, value)
         elif key == "prefix_cache":
-            set_dotted(raw, SHORT[key], _switch(value))
+            if value not in SWITCH:
+                raise ValueError(f"prefix_cache={value!r}: want on or off")
+            set_dotted(raw, SHORT[key], SWITCH[value])
         elif key == "context":
             set_dotted(raw, SHORT[key], tokens_of(value))
         elif key == "gpu":
@@ -128,7 +122,7 @@ class Variants:
         else:
             set_dotted(raw, FLAT_NAMES.get(key, key), value)
 
-    def _speculate(self, raw: Raw, value: Json) -> None:
+    def _speculate(self, raw: Keys, value: Json) -> None:
         """`off`, or a method with the acceptance of its drafts after @: `eagle3@length:2.83@3`."""
         if value in OFF:
             # With the drafter's profile and acceptance, of which nothing is used: so its draws of costs are the same.
@@ -149,7 +143,7 @@ class Variants:
         assumed: dict[str, Json] = {"num_speculative_tokens": SHORT_K, "acceptance": ANY}
         raw["speculation"] = assumed | given
 
-    def _profile_with(self, raw: Raw, *, gpu: str | None = None, method: Drafter | None = None) -> str:
+    def _profile_with(self, raw: Keys, *, gpu: str | None = None, method: Drafter | None = None) -> str:
         """The profile of the same models on another GPU, or of the same target with a drafter of that method."""
         if self._profile is not None and gpu is not None:
             raise ValueError("gpu: a profile that was loaded is of one GPU; give its name")
@@ -175,10 +169,8 @@ class Variants:
             return f"{name.partition('+')[0]}+{head}"
         if len(fitting) != 1:
             known = in_words(fitting or [each for each in near if drafts[each]]) or "none"
-            raise ValueError(
-                f"speculation={method or ''}: {name} has no such draft; pairs shipped: "
-                f"{known}; `lanesim plan` and `calibrate import` make others"
-            )
+            made = f"pairs shipped: {known}; `lanesim plan` and `calibrate import` make others"
+            raise ValueError(f"speculation={method or ''}: {name} has no such draft; {made}")
         return fitting[0]
 
 
@@ -246,12 +238,6 @@ def _combinations(grid: Mapping[str, Sequence[Json]]) -> list[Keys]:
 
 def _is_condition(key: str) -> bool:
     return dotted(key).startswith(CONDITIONS) or dotted(key) in ("seed", "replications")
-
-
-def _switch(value: Any) -> bool:
-    if value not in SWITCH:
-        raise ValueError(f"prefix_cache={value!r}: want on or off")
-    return SWITCH[value]
 
 
 def plain_value(value: Json) -> Json:

@@ -6,7 +6,7 @@ Not here: keys and values (variants), one comparison (in_draws), tables (sim.rep
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -39,13 +39,11 @@ class Varied(msgspec.Struct, frozen=True, kw_only=True):
 
     schema: int = VARIED_SCHEMA
     grid: dict[str, list[Json]]
-    """Values by key, as given."""
     loads: list[UnderLoad]
     verdict: str
     start: dict[str, str]
     """Lines that start the settings of lowest mean E2EL, by setting; without those that no server runs."""
     notes: list[str]
-    """Assumptions."""
 
     @property
     def plain(self) -> dict[str, Json]:
@@ -60,23 +58,26 @@ def varied(variants: Variants, compare: Callable[[Sequence[Resolved]], Compariso
         UnderLoad(keys={key: plain_value(value) for key, value in keys.items()}, comparison=compare(settings))
         for keys, settings in variants.by_load
     ]
-    bests = [best_of(each.comparison) for each in loads]
+    bests = [_best_of(each.comparison) for each in loads]
     start: dict[str, str] = {}
     for best, (_, settings) in zip(bests, variants.by_load, strict=True):
         resolved = next((one for one in settings if one.label == best), None)
-        if resolved is None or resolved.label in start or len(start) == MAX_STARTS:
+        if resolved is None or resolved.policy.name not in VLLM_POLICIES:
             continue
-        line, more = _start(resolved, repositories)
-        if line:
-            start[resolved.label] = line
-            variants.notes |= dict.fromkeys(more)
+        if resolved.label in start or len(start) == MAX_STARTS:
+            continue
+        table = [[1, resolved.limits.max_num_seqs, resolved.lengths.given]]
+        lines = deployment(resolved.scenario, resolved.profile, table, {}, **repositories)
+        if lines.start:
+            start[resolved.label] = lines.start
+            variants.notes |= dict.fromkeys(lines.notes)
     assumed = [note for _, settings in variants.by_load for one in settings for note in one.assumed]
     notes = list(dict.fromkeys([*assumed, *variants.notes]))
     grid = {key: [plain_value(value) for value in values] for key, values in variants.grid.items()}
     return Varied(grid=grid, loads=loads, verdict=_verdict(loads, bests), start=start, notes=notes)
 
 
-def best_of(comparison: Comparison) -> str | None:
+def _best_of(comparison: Comparison) -> str | None:
     """The setting of lowest mean E2EL among those with steady means."""
     steady = {row.policy: row.mean[METRIC] for row in comparison.policies if row.load.is_steady}
     known = {label: mean for label, mean in steady.items() if mean is not None}
@@ -99,13 +100,3 @@ def _word(comparison: Comparison, best: str | None) -> str:
     """The fastest setting, or the verdict where there is none."""
     word = next((row.verdict for row in comparison.policies if row.policy == best), None)
     return word.value if word in OPEN else best or "none with a steady mean"
-
-
-def _start(resolved: Resolved, repositories: Mapping[str, Any]) -> tuple[str, list[str]]:
-    """The line that starts a server as it was simulated, empty where none does, and notes on it."""
-    scenario, k = resolved.scenario, resolved.lengths.given
-    if resolved.policy.name not in VLLM_POLICIES:
-        return "", []
-    table = [[1, resolved.limits.max_num_seqs, k]]
-    lines = deployment(scenario, resolved.profile, table, {}, **repositories)
-    return lines.start, lines.notes

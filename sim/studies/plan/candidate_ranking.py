@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from itertools import groupby
 from math import ceil
 from typing import NamedTuple
@@ -25,6 +24,7 @@ from sim.metrics.summary import Run, number
 from sim.policies.disaggregated import ONE_EACH, DevicePools
 from sim.run.resolve import Resolved, resolve, with_keys
 from sim.run.scenario import Scenario
+from sim.studies.attainment import DEFAULT_SHARE
 from sim.studies.length_choice import PLAIN
 from sim.studies.tune import concurrencies_of, looped
 
@@ -52,7 +52,7 @@ class Candidate(NamedTuple):
     """A deployment that could be rented."""
 
     name: str
-    """The name of its profile in a scenario: shipped name or path."""
+    """Of its profile in a scenario: shipped name or path."""
     profile: Profile
     policy: str = POLICY
     pools: DevicePools = ONE_EACH
@@ -74,6 +74,14 @@ class Candidate(NamedTuple):
             return f"{pools.prefill}P TP{self.prefill_degree} {pools.decode}D {label}"
         return label if self.policy == POLICY else f"{label} {self.policy}"
 
+    @property
+    def in_words(self) -> str:
+        """The label, or `4 prefill (TP1) and 1 decode servers (TP4)`."""
+        if not self.prefill_degree:
+            return self.label
+        pools, decode = self.pools, f"decode servers (TP{self.profile.tensor_parallel})"
+        return f"{pools.prefill} prefill (TP{self.prefill_degree}) and {pools.decode} {decode}"
+
     def served(self, scenario: Scenario) -> Scenario:
         """`scenario` as this deployment serves it."""
         options = replace(scenario.policy_options, pools=self.pools)
@@ -86,7 +94,7 @@ class Candidate(NamedTuple):
         return (num_bytes, link.latency_s + num_bytes / degree / link.bytes_per_s) if degree else (0, 0.0)
 
 
-class Ranked(NamedTuple):
+class Contender(NamedTuple):
     """Figures of a candidate in the first pass."""
 
     candidate: Candidate
@@ -105,8 +113,6 @@ class Ranked(NamedTuple):
 
 
 class Refused(msgspec.Struct, frozen=True, kw_only=True):
-    """A candidate that is none."""
-
     deployment: str
     why: str
     miss: float | None = None
@@ -121,31 +127,25 @@ class _Climb(NamedTuple):
     resolved: Resolved
     concurrencies: tuple[int, ...]
     alone: Run
-    """The run with one request at a time."""
+    """With one request at a time."""
     goodput: Mapping[int, float]
-    """Goodput by requests in flight, until it falls; empty where one alone misses the SLOs."""
+    """By requests in flight, until it falls; empty where one alone misses the SLOs."""
 
 
 def first_pass(
-    scenario: Scenario,
-    candidates: Sequence[Candidate],
-    rate_per_s: float,
-    share: float,
-    workers: int | None,
-    on_done: OnDone,
-) -> tuple[list[Ranked], list[Refused]]:
+    scenario: Scenario, candidates: Sequence[Candidate], rate_per_s: float, workers: int | None, on_done: OnDone
+) -> tuple[list[Contender], list[Refused]]:
     """The candidates that can meet the SLOs, best first, and why the others cannot."""
-    settings, refused, ranking = list[_Climb](), list[Refused](), list[Ranked]()
+    settings, refused, ranking = list[_Climb](), list[Refused](), list[Contender]()
     for candidate in candidates:
         able, reason = _able(candidate, scenario)
         settings += able
         if not able:
             refused.append(Refused(deployment=candidate.label, why=reason))
     uses = settings[0].resolved.plugins if settings else ()
-    climbed = Runner(workers, on_done).run(partial(_climbed, share), settings, "first pass", uses) if settings else []
-    climbs = [one._replace(alone=alone, goodput=found) for one, (alone, found) in zip(settings, climbed, strict=True)]
-    for _, group in groupby(climbs, key=lambda climb: id(climb.candidate)):
-        tried = list(group)
+    climbs = Runner(workers, on_done).run(_climbed, settings, "first pass", uses) if settings else []
+    for _, group in groupby(zip(settings, climbs, strict=True), key=lambda pair: id(pair[0].candidate)):
+        tried = [given._replace(alone=alone, goodput=goodput) for given, (alone, goodput) in group]
         if contending := [climb for climb in tried if climb.goodput]:
             ranking.append(_ranked(contending, rate_per_s))
         else:
@@ -157,10 +157,9 @@ def first_pass(
 
 def _able(candidate: Candidate, scenario: Scenario) -> tuple[list[_Climb], str]:
     """Its settings that memory has room for; the reason where none."""
-    speculation = scenario.speculation
+    speculation, able, reason = scenario.speculation, list[_Climb](), ""
     drafts = candidate.profile.draft is not None or speculation.drafter.looks_up
     most = speculation.num_speculative_tokens if drafts else 0
-    able, reason = [], ""
     for k in (PLAIN, *range(1, most + 1)):
         drafting = {"num_speculative_tokens": max(k, 0)}
         try:
@@ -172,9 +171,8 @@ def _able(candidate: Candidate, scenario: Scenario) -> tuple[list[_Climb], str]:
     return able, reason
 
 
-def _climbed(share: float, setting: _Climb) -> tuple[Run, dict[int, float]]:
-    """One request alone, and if that meets the SLOs the goodput by requests in flight, until it falls; run in a
-    worker."""
+def _climbed(setting: _Climb) -> tuple[Run, dict[int, float]]:
+    """One request alone, and if that meets the SLOs the goodput by requests in flight, until it falls."""
     seed = child_seed(setting.resolved.scenario.seed, PLAN_KEY)
     goodput: dict[int, float] = {}
     alone: Run = {}
@@ -183,7 +181,7 @@ def _climbed(share: float, setting: _Climb) -> tuple[Run, dict[int, float]]:
         alone = alone or run
         shares = run["slo_attainment"]
         assert isinstance(shares, dict)
-        if not goodput and (shares["all"] or 0.0) < share:
+        if not goodput and (shares["all"] or 0.0) < DEFAULT_SHARE:
             break
         goodput[count] = number(run, "request_goodput") or 0.0
         if goodput[count] < FALLEN * max(goodput.values()):
@@ -191,7 +189,7 @@ def _climbed(share: float, setting: _Climb) -> tuple[Run, dict[int, float]]:
     return alone, goodput
 
 
-def _ranked(climbs: Sequence[_Climb], rate_per_s: float) -> Ranked:
+def _ranked(climbs: Sequence[_Climb], rate_per_s: float) -> Contender:
     """Figures of one candidate, by the settings tried of it."""
     best = max(climbs, key=lambda each: max(each.goodput.values()))
     candidate, resolved = best.candidate, best.resolved
@@ -208,7 +206,7 @@ def _ranked(climbs: Sequence[_Climb], rate_per_s: float) -> Ranked:
     gpus = ceil(rate_per_s / rate) * candidate.gpus
     # One draft fits the captured graphs for longest: without it no length would, of many requests.
     lengths = sorted((near - {PLAIN}) | {1}) if near - {PLAIN} else []
-    return Ranked(candidate, best.k, rate, in_flight, gpus, tuple(lengths), useful)
+    return Contender(candidate, best.k, rate, in_flight, gpus, tuple(lengths), useful)
 
 
 def _miss(climb: _Climb, scenario: Scenario) -> Refused:

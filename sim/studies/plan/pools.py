@@ -1,8 +1,7 @@
 """Deployments of `plan --disaggregate`: prefill and decode on separate servers, or on two streams of one GPU.
 
 A formula proposes ratios of prefill to decode servers, and runs decide (candidate_ranking, search). Of the answer: the
-load from which separate servers pay, and the lines that start them. Not here: what runs (sim.policies.disaggregated,
-sim.policies.pd).
+load from which separate servers pay, and the lines that start them. Not here: the policies that run.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from sim.policies.disaggregated import DevicePools
 from sim.run.forecast import StepForecast
 from sim.run.resolve import resolve
 from sim.run.scenario import Scenario, parse_scenario
-from sim.studies.evidence import measured
+from sim.studies.evidence import measured, separate_servers_errors
 from sim.studies.plan.candidate_ranking import APART, LANES, POLICY, Candidate
 from sim.studies.plan.search import PlannedDeployment, Rental
 from sim.studies.serve_commands import POOLS, deployment, server_of
@@ -32,7 +31,6 @@ PROPOSED = 6
 """Ratios that are simulated."""
 LOADS = 400
 """Loads up to the highest at which GPUs are counted."""
-ERRORS = "separate servers: time per token 20 % off and first tokens 120 %, at 109 measured loads (docs/systems.md)"
 
 
 def apart(scenario: Scenario, candidates: Sequence[Candidate], max_gpus: int) -> list[Candidate]:
@@ -87,13 +85,12 @@ def with_pools(
     without = " without drafts" if POLICY in drafting and APART not in drafting else ""
     when = f"pay from {pays:.2g} requests/s on" if pays else f"do not pay on up to {most} GPUs"
     verdict = f"{result.verdict}\nSeparate prefill and decode servers{without} {when}."
-    start, notes = result.start * (best.policy != LANES), [ERRORS, *[_lanes_error()] * bool(of[LANES]), *result.notes]
+    start = result.start * (best.policy != LANES)
+    notes = [separate_servers_errors().note, *[_lanes_error()] * bool(of[LANES]), *result.notes]
     if best.policy == APART:
         scenario = parse_scenario(result.scenario)
         pools = scenario.policy_options.pools
         chosen = next(each for each in candidates if (each.name, each.pools) == (scenario.profile, pools))
-        named = f"{pools.prefill} prefill (TP{chosen.prefill_degree}) and {pools.decode} decode servers (TP{best.tp})"
-        verdict = verdict.replace(best.deployment, named, 1)
         sent = f"{best.kv_bytes / 1e9:.2g} GB of KV, {duration(1e3 * best.link_s)} by {pools.link}"
         notes.insert(0, f"separate servers: a prompt sends {sent}")
         start = _starts(scenario, chosen, target_model)
@@ -102,7 +99,7 @@ def with_pools(
 
 def pays_from(apart: Sequence[PlannedDeployment], together: Sequence[PlannedDeployment], max_gpus: int) -> float | None:
     """The load from which on `apart` takes no more GPUs than `together`, and there fewer. None: never up to what
-    `max_gpus` serve. A replica that is alone serves what it does in nearly all draws. Several share the load."""
+    `max_gpus` serve."""
 
     def gpus(rows: Sequence[PlannedDeployment], rate: float) -> float:
         return min((_replicas(row, rate) * row.gpus / (row.replicas or 1) for row in rows), default=inf)
@@ -116,6 +113,7 @@ def pays_from(apart: Sequence[PlannedDeployment], together: Sequence[PlannedDepl
 
 
 def _replicas(row: PlannedDeployment, rate_per_s: float) -> int:
+    """One alone serves what it does in nearly all draws; several share the load."""
     alone_per_s, _ = row.rate_interval or (row.rate_per_replica, 0.0)
     return 1 if rate_per_s <= alone_per_s else max(2, ceil(rate_per_s / row.rate_per_replica))
 

@@ -1,13 +1,10 @@
 """Deployment of a model to rent for a load and SLOs, of several candidates: GPUs per replica and their split, with or
 without a drafter, at which draft length, in how many replicas.
 
-A first pass prunes and ranks: closed loops of ever more requests in flight, costs and acceptance as given, each setting
-until its goodput falls; what does not fit in memory, or misses the SLOs alone, is refused with the reason. The best few
-are refined: draft length by load as `tune` has it, the highest rate and the replicas as `capacity` has it, both in
-draws of costs and acceptance. Where two tables of the same kernels contradict each other, a note says what the best row
-comes to by the other one, too (`in_other_tables`). A candidate is a profile; of one of several ranks
-(`data_parallel`) a rank is simulated, and replicas are whole. Not here: where profiles come from (calibrate.importers),
-draws, how it is shown (sim.report.say).
+A first pass prunes and ranks (candidate_ranking). The best few are refined: draft length by load as `tune` has it, the
+highest rate and the replicas as `capacity` has it, both in draws of costs and acceptance. Of a candidate of several
+ranks (`data_parallel`) one is simulated, and replicas are whole.
+Not here: where profiles come from (calibrate.importers), how it is shown (sim.report.say).
 """
 
 from __future__ import annotations
@@ -37,7 +34,7 @@ from sim.studies.attainment import DEFAULT_SHARE, Attainment, highest_load
 from sim.studies.cost_draws import DEFAULT_DRAWS, covers, with_times
 from sim.studies.evidence import asked_of, evidence
 from sim.studies.load_search import REQUESTS, with_length
-from sim.studies.plan.candidate_ranking import APART, LANES, POLICY, Candidate, Ranked, Refused, first_pass
+from sim.studies.plan.candidate_ranking import APART, LANES, POLICY, Candidate, Contender, Refused, first_pass
 from sim.studies.serve_commands import deployment
 from sim.studies.tune import Tuning, has_slo, tune
 from sim.workload.classes import Goodput
@@ -47,8 +44,7 @@ REFINED, MARGIN = 3, 1.3
 """Candidates that are simulated in draws at most, of those that the first pass has within so many times the best; one
 more is wherever it has that cheaper than the best of these."""
 MIN_SEATS = 32
-"""Fewest seats of an engine; more are twice the requests in flight at which its goodput is best: beyond that the SLOs
-are missed."""
+"""Fewest seats of an engine; more are twice the requests in flight at which its goodput is best."""
 TUNING_DRAWS = 10
 """Draft lengths are chosen by fewer draws than replicas: what they lose differs less."""
 
@@ -63,9 +59,9 @@ class PlannedDeployment(
     profile: str
     policy: str = POLICY
     kv_bytes: int = 0
-    """KV of a prompt that prefill servers send to decode servers; 0 where no server only prefills."""
+    """KV of a prompt that prefill servers send to decode servers."""
     link_s: float = 0.0
-    """Time of that on the link."""
+    """Its time on the link."""
     gpus: int
     """GPUs of all replicas."""
     tp: int
@@ -74,14 +70,13 @@ class PlannedDeployment(
     num_speculative_tokens: int
     """Draft length that the fleet was simulated with; 0: no drafter is loaded."""
     rate_per_replica: float
-    """Highest requests per second of a replica that meet the SLOs, the median of the draws; as given where there is no
-    interval."""
+    """Highest requests per second of a replica within the SLOs, the median of the draws."""
     rate_interval: tuple[float, float] | None = None
     """5 to 95 % of the draws."""
     output_tokens_per_s_per_gpu: float
     """Output tokens at the rate that was given."""
     worlds_met: int | None = None
-    """Draws in which these replicas hold the SLOs; None without a rate and in a first pass."""
+    """Draws in which these replicas hold the SLOs."""
     is_first_pass: bool
     """Figures are rough: they come from closed loops alone."""
     requests_in_memory: int
@@ -104,7 +99,7 @@ class Rental(Stated, frozen=True, kw_only=True):
     pays_from_per_s: float | None = None
     """Load from which on separate prefill and decode servers take fewer GPUs; None: at none, or not asked."""
     start: str
-    """The lines that start the engine that was simulated; empty where none is known."""
+    """Lines that start the servers; empty where none is known."""
     notes: list[str]
 
     @property
@@ -141,28 +136,26 @@ def plan(
     candidates: Sequence[Candidate],
     *,
     rate_per_s: float,
-    share: float = DEFAULT_SHARE,
     price_per_gpu_h: float | None = None,
     draws: int = DEFAULT_DRAWS,
     refused: Sequence[Refused] = (),
     target_model: str | None = None,
     workers: int | None = None,
     on_done: OnDone = lambda stage, done, total: None,
-    on_ranking: Callable[[Sequence[Ranked]], None] = lambda ranking: None,
+    on_ranking: Callable[[Sequence[Contender]], None] = lambda ranking: None,
 ) -> Rental:
     """The deployments that serve `rate_per_s` of the scenario's requests within `scenario.goodput`, best first: fewest
     GPUs, then most requests per second and GPU.
 
     Draft lengths are tried up to the scenario's num_speculative_tokens; `refused` are candidates that were none
-    already, `on_ranking` hears the first pass. Raises ValueError where no candidate meets the SLOs, with what comes
-    nearest.
+    already, `on_ranking` hears the first pass. Raises ValueError where no candidate meets the SLOs.
     """
     if not has_slo(scenario):
         raise ValueError("plan: no SLO given; want some of --goodput ttft:MS tpot:MS e2el:MS")
     # Energy is for the rows that are refined alone.
     bare = msgspec.structs.replace(scenario, energy=False)
-    search = _Search(bare, scenario.energy, rate_per_s, share, price_per_gpu_h, draws, target_model, workers, on_done)
-    waiting, misses = first_pass(bare, candidates, rate_per_s, share, workers, on_done)
+    search = _Search(bare, scenario.energy, rate_per_s, price_per_gpu_h, draws, target_model, workers, on_done)
+    waiting, misses = first_pass(bare, candidates, rate_per_s, workers, on_done)
     refused = [*refused, *misses]
     if waiting:
         on_ranking(waiting)
@@ -190,7 +183,7 @@ def plan(
         target=profile.target.name,
         draft=_drafter(best.scenario, profile),
         rate_per_s=rate_per_s,
-        share=share,
+        share=DEFAULT_SHARE,
         price_per_gpu_h=price_per_gpu_h,
         draws=draws,
         covers=covers(resolve(best.scenario, profile, best.row.policy)),
@@ -203,36 +196,32 @@ def plan(
     )
 
 
-# -- refinement
-
-
 class _Refined(NamedTuple):
     row: PlannedDeployment
     candidate: Candidate
     scenario: Scenario
-    """The scenario that was simulated: the candidate's profile, one draft length."""
+    """As it was simulated: the candidate's profile, one draft length."""
     tuning: Tuning | None
 
 
 @dataclass(frozen=True, slots=True)
 class _Search:
-    """The question; draft lengths, replicas, their price and energy of one candidate, in draws but for the last."""
+    """The question, and what one candidate comes to."""
 
     scenario: Scenario
     with_energy: bool
     rate_per_s: float
-    share: float
     price_per_gpu_h: float | None
     draws: int
     target_model: str | None
     workers: int | None
     on_done: OnDone
 
-    def refined(self, ranked: Ranked) -> _Refined | Refused:
+    def refined(self, ranked: Contender) -> _Refined | Refused:
         """The candidate simulated in draws."""
         candidate, profile = ranked.candidate, ranked.candidate.profile
         scenario = candidate.served(self.scenario)
-        tuning = self._tuned(scenario, ranked)
+        tuning = self._tuned(scenario, ranked) if ranked.lengths else None
         seats = max(MIN_SEATS, 1 << ceil(log2(2 * ranked.in_flight)))
         scenario = with_keys(
             scenario,
@@ -242,7 +231,6 @@ class _Search:
         held = highest_load(
             scenario,
             profile,
-            share=self.share,
             # No server runs lanes, and several replicas of them take long to simulate.
             target_rate=None if candidate.policy == LANES else self.rate_per_s,
             draws=self.draws,
@@ -254,9 +242,7 @@ class _Search:
             return Refused(deployment=candidate.label, why=f"too few requests meet {_bounds(scenario)}, even alone")
         return _Refined(self._row(ranked, scenario, tuning, held), candidate, scenario, tuning)
 
-    def _tuned(self, scenario: Scenario, ranked: Ranked) -> Tuning | None:
-        if not ranked.lengths:
-            return None
+    def _tuned(self, scenario: Scenario, ranked: Contender) -> Tuning:
         label = ranked.candidate.label
         return tune(
             # Of throughput: what the SLOs make of a length at one load says nothing of it at the others.
@@ -271,7 +257,7 @@ class _Search:
             on_done=lambda stage, done, total: self.on_done(f"{label}: {stage} draft lengths", done, total),
         )
 
-    def _row(self, ranked: Ranked, scenario: Scenario, tuning: Tuning | None, held: Attainment) -> PlannedDeployment:
+    def _row(self, ranked: Contender, scenario: Scenario, tuning: Tuning | None, held: Attainment) -> PlannedDeployment:
         candidate, highest = ranked.candidate, held.highest[0]
         profile, ranks, interval = candidate.profile, candidate.profile.data_parallel, highest.draws_interval
         in_draws = [load for load in highest.draw_loads if load is not None]
@@ -295,20 +281,21 @@ class _Search:
             k_table=[] if tuning is None else tuning.k_table,
             break_even_concurrency=None if tuning is None else tuning.break_even_concurrency,
             attainment_by_draw=shares,
-            worlds_met=sum(each >= self.share for each in shares) if shares else None,
+            worlds_met=sum(each >= DEFAULT_SHARE for each in shares) if shares else None,
             rate_interval=None if interval is None else (interval[0] * ranks, interval[1] * ranks),
             joules_per_output_token=joules,
             evidence=evidence(profile, [asked_of(resolve(scenario, profile, candidate.policy), loads)]),
             is_first_pass=False,
         )
 
-    def estimate(self, ranked: Ranked) -> PlannedDeployment:
+    def estimate(self, ranked: Contender) -> PlannedDeployment:
         """A row of the first pass alone."""
-        replicas, k = ranked.gpus // ranked.candidate.gpus, max(ranked.k, 0)
-        figures = {"evidence": [], "is_first_pass": True, "num_speculative_tokens": k}
-        return self._deployment(ranked, replicas, ranked.rate_per_s, **figures)
+        figures = {"evidence": [], "is_first_pass": True, "num_speculative_tokens": max(ranked.k, 0)}
+        return self._deployment(ranked, ranked.gpus // ranked.candidate.gpus, ranked.rate_per_s, **figures)
 
-    def _deployment(self, ranked: Ranked, replicas: int, rate_per_replica: float, **figures: Any) -> PlannedDeployment:
+    def _deployment(
+        self, ranked: Contender, replicas: int, rate_per_replica: float, **figures: Any
+    ) -> PlannedDeployment:
         candidate, profile = ranked.candidate, ranked.candidate.profile
         scenario, gpus = msgspec.structs.replace(self.scenario, profile=candidate.name), replicas * candidate.gpus
         per_gpu = self.rate_per_s * served_by(scenario, profile).mean_tokens(scenario.seed).output_per_sent / gpus
@@ -328,19 +315,18 @@ class _Search:
             utilisation=self.rate_per_s / (replicas * rate_per_replica),
             rate_per_replica=rate_per_replica,
             output_tokens_per_s_per_gpu=per_gpu,
-            requests_in_memory=candidate.pools.decode
-            * self._in_memory(profile, with_draft=figures["num_speculative_tokens"] > 0),
+            requests_in_memory=candidate.pools.decode * self._in_memory(profile, figures["num_speculative_tokens"]),
             usd_per_million_tokens=None if usd_per_s is None else usd_per_s * 1e6,
             **figures,
         )
 
-    def _in_memory(self, profile: Profile, *, with_draft: bool) -> int:
+    def _in_memory(self, profile: Profile, k: int) -> int:
         workload, share = self.scenario.workload, self.scenario.engine.gpu_memory_utilization
         tokens = (workload.input_len or 0) + (workload.output_len or 0)
         engine = engine_of(self.scenario.engine.name, profile)
-        return kv_capacity_tokens(profile, share, with_draft=with_draft, engine=engine) // max(1, tokens)
+        return kv_capacity_tokens(profile, share, with_draft=k > 0, engine=engine) // max(1, tokens)
 
-    def is_worth_it(self, ranked: Ranked, best: Ranked, refined: Sequence[_Refined]) -> bool:
+    def is_worth_it(self, ranked: Contender, best: Contender, refined: Sequence[_Refined]) -> bool:
         """The first pass has `ranked` near its `best`, or before all of those that are refined."""
         is_new = ranked.candidate.policy not in [each.row.policy for each in refined]
         if is_new or (len(refined) < REFINED and ranked.gpus <= MARGIN * best.gpus):
@@ -350,9 +336,6 @@ class _Search:
     def order(self, row: PlannedDeployment) -> tuple[float, float]:
         """Fewest GPUs, then most requests per second and GPU."""
         return float(row.gpus), -row.rate_per_replica * (row.replicas or 1) / row.gpus
-
-
-# -- saying
 
 
 def _nothing(scenario: Scenario, refused: Sequence[Refused]) -> str:
@@ -373,15 +356,11 @@ def _drafter(scenario: Scenario, profile: Profile) -> str | None:
 
 
 def _verdict(best: _Refined, search: _Search) -> str:
-    """The answer that the user came for, a sentence a line."""
     row, profile = best.row, best.candidate.profile
-    drafting = (
-        f"with {_drafter(best.scenario, profile)} at K = {k}"
-        if (k := row.num_speculative_tokens)
-        else "without a drafter"
-    )
-    what = f"{row.replicas} replica{'s' * (row.replicas != 1)} of {profile.target.name} as {row.deployment} {drafting}"
-    within = f"{100 * search.share:g} % of them within {_bounds(best.scenario)}"
+    k, plural = row.num_speculative_tokens, "s" * (row.replicas != 1)
+    drafting = f"with {_drafter(best.scenario, profile)} at K = {k}" if k else "without a drafter"
+    what = f"{row.replicas} replica{plural} of {profile.target.name} as {best.candidate.in_words} {drafting}"
+    within = f"{100 * DEFAULT_SHARE:g} % of them within {_bounds(best.scenario)}"
     met = f", in {row.worlds_met} of {search.draws} variations" * bool(search.draws)
     serve = f"They serve {search.rate_per_s:g} requests/s, {within}{met}."
     return f"Rent {row.gpus} x {profile.gpu.name}: {what}.\n{serve}"
@@ -393,23 +372,14 @@ def _bounds(scenario: Scenario) -> str:
 
 
 def in_other_tables(
-    result: Rental,
-    profile: Profile,
-    ratio: float,
-    whose: str,
-    *,
-    on_done: OnDone = lambda stage, done, total: None,
+    result: Rental, profile: Profile, ratio: float, whose: str, *, on_done: OnDone = lambda stage, done, total: None
 ) -> str:
     """What the best row of `result`, which has `profile`, comes to with passes `ratio` times as long, as they are by
-    the tables `whose` are: `If vllm's own tables hold, you need about 16 GPUs.`
-
-    Costs and acceptance are as given there, and a fleet is as many replicas as the rate takes at a replica's load.
-    """
+    the tables `whose` are: `If vllm's own tables hold, you need about 16 GPUs.` Costs and acceptance are as given."""
     best = result.deployments[0]
     one = highest_load(
         msgspec.structs.replace(parse_scenario(result.scenario), energy=False),
         with_times(profile, passes=ratio),
-        share=result.share,
         draws=0,
         near=best.rate_per_replica / best.dp / ratio,
         on_done=on_done,

@@ -9,8 +9,7 @@
     replications: 3
 
 Keys of `grid` are gone through in all combinations; the lists of one `zip` group side by side, in combination with all
-else. Each policy is a point, those of a list instead of one among them. Not here: running it
-(sim.studies.sweeps.sweep).
+else. Each policy is a point. Not here: running it (sweep).
 """
 
 from __future__ import annotations
@@ -37,8 +36,6 @@ CONDITIONS = ("workload.", "speculation.acceptance", "speculation.synthetic_", "
 """Beginnings of keys that nobody chooses: load, lengths, acceptance. All others are settings."""
 CHECKED_WHOLE = 10_000
 """Scenarios up to which every combination is checked before the first run, not only every value."""
-Row = tuple[Json, ...]
-"""Values of keys that vary together [keys]."""
 FASTEST = {"workload.request_rate", "seed"}
 """Varied last: points that differ in these alone share the measured capacity."""
 
@@ -48,7 +45,7 @@ class Axis:
     """Keys that vary together, and the values they have together: `rows` [values][keys]."""
 
     keys: tuple[str, ...]
-    rows: tuple[Row, ...]
+    rows: tuple[tuple[Json, ...], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,8 +121,7 @@ class Grid:
                 column = axis.keys.index("replications")
                 total = sum(msgspec.convert(row[column], int, strict=False) for row in axis.rows)
                 return self.num_scenarios // len(axis.rows) * total
-        counts = parse_scenario(self._at([axis.rows[0] for axis in self.axes])).replications
-        return self.num_scenarios * counts
+        return self.num_scenarios * self._resolved([axis.rows[0] for axis in self.axes]).replications
 
     def workloads(self) -> Iterator[Workload]:
         """One for each dataset that the grid goes through."""
@@ -143,21 +139,15 @@ class Grid:
         for rows in product(*(axis.rows for axis in self.axes)):
             yield self._resolved(rows)
 
-    def _resolved(self, rows: Sequence[Row]) -> Scenario:
+    def _resolved(self, rows: Sequence[tuple[Json, ...]]) -> Scenario:
+        raw, values = copy.deepcopy(self.raw), dict(zip(self.keys, chain.from_iterable(rows), strict=True))
         try:
-            return parse_scenario(self._at(rows))
+            for key, value in values.items():
+                set_dotted(raw, key, value)
+            return parse_scenario(raw)
         except ValueError as error:
-            raise ValueError(f"grid at {self._named(rows)}: {error}") from None
-
-    def _at(self, rows: Sequence[Row]) -> dict[str, Json]:
-        raw = copy.deepcopy(self.raw)
-        for key, value in zip(self.keys, chain.from_iterable(rows), strict=True):
-            set_dotted(raw, key, value)
-        return raw
-
-    def _named(self, rows: Sequence[Row]) -> str:
-        pairs = zip(self.keys, chain.from_iterable(rows), strict=True)
-        return ", ".join(f"{key}={value}" for key, value in pairs)
+            at = ", ".join(f"{key}={value}" for key, value in values.items())
+            raise ValueError(f"grid at {at}: {error}") from None
 
     def _check(self) -> None:
         """Every value once, in the company of the others' first; every combination where they are few."""

@@ -1,9 +1,8 @@
 """One point of a store: what identifies it, and the row it gives, which is a function of that alone.
 
 A row is flat: `key`, labels, the resolved scenario under `scenario.KEY` as JSON, and the metrics of the run; a point
-that fails has its error instead of metrics. All points draw from children of the scenario's seed, whatever else
-differs between them, so any two can be compared draw by draw. Not here: which points there are (grid), where rows are
-kept (store).
+that fails has its error instead of metrics. All points draw from children of the scenario's seed, so any two can be
+compared draw by draw. Not here: which points there are (grid), where rows are kept (store).
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ MODEL_ROOMS = (
     "interface", "acceptance", "workload", "costs", "drafters", "devices", "hosts", "engine", "policies",
     "metrics", "run", "compare",
 )  # fmt: skip
-"""Rooms of sim whose code, with draws.py and the engines, makes the numbers."""
+"""Rooms of sim whose code, with draws.py, the C core and the engines, makes the numbers."""
 
 
 class Labels(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,7 +66,7 @@ class Labels(msgspec.Struct, frozen=True, kw_only=True):
     notes: str | None = None
 
 
-class Ran(Labels, frozen=True, kw_only=True):
+class RanLabels(Labels, frozen=True, kw_only=True):
     """Columns that a point has which ran, and that are no number in another row; all others are numbers."""
 
     load: Name
@@ -79,7 +78,7 @@ class Ran(Labels, frozen=True, kw_only=True):
 
 
 _COLUMNS = msgspec.json.Decoder(dict[str, bool | str | Number | None])
-_TEXTS = frozenset(field.encode_name for field in msgspec.structs.fields(Ran))
+_TEXTS = frozenset(field.encode_name for field in msgspec.structs.fields(RanLabels))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +103,7 @@ def row_key(scenario: Scenario, replication: int, profile_hash: str) -> str:
         child_seed(scenario.seed, replication),
         profile_hash,
         files_hash(scenario),
-        _policy_hash(scenario.policy[0]),
+        policy_hash(scenario.policy[0]),
         model_version(),
     )
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
@@ -119,7 +118,8 @@ def model_version() -> str:
     digest = hashlib.sha256()
     for path in sorted([sim / "draws.py", *(path for room in MODEL_ROOMS for path in (sim / room).rglob("*.py"))]):
         digest.update(path.relative_to(sim).as_posix().encode() + path.read_bytes())
-    for path in sorted([sim / "acceptance" / "pairs.json", *(sim / "engines").glob("*.json")]):
+    others = sim / "acceptance" / "pairs.json", *(sim / "engines").glob("*.json"), *(sim / "run").glob("core*.[ch]")
+    for path in sorted(others):
         digest.update(path.read_bytes())
     try:
         release = version("lanesim")
@@ -141,28 +141,30 @@ def files_hash(scenario: Scenario) -> str:
         paths.append(path.strip() if name.strip().lower() == "tape" else None)
     # A path may name a part of its file after a #.
     whole = [part for path in paths if path for part in (path, path.rpartition("#")[0]) if part]
-    read = [Path(path) for path in whole if Path(path).is_file()]
-    return "-".join(_file_hash(str(path), (about := path.stat()).st_mtime_ns, about.st_size) for path in read)
+    return "-".join(_hash_of(Path(path)) for path in whole if Path(path).is_file())
+
+
+def policy_hash(name: str) -> str:
+    """Hash of the file that a policy from elsewhere is in; empty for one without a file, and for a built-in one, which
+    the model's version covers."""
+    try:
+        module = None if name in POLICIES else sys.modules.get(find_policy(name).build.__module__)
+    except ValueError:
+        return ""
+    file = getattr(module, "__file__", None)
+    return _hash_of(Path(file)) if file else ""
+
+
+def _hash_of(path: Path) -> str:
+    """Of a file, read anew when it has changed."""
+    about = path.stat()
+    return _file_hash(str(path), about.st_mtime_ns, about.st_size)
 
 
 @cache
 def _file_hash(path: str, changed_ns: int, size: int) -> str:
     with Path(path).open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()[:16]
-
-
-@cache
-def _policy_hash(name: str) -> str:
-    """Hash of the file that a policy from elsewhere is in; empty for a built-in one, which the model's version
-    covers."""
-    if name in POLICIES:
-        return ""
-    try:
-        module = sys.modules.get(find_policy(name).build.__module__)
-    except ValueError:
-        return ""
-    file = getattr(module, "__file__", None)
-    return hashlib.sha256(Path(file).read_bytes()).hexdigest()[:16] if file else ""
 
 
 def parse_row(key: str, text: bytes, where: str) -> Row:
@@ -173,7 +175,7 @@ def parse_row(key: str, text: bytes, where: str) -> Row:
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         wanted = "want an object of texts, true, false, null and numbers from 0 on"
         raise ValueError(f"{where}: {wanted} ({str(error).partition(' - at')[0]})") from None
-    convert(row, Labels if row.get("error") is not None else Ran, where)
+    convert(row, Labels if row.get("error") is not None else RanLabels, where)
     if row["key"] != key:
         raise ValueError(f"{where}: it is the row of another key")
     for name, value in row.items():
@@ -185,31 +187,27 @@ def parse_row(key: str, text: bytes, where: str) -> Row:
     return row
 
 
-def run_job(job: PointJob) -> list[Row]:
-    """The rows of a job; errors of a run are rows, too."""
+def run_jobs(jobs: Sequence[PointJob]) -> list[list[Row]]:
+    """The rows of each job."""
+    return [_run_job(job) for job in jobs]
+
+
+def _run_job(job: PointJob) -> list[Row]:
+    """Errors of a run are rows, too."""
     with warnings.catch_warnings(record=True) as heard, collecting() as extrapolation:
         warnings.simplefilter("always")
         try:
             rows = list(_rows(job))
         except Exception as error:
-            rows = [failed_row(job, replication, _told(error)) for replication in job.replications]
+            text = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
+            rows = [failed_row(job, each, text + printable(str(error))) for each in job.replications]
     said = [*(str(warning.message) for warning in heard), str(extrapolation)]
     notes = "; ".join(dict.fromkeys(text for text in said if text))
     return [row | {"notes": notes or None} for row in rows]
 
 
-def run_jobs(jobs: Sequence[PointJob]) -> list[list[Row]]:
-    """The rows of each job."""
-    return [run_job(job) for job in jobs]
-
-
 def failed_row(job: PointJob, replication: int, error: str) -> Row:
     return _labels(job, replication) | {"error": error}
-
-
-def _told(error: Exception) -> str:
-    text = printable(str(error))
-    return text if isinstance(error, ValueError) else f"{type(error).__name__}: {text}"
 
 
 def _labels(job: PointJob, replication: int) -> Row:

@@ -1,14 +1,12 @@
 """A grid run into a store: what is missing, over several processes, kept as it comes.
 
-A sweep that is killed loses the runs under way, and finished ones of 1,000 requests or 2 s at most; run again, it does
-what is missing. A run is whole or not there, so nothing is kept until the first has ended: short ones go first. Memory
-does not grow with the number of points. Not here: what a grid is (grid), what a row says (store_rows), processes
-(sim.compare.pool).
+A sweep that is killed loses the runs under way, and finished ones of 1,000 requests or 2 s at most. Run again, it does
+what is missing. Memory does not grow with the number of points. Not here: what a grid is (grid), what a row says
+(store_rows), processes (sim.compare.pool).
 """
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Iterable, Iterator
 from collections.abc import Set as AbstractSet
@@ -24,10 +22,9 @@ from sim.costs.profile import Profile
 from sim.costs.profile_files import load
 from sim.policies.registry import POLICIES, find_policy
 from sim.run.resolve import with_keys
-from sim.run.scenario import Scenario
 from sim.studies.sweeps.grid import Grid
 from sim.studies.sweeps.store import Store
-from sim.studies.sweeps.store_rows import PointJob, Row, failed_row, profile_hash, row_key, run_job, run_jobs
+from sim.studies.sweeps.store_rows import PointJob, Row, failed_row, policy_hash, profile_hash, row_key, run_jobs
 
 MAX_RUNS = 1_000_000
 """Most runs of one grid: about ten hours on two cores."""
@@ -46,11 +43,10 @@ class Swept(msgspec.Struct, frozen=True, kw_only=True):
     """Numbers of runs of a sweep."""
 
     num_runs: int
-    """Runs of the grid."""
     num_known: int
     """Runs that the store had before."""
     num_failed: int
-    """Failures among those that were run now."""
+    """Among those that were run now."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,15 +58,11 @@ class SweepPlan:
     hashes: dict[str, str]
 
     @classmethod
-    def of(cls, grid: Grid, profiles: dict[str, Profile] | None = None) -> SweepPlan:
-        """Loads what the grid names and `profiles` does not hold. Raises ValueError for one that is not there,
-        or a policy."""
+    def of(cls, grid: Grid) -> SweepPlan:
+        """Raises ValueError for a profile or a policy that is not there."""
         for name in grid.values_of("policy"):
             find_policy(name)
-        loaded = dict(profiles or {})
-        for name in grid.values_of("profile"):
-            if name not in loaded:
-                loaded[name] = load(name)
+        loaded = {name: load(name) for name in grid.values_of("profile")}
         return cls(grid=grid, profiles=loaded, hashes={name: profile_hash(loaded[name]) for name in loaded})
 
     def jobs(self, known: AbstractSet[str]) -> Iterator[PointJob]:
@@ -81,14 +73,8 @@ class SweepPlan:
                 r for r in range(scenario.replications) if not known or row_key(scenario, r, profile_hash) not in known
             )
             if missing:
-                yield self.job(scenario, missing)
-
-    def job(self, scenario: Scenario, replications: tuple[int, ...]) -> PointJob:
-        """Some replications of one scenario."""
-        name = scenario.profile
-        return PointJob(
-            scenario=scenario, profile=self.profiles[name], profile_hash=self.hashes[name], replications=replications
-        )
+                profile = self.profiles[scenario.profile]
+                yield PointJob(scenario=scenario, profile=profile, profile_hash=profile_hash, replications=missing)
 
     @property
     def uses(self) -> list[str]:
@@ -123,9 +109,7 @@ def sweep(
     executor: Executor | None = None,
     on_done: OnDone = lambda stage, done, total: None,
 ) -> Swept:
-    """Run what `store` does not have of a grid, or what failed; `on_done` hears ("simulating", how many runs there are,
-    of how many). Raises ValueError where rows cannot be written.
-    """
+    """Run what `store` does not have of a grid, or what failed. Raises ValueError where rows cannot be written."""
     _check_sources(plan.grid)
     store.begin(plan.grid.source, plan.grid.keys)
     num_runs = plan.grid.num_runs
@@ -175,8 +159,7 @@ def short_first(jobs: Iterable[PointJob]) -> Iterator[PointJob]:
 
 def together(jobs: Iterable[PointJob]) -> Iterator[tuple[PointJob, ...]]:
     """Jobs that follow each other and differ in rate and seed alone, for one worker: they share the measured capacity,
-    which costs more than a short run. Long ones are fewer together, and so are the first ones, and replications of
-    long ones go apart, so that rows are kept soon after they are made."""
+    which costs more than a short run. Long ones and the first ones are fewer together, so that rows are kept soon."""
     batch: list[PointJob] = []
     held, requests, room = None, 0, FIRST_TOGETHER
     for job in jobs:
@@ -205,8 +188,7 @@ def _alone(job: PointJob) -> Iterator[list[Row]]:
     """A job in a separate process."""
     try:
         with started(1, is_apart=True) as pool:
-            for _, rows in pool.run(run_job, [job]):
-                yield rows
+            yield from chain.from_iterable(rows for _, rows in pool.run(run_jobs, [(job,)]))
     except WorkerDied:
         yield [failed_row(job, replication, DIED) for replication in job.replications]
 
@@ -214,10 +196,6 @@ def _alone(job: PointJob) -> Iterator[list[Row]]:
 def _check_sources(grid: Grid) -> None:
     """Raise ValueError for a policy without a file: nothing would tell when it changes, and old rows would be kept."""
     for name in grid.values_of("policy"):
-        if name in POLICIES:
-            continue
-        module = sys.modules[find_policy(name).build.__module__]
-        if getattr(module, "__file__", None) is None:
-            raise ValueError(
-                f"policy {name!r} is written in a notebook, where a store sees no change: put it in a module"
-            )
+        if name not in POLICIES and not policy_hash(name):
+            where = "is written in a notebook, where a store sees no change"
+            raise ValueError(f"policy {name!r} {where}: put it in a module")

@@ -20,7 +20,7 @@ from sim.costs.profile_files import load
 from sim.drafters.registry import DRAFTERS
 from sim.interface.request import Request
 from sim.interface.work import Kind, Model, Work
-from sim.metrics.compared import PERCENTILES, errors
+from sim.metrics.compared import errors
 from sim.metrics.records import WorkRecord
 from sim.metrics.summary import summarise
 from sim.policies import works as works_of
@@ -124,7 +124,7 @@ def test_an_experiment_is_what_the_simulator_runs() -> None:
     run = experiment("pdv")
     observed = observe(run)
     record = simulate(resolve(run.scenario, run.resolved.profile, "pdv"), 3)
-    assert judge(observed)["metrics"] == errors(observed.run, summarise(record, percentiles=PERCENTILES))
+    assert judge(observed)["metrics"] == errors(observed.run, summarise(record))
 
 
 @pytest.mark.parametrize("policy", ["baseline", "pdv", "continuous"])

@@ -9,7 +9,17 @@ import numpy as np
 import pytest
 
 import lanesim
-from sim.acceptance.pairs import ANY, KINDS, Measured, OnPrompts, Pair, ends_of, measured_of, origin_of, read_pairs
+from sim.acceptance.pairs import (
+    ANY,
+    KINDS,
+    AcceptancePair,
+    Measured,
+    OnPrompts,
+    ends_of,
+    measured_of,
+    origin_of,
+    read_pairs,
+)
 from sim.compare.side_by_side import Comparison
 from sim.compare.verdict import METRIC
 from tests.properties import assert_refused
@@ -29,7 +39,7 @@ def means(alike: tuple[Measured, ...]) -> float:
 
 
 @pytest.mark.parametrize("pair", read_pairs(), ids=lambda pair: f"{pair.target}+{pair.method}")
-def test_every_measured_length_has_a_source_with_a_licence_and_fits_its_draft(pair: Pair) -> None:
+def test_every_measured_length_has_a_source_with_a_licence_and_fits_its_draft(pair: AcceptancePair) -> None:
     assert re.fullmatch(r"[^:]+: .*\((MIT|Apache-2.0|CC BY 4.0|no licence, figures quoted)\)", pair.source)
     assert set(pair.lengths) <= set(KINDS)
     lengths = [(k, length) for kind in pair.lengths.values() for each in kind.values() for k, length in each.items()]

@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from sim.compare.capacity import NEAR_SATURATION, Saturation, load_of
-from sim.compare.point_runs import run_points
+from sim.compare.point_runs import on_points, run_point
 from sim.compare.pool import Runner
 from sim.compare.run_length import Length, choose_run_length
 from sim.compare.side_by_side import PAIRED_METRICS, Comparison, Frame, compare, paired_differences
@@ -358,7 +358,7 @@ def test_phi_on_a_profile_whose_overlap_was_measured_is_refused_in_one_line() ->
 
 
 def test_nothing_to_run_needs_no_worker() -> None:
-    assert run_points([], Runner(2)) == []
+    assert on_points(run_point, [], Runner(2)) == []
 
 
 @pytest.mark.parametrize("policy", ["continuous", "pd", "pdv", "unified"])

@@ -13,6 +13,7 @@ import pytest
 
 from calibrate.cli.plan.command import plan_command
 from sim.compare.point_runs import attained_share
+from sim.compare.pool import Runner
 from sim.costs.profile import SERVED_KINDS, KindError, Profile
 from sim.costs.profile_files import load
 from sim.draws import child_seed
@@ -107,7 +108,7 @@ def test_bounds_that_no_rate_or_every_rate_meets_have_no_load() -> None:
 def test_a_search_near_a_load_ends_where_all_requests_come_at_once() -> None:
     """As in a draw of costs under which every rate holds."""
     resolved = resolve(lone_server(num_prompts=30, **{"goodput.tpot_ms": 1e6}), load(PROFILE), "autoregressive")
-    search = LoadSearch(resolved, 0.95)
+    search = LoadSearch(resolved, 0.95, Runner(1))
     assert search.own_highest(0, near=search.saturated_per_s) == inf
 
 
@@ -225,7 +226,7 @@ def test_a_run_of_one_request_has_no_interval_and_is_called_a_transient() -> Non
 def test_the_attainment_at_the_load_is_that_of_all_of_the_answers_own_runs() -> None:
     scenario, found = three_services(), found_for_a_rate().highest[0]
     resolved = resolve(scenario, load(PROFILE), "autoregressive").changed(workload={"num_warmups": int(0.1 * 300)})
-    search = LoadSearch(resolved, 0.95)
+    search = LoadSearch(resolved, 0.95, Runner(1))
     seeds = [child_seed(scenario.seed, FRESH_KEY, index) for index in range(found.replications)]
     assert found.replications > 2
     shares = [attained_share(search.point(found.load or 0.0, seed)) for seed in seeds]

@@ -10,7 +10,7 @@ import pytest
 from sim.cli.main import run
 from sim.costs.profile_files import load
 from sim.run.scenario import Scenario
-from sim.studies.length_choice import best_table, loss_of, shared_table
+from sim.studies.length_choice import best_table, loss_of
 from sim.studies.tune import AtContext, rows_by_context, tune_contexts
 from tests.sim.studies.test_tune import grid
 
@@ -23,7 +23,7 @@ def test_one_table_for_two_contexts_loses_where_they_differ() -> None:
     assert best_table(LONG) == ((1, 64, 4),)
     own = best_table(SHORT)
     assert [k for _, _, k in own] == [4, 0]
-    both = shared_table([SHORT, LONG])
+    both = best_table(SHORT, LONG)
     assert loss_of(SHORT, own) == pytest.approx(0.05), "no drafter is best at 64, and K = 0 has one loaded"
     assert loss_of(LONG, best_table(LONG)) == 0.0
     lost = loss_of(SHORT, both) + loss_of(LONG, both)
@@ -32,7 +32,7 @@ def test_one_table_for_two_contexts_loses_where_they_differ() -> None:
 
 def test_a_context_that_holds_fewer_requests_has_no_say_beyond_them() -> None:
     few = grid((1, 8), k0=[0.9, 0.9], k4=[1.5, 1.5])
-    assert [k for _, last, k in shared_table([SHORT, few]) if last > 32] == [0]
+    assert [k for _, last, k in best_table(SHORT, few) if last > 32] == [0]
 
 
 def at(prompt_tokens: int, *table: tuple[int, int, int]) -> AtContext:

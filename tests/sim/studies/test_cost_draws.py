@@ -23,15 +23,7 @@ from sim.costs.profile_files import load
 from sim.run.resolve import Resolved, resolve, resolve_all
 from sim.run.scenario import Scenario, to_plain
 from sim.studies.comparison.in_draws import over_draws
-from sim.studies.cost_draws import (
-    LEAST,
-    SD_PER_MEAN_ABS,
-    body_spread,
-    cost_draws,
-    interval_90,
-    kind_spreads,
-    seeds_of,
-)
+from sim.studies.cost_draws import LEAST, SD_PER_MEAN_ABS, body_spread, cost_draws, interval_90, kind_spreads, seeds_of
 from sim.studies.evidence import Question, asked_of_comparison, evidence, measured
 from sim.studies.served_errors import level_errors, served_errors, speedup_errors
 

@@ -13,7 +13,7 @@ from sim.costs.datasheets import POWER
 from sim.costs.profile import Profile
 from sim.costs.profile_files import load
 from sim.run.scenario import Scenario
-from sim.studies.plan.candidate_ranking import Candidate, Ranked, Refused, first_pass
+from sim.studies.plan.candidate_ranking import Candidate, Contender, Refused, first_pass
 from sim.studies.plan.search import Rental, in_other_tables, plan
 from sim.workload.classes import Goodput
 from tests.properties import printed
@@ -45,10 +45,10 @@ def planned_with_drafts() -> Rental:
     return planned(scenario(PAIR, k=2), PAIR, price_per_gpu_h=3.5)
 
 
-def ranked(given: Scenario, *names: str, rate: float = 20.0) -> tuple[list[Ranked], list[Refused]]:
+def ranked(given: Scenario, *names: str, rate: float = 20.0) -> tuple[list[Contender], list[Refused]]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return first_pass(given, candidates(*names), rate, 0.95, 1, lambda *_: None)
+        return first_pass(given, candidates(*names), rate, 1, lambda *_: None)
 
 
 def test_a_candidate_that_misses_the_slo_alone_is_refused_with_what_it_reaches() -> None:
@@ -69,7 +69,7 @@ def test_a_candidate_that_misses_the_slo_with_every_draft_length_is_refused_with
 
 def test_a_candidate_without_room_for_kv_is_refused_with_that_reason() -> None:
     small = msgspec.structs.replace(load(ONE), gpu=msgspec.structs.replace(load(ONE).gpu, memory_bytes=70_000_000_000))
-    _, refused = first_pass(scenario(), [Candidate(ONE, small)], 20.0, 0.95, 1, lambda *_: None)
+    _, refused = first_pass(scenario(), [Candidate(ONE, small)], 20.0, 1, lambda *_: None)
     assert "no room for KV" in refused[0].why
     assert refused[0].miss is None
 
@@ -138,7 +138,7 @@ def test_ranks_of_a_replica_count_together() -> None:
         return msgspec.structs.replace(profile, data_parallel=2)
 
     one, (two,) = candidates(PAIR)[0], [Candidate(PAIR, ranks(load(PAIR)))]
-    found, _ = first_pass(scenario(PAIR), [one, two], 50.0, 0.95, 1, lambda *_: None)
+    found, _ = first_pass(scenario(PAIR), [one, two], 50.0, 1, lambda *_: None)
     by_gpus = {each.candidate.gpus: each for each in found}
     assert by_gpus[2].rate_per_s == pytest.approx(2.0 * by_gpus[1].rate_per_s)
 

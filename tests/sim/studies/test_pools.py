@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from functools import cache
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -11,6 +13,7 @@ import pytest
 from sim.costs.profile_files import load
 from sim.policies.disaggregated import DevicePools
 from sim.run.scenario import Scenario
+from sim.studies.evidence import separate_servers_errors
 from sim.studies.plan.candidate_ranking import APART, LANES, POLICY, Candidate
 from sim.studies.plan.pools import apart, pays_from, with_pools
 from sim.studies.plan.search import PlannedDeployment, Rental, plan
@@ -89,8 +92,7 @@ def test_the_answer_says_when_separate_servers_pay_and_what_lanes_on_one_gpu_hol
 
 
 @pytest.mark.parametrize(
-    ("engine", "says"),
-    [("vllm-0.32", "--kv-transfer-config"), ("sglang-0.5", "--disaggregation-mode")],
+    ("engine", "says"), [("vllm-0.32", "--kv-transfer-config"), ("sglang-0.5", "--disaggregation-mode")]
 )
 def test_every_server_and_a_router_have_a_line(engine: str, says: str) -> None:
     found = planned(engine)
@@ -99,3 +101,23 @@ def test_every_server_and_a_router_have_a_line(engine: str, says: str) -> None:
     assert [line.count(says) for line in servers] == [1, 1]
     assert router.count("http://") == sum(int(line.rpartition("# ")[2].split()[0]) for line in servers)
     assert "--set policy=disaggregated" in found.check
+
+
+def test_the_error_that_is_quoted_is_that_of_the_measured_loads_on_the_page() -> None:
+    """The page has a row for each engine, GPU and format: its loads, and their error of the time per token."""
+    errors = separate_servers_errors()
+    page = (Path(__file__).parents[3] / errors.page).read_text().partition("## Disaggregated cells")[2]
+    rows = [list(map(float, pair)) for pair in re.findall(r"^\|[^|]+\| (\d+) \| ([\d.]+) \|", page, re.MULTILINE)]
+    assert errors.cells == sum(cells for cells, _ in rows)
+    assert errors.tpot_mean_abs_pct == pytest.approx(sum(cells * pct for cells, pct in rows) / errors.cells, abs=0.1)
+    assert f"TPOT {errors.tpot_mean_abs_pct:g} %, TTFT {errors.ttft_mean_abs_pct:g} %." in page
+    assert errors.note in planned("vllm-0.32").notes
+
+
+def test_the_first_line_names_the_servers_and_the_row_their_label() -> None:
+    found = planned("sglang-0.5")
+    row = found.deployments[0]
+    prefill, decode = re.fullmatch(r"(\d)P TP\d (\d)D TP\d", row.deployment).groups()  # type: ignore[union-attr]
+    assert f" as {prefill} prefill (TP" in found.verdict
+    assert f" and {decode} decode servers (TP{row.tp}) without a drafter." in found.verdict
+    assert row.deployment not in found.verdict

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 
 from sim.cli.main import run
-from sim.compare.point_runs import Point, run_point
+from sim.compare.point_runs import Point
 from sim.costs.profile_files import load
 from sim.run.resolve import Resolved, resolve
 from sim.run.scenario import Scenario
 from sim.studies.length_choice import PLAIN, LengthGrid, best_single, best_table, length_in
-from sim.studies.tune import answer, concurrencies_of, looped, objective_value, tune
+from sim.studies.tune import answer, concurrencies_of, looped, objective_values, tune
 from tests.calibrate.support import published
 
 HEAD = "h100-sxm/llama-3.1-8b+eagle3"
@@ -255,6 +255,6 @@ def test_the_objective_of_a_short_closed_loop_is_that_of_a_long_one() -> None:
     values = []
     for num_prompts in ("auto", 1600):
         loop = looped(resolved(input_len=1000, output_len=200, num_prompts=num_prompts), 8)
-        values.append(objective_value(run_point(Point(resolved=loop, seed=1)).run, loop.scenario))
+        values += objective_values([Point(resolved=loop, seed=1)])
     short, long = values
     assert short == pytest.approx(long, rel=0.02)

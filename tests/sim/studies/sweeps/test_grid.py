@@ -89,3 +89,14 @@ def test_rooms_that_make_the_numbers_are_in_the_version_that_keys_rows() -> None
     """All rooms below `studies`, but the one that opens files: a change in any of them makes new rows."""
     rooms = {path.parent.name for path in Path(store_rows.__file__).parents[2].glob("*/__init__.py")}
     assert set(store_rows.MODEL_ROOMS) == rooms - {"cli", "files", "report", "studies"}
+
+
+def test_a_change_of_the_c_core_makes_new_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sim = Path(store_rows.__file__).parents[2]
+    for part in ("engines", "acceptance/pairs.json", "draws.py", "run/core.c"):
+        (tmp_path / part).parent.mkdir(exist_ok=True)
+        (tmp_path / part).symlink_to(sim / part)
+    monkeypatch.setattr(store_rows, "__file__", str(tmp_path / "studies" / "sweeps" / "store_rows.py"))
+    before = store_rows.model_version.__wrapped__()
+    (tmp_path / "run" / "core_lanes.h").write_text("/* new */")
+    assert store_rows.model_version.__wrapped__() != before
