@@ -17,9 +17,11 @@ from msgspec import structs
 
 from calibrate.served.load import ServedRequest
 from calibrate.server.endpoint import MAX_FAILURES, WORDS, Endpoint, Streamed, refuse_collected, stream
-from calibrate.server.network import WAKE_S, Client, Late, RequestFailed
+from calibrate.server.network import Client, Late, RequestFailed
 from sim.interface.request import Request
 
+WAKE_S = 0.2
+"""Longest sleep, so that a signal is heard."""
 MAX_STREAMS = 1024
 """Requests in flight beyond which one that is due waits for another to end: its lateness is recorded."""
 TOLD_BY_WORDS = 256
