@@ -65,6 +65,16 @@ class LoadSetup:
     """Spread of requests in draws, for cells whose acceptance does not say (sim.acceptance.spread)."""
     seed: int = 0
 
+    @classmethod
+    def of(cls, raw: Mapping[str, Any], requests: Sequence[tuple[int, int]] = ()) -> LoadSetup:
+        """What the blocks of a raw scenario say of all cells. Raises ValueError for other blocks."""
+        if foreign := sorted(set(raw) - {"engine", "workload", "speculation", "seed"}):
+            raise ValueError(
+                f"--set {foreign[0]}: want a key of engine, workload or speculation; the measured loads have the rest"
+            )
+        blocks = {name: raw.get(name, {}) for name in ("engine", "workload", "speculation")}
+        return cls(**blocks, requests=requests, seed=raw.get("seed", 0))
+
     @property
     def engine_name(self) -> str | None:
         """None: the profile's."""

@@ -13,7 +13,7 @@ from statistics import fmean
 
 from calibrate.served.as_sent import closed_loop, quote_of, spread_of, step_rates
 from calibrate.served.line import lone_requests
-from calibrate.served.load import Accepted, ServedLoad, ServedRequest, pooled
+from calibrate.served.load import DRAFT_KEY, Accepted, ServedLoad, ServedRequest, pooled
 from calibrate.served.metrics import Growth, told_by
 from calibrate.served.reports import ServerLooks, read_looks, write_looks
 from calibrate.server.endpoint import find, growth, look, slots
@@ -34,7 +34,6 @@ from sim.run.experiment import Experiment
 from sim.run.resolve import resolve_all
 from sim.run.scenario import Scenario, parse_scenario
 
-DRAFT_LENGTH = "speculation.num_speculative_tokens"
 PLAIN: dict[str, Json] = {"num_speculative_tokens": 0}
 WARM_UP_WAVES, WARM_UP_ROUND = 2, 10_000
 """Requests of each stream before anything counts, and the number of their round, which no other has."""
@@ -95,7 +94,7 @@ class Side:
             max_concurrency=at_once,
             on_sent=on_sent,
         )
-        return growth(before, look(self.client), self.client.url, value_at(self.raw, DRAFT_LENGTH))
+        return growth(before, look(self.client), self.client.url, value_at(self.raw, DRAFT_KEY))
 
     def warm_up(self, at_once: int) -> None:
         """Requests before anything counts: servers compile, allocate and fill caches while they answer their first."""

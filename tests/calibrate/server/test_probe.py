@@ -19,7 +19,7 @@ import pytest
 from click.testing import CliRunner
 
 from calibrate.cli.fit import source_command
-from calibrate.cli.probe import fit_command
+from calibrate.cli.validate_server import fit_command
 from calibrate.served.as_sent import closed_loop
 from calibrate.served.line import LONE_REQUESTS
 from calibrate.served.load import ServedRequest

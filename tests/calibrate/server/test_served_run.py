@@ -101,13 +101,18 @@ def test_files_of_the_scenario_are_in_it_by_name_alone(tmp_path: Path) -> None:
     assert shown(tape, load("cpu/tiny"))["speculation"]["acceptance"] == "tape:mine.tape"
 
 
-def test_a_check_says_the_errors_that_the_file_holds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_check_says_the_errors_of_a_file_and_its_wrong_key(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = tmp_path / "run.json"
     with serving(prompt_tokens=40) as server:
         told = validated(server.url, out)
     capsys.readouterr()
     assert run(["check", str(out)]) == 0
     assert f"as sent: {means(told['errors']['as sent'])}" in " ".join(capsys.readouterr().out.split())
+    out.write_text(out.read_text().replace('"preemptions"', '"preemption"', 1))
+    assert run(["check", str(out)]) == 2
+    assert "did you mean 'preemptions'?" in capsys.readouterr().err
 
 
 def test_what_was_predicted_and_sent_is_kept_when_the_server_dies(tmp_path: Path) -> None:
