@@ -188,6 +188,10 @@ FORMATS: list[tuple[str, AbstractSet[str], str, Reader]] = [
         lambda path: f"{in_words(loads_of(path))}; as vllm-bench {trace('vllm-bench')(path)}",
     ),
     (".json", KINDS["GuideLLM"], "result of guidellm", _guidellm),
+    (
+        *(".json", KINDS["lanesim"], "comparison"),
+        reader("sim.report.results:read_summary_file", lambda result: f"{len(result.runs)} simulated runs"),
+    ),
     *((each.ending, each.signs, each.kind, lambda path: in_words(loads_of(path))) for each in READERS),
     *(
         ("folder", {mark}, "store", reader("sim.studies.sweeps.store:Store", lambda store: f"{len(store.rows())} rows"))
@@ -229,10 +233,6 @@ FORMATS: list[tuple[str, AbstractSet[str], str, Reader]] = [
     (
         *(".json", {"constants", "caps"}, "engine"),
         reader("sim.costs.engine_costs:load_engine", lambda engine: str(engine.name), "", of=str),
-    ),
-    (
-        *(".json", {"policies", "runs"}, "comparison"),
-        reader("sim.report.results:read_summary_file", lambda result: f"{len(result.runs)} runs"),
     ),
     (".json", {"model_type"}, "model config", _config),
     (

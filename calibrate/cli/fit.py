@@ -114,7 +114,7 @@ def source_command(flags: SourceFlags) -> None:
 def priced(profile: Profile, raw: dict[str, Any], looks: ServerLooks) -> Profile:
     """`profile` with the price of prompts that a server showed when it served them one by one, if it did.
     `raw` has what is known of its engine."""
-    from calibrate.server.looks import with_price_of
+    from calibrate.served.line import with_price_of
     from calibrate.server.side import as_counted
 
     scenario, _ = as_counted({"policy": "continuous", **raw, "profile": profile.name}, looks.rounds)

@@ -119,9 +119,8 @@ def server_command(flags: ServerFlags) -> None:
 def served(flags: ServerFlags, on_step: OnDone) -> ServedRun:
     """The run of a scenario on the server, in the file at `out` as well; without requests where they are only
     predicted. Raises ValueError."""
-    from calibrate.served.line import LONE_REQUESTS, NAME, line_of_server
+    from calibrate.served.line import LONE_REQUESTS, NAME, line_of_server, of_a_round
     from calibrate.server.endpoint import base_of
-    from calibrate.server.looks import of_a_round
     from calibrate.server.network import Client
     from calibrate.server.server_process import commands_of, started
     from calibrate.server.side import PLAIN, Side
@@ -243,7 +242,7 @@ def _look_and_fit(
     """Look at the servers of `sides`, and give each the scenario that it shows and its profile."""
     from calibrate.served.fit import fit_served
     from calibrate.served.judge import setup_of
-    from calibrate.server.looks import fit_line, intake_error_s, with_price_of
+    from calibrate.served.line import fit_line, intake_error_s, with_price_of
     from calibrate.server.served_run import Doubt
     from calibrate.server.side import as_counted, check_drafts
     from sim.costs.compact_kernels import LinearKernels

@@ -31,7 +31,7 @@ from sim.metrics.compared import THROUGHPUT
 from sim.metrics.records import RunRecord
 from sim.metrics.stats import Floats
 from sim.metrics.summary import latencies_s, prefix_cache, slo_shares, spread_ms
-from sim.run.resolve import Resolved, resolve_all
+from sim.run.resolve import resolve_all
 from sim.run.scenario import Scenario, parse_scenario, to_plain
 from sim.run.simulate import simulate
 
@@ -110,9 +110,12 @@ def fresh(requests: Sequence[Request]) -> list[Request]:
     ]
 
 
-def simulated(resolved: Resolved, seed: int, requests: Sequence[Request]) -> tuple[list[Request], GapSamples]:
-    """The same requests, served by the simulator."""
-    record = simulate(resolved, seed, requests=fresh(requests))
+def simulated(
+    scenario: Scenario, profile: Profile, requests: Sequence[Request], seed: int | None = None
+) -> tuple[list[Request], GapSamples]:
+    """The same requests, served by the simulator with the scenario's seed or another one. Raises ValueError."""
+    resolved = resolve_all(scenario, profile)[0]
+    record = simulate(resolved, scenario.seed if seed is None else seed, requests=fresh(requests))
     return record.requests.objects(), record.gaps
 
 

@@ -147,7 +147,7 @@ def simulate_load(cell: ServedLoad, profile: Profile, setup: LoadSetup) -> dict[
     they are known. Raises ValueError."""
     scenario = scenario_of(cell, profile, setup)
     if cell.requests:
-        sent = metrics(simulated(resolve_all(scenario, profile)[0], scenario.seed, as_requests(cell.requests)))
+        sent = metrics(simulated(scenario, profile, as_requests(cell.requests)))
         return {name: value for name, value in sent.items() if value is not None}
     requests = _requests(cell, num_requests(scenario.workload), scenario.seed, setup)
     record = simulate(resolve_all(scenario, profile)[0], scenario.seed, requests=requests)

@@ -150,6 +150,8 @@ class _Needed(msgspec.Struct, kw_only=True):
 
 
 NEEDED = _Needed.__struct_fields__
+SIMULATED = {"policy", "rejected_token_share"}
+"""Keys of a run of lanesim's, which no server has."""
 
 
 class _Result(_Needed, kw_only=True):
@@ -163,8 +165,6 @@ class _Result(_Needed, kw_only=True):
     spec_decode_acceptance_length: float | None = None
     spec_decode_num_accepted_tokens: float | None = None
     spec_decode_num_draft_tokens: float | None = None
-    spec_decode_draft_tokens: float | None = None
-    """lanesim's name of it."""
     median_ttft_ms: Number | None = None
     median_tpot_ms: Number | None = None
     accept_length: float | None = None
@@ -192,6 +192,8 @@ def read_bench(path: Path, *, num_speculative_tokens: int | None = None) -> list
 
 
 def _level(row: Mapping[str, Json], where: str, source: str, num_speculative_tokens: int | None) -> ServedLoad:
+    if row.keys() >= SIMULATED:
+        raise ValueError(f"{where} was simulated by lanesim: want what a server or a benchmark measured")
     result = convert(row, _Result, where)
     completed = int(result.completed)
     if completed < 1 or result.total_output_tokens < completed:
@@ -230,7 +232,7 @@ def _accepted(result: _Result, where: str, num_speculative_tokens: int | None) -
     rates = tuple(result.spec_decode_per_position_acceptance_rates or ())
     length = result.spec_decode_acceptance_length or result.accept_length
     accepted = result.spec_decode_num_accepted_tokens or 0.0
-    drafted = result.spec_decode_num_draft_tokens or result.spec_decode_draft_tokens or 0.0
+    drafted = result.spec_decode_num_draft_tokens or 0.0
     for told in (length, 1.0 + sum(rates) if rates else None):
         check_counts(where, accepted, drafted, drafts, told)
     if rates:

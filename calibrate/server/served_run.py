@@ -159,7 +159,7 @@ def predict(
     served: list[tuple[list[Request], GapSamples]] = []
     for draw in draws:
         on_step("predicting", len(served), len(draws) + DRAWS)
-        served.append(simulated(resolved, draw, requests))
+        served.append(simulated(scenario, profile, requests, draw))
     runs = [metrics(each, slo_ms) for each in served]
     known = {name: [value for run in runs if (value := run[name]) is not None] for name in runs[0]}
     predicted = {name: fmean(values) if values else None for name, values in known.items()}
@@ -205,7 +205,7 @@ def _doubted(
             acceptance = doubt.acceptances[draw * STRIDE % len(doubt.acceptances)]
             speculation = msgspec.structs.replace(speculation, acceptance=acceptance)
         drawn = msgspec.structs.replace(scenario, speculation=speculation)
-        done, gaps = simulated(resolve_all(drawn, profile)[0], scenario.seed + DRAWS + draw, sooner)
+        done, gaps = simulated(drawn, profile, sooner, scenario.seed + DRAWS + draw)
         for each in done:
             each.arrival_s *= pace
             each.first_token_s = max(each.arrival_s, each.first_token_s * pace + more_s)
@@ -250,7 +250,7 @@ def judge(run: ServedRun, scenario: Scenario, profile: Profile, planned: Sequenc
     sides: dict[str, Mapping[str, float | None]] = {PARTS[0]: run.predicted}
 
     def simulate_again(part: str, scenario: Scenario, profile: Profile) -> None:
-        sides[part] = metrics(simulated(resolve_all(scenario, profile)[0], run.seed, requests), slo_ms)
+        sides[part] = metrics(simulated(scenario, profile, requests, run.seed), slo_ms)
 
     simulate_again(PARTS[1], scenario, profile)
     if run.accepted is not None and run.accepted.drafts:

@@ -1,6 +1,6 @@
 """One of the servers of a served run: looked at, sent the load, and what is kept of the looks.
 
-Not here: requests and their times (calibrate.server.open_loop), fits (calibrate.server.looks), predictions and the
+Not here: requests and their times (calibrate.server.open_loop), fits (calibrate.served.line), predictions and the
 verdict (calibrate.server.served_run).
 """
 
@@ -12,18 +12,18 @@ from pathlib import Path
 from statistics import fmean
 
 from calibrate.served.as_sent import closed_loop, quote_of, spread_of, step_rates
-from calibrate.served.line import lone_requests
-from calibrate.served.load import DRAFT_KEY, Accepted, ServedLoad, ServedRequest, pooled
-from calibrate.served.metrics import Growth, told_by
-from calibrate.served.reports import ServerLooks, read_looks, write_looks
-from calibrate.server.endpoint import find, growth, look, slots
-from calibrate.server.looks import (
+from calibrate.served.line import (
     as_now,
     e2el_s,
+    lone_requests,
     look_seed,
     one_at_a_time,
     round_requests,
 )
+from calibrate.served.load import DRAFT_KEY, Accepted, ServedLoad, ServedRequest, pooled
+from calibrate.served.metrics import Growth, told_by
+from calibrate.served.reports import ServerLooks, read_looks, write_looks
+from calibrate.server.endpoint import find, growth, look, slots
 from calibrate.server.network import Client
 from calibrate.server.open_loop import send, tokens_per_word
 from calibrate.server.served_run import DRAWS, NO_DOUBT, InFlight, ServedRun, judge, now, predict, shorter_pct

@@ -74,7 +74,7 @@ def main(
         return 2
     fit, fitted = json.loads((results / "fit.json").read_text()), load(results / "fitted.json")
     said_ms = {
-        which: _tpot_ms(simulated(resolve_all(_scenario(each), each)[0], 0, traffic[1])[0])
+        which: _tpot_ms(simulated(_scenario(each), each, traffic[1], 0)[0])
         for which, each in (("shipped", profile), ("fit", fitted))
     }
     told = {"seconds": seconds, "rate": rate, "fit": fit, "predicted_tpot_ms": said_ms, "date_predicted": _now()}

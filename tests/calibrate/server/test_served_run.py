@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from msgspec import structs
 
+from calibrate.served import line
 from calibrate.served.as_sent import closed_loop
+from calibrate.served.line import as_now, intake_error_s
 from calibrate.served.load import Accepted, ServedRequest
 from calibrate.served.reports import ServerLooks, write_looks
-from calibrate.server import looks
-from calibrate.server.looks import as_now, intake_error_s
 from calibrate.server.served_run import Doubt, ServedRun, judge, means, predict, read_run, shown
 from sim.cli.main import run
 from sim.costs.engine_costs import engine_of
@@ -160,7 +160,7 @@ def test_looks_that_are_kept_are_fitted_and_not_sent_again(tmp_path: Path, capsy
 
 def test_a_server_without_a_profile_is_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And first tokens are as unsure as the requests about one at a time say."""
-    monkeypatch.setattr(looks, "intake_error_s", lambda *_: 5.0)
+    monkeypatch.setattr(line, "intake_error_s", lambda *_: 5.0)
     out = tmp_path / "run.json"
     flags = [flag for flag in FLAGS[:-2] if flag not in ("--profile", "cpu/tiny")]
     # So slow that a client that has to wait for its core still sees the pieces one by one.
