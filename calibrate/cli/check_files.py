@@ -160,7 +160,7 @@ def _points(path: Path) -> str:
 
 def _log(path: Path) -> str:
     from calibrate.served.metrics import samples
-    from calibrate.served.reports import read_windows
+    from calibrate.served.readers import read_windows
     from sim.files.read import lines_of
 
     num_lines = len(read_windows(text for _, text in lines_of(path, "file")))

@@ -18,7 +18,7 @@ from sim.cli.options import Overrides
 if TYPE_CHECKING:
     from calibrate.served.fit import Production
     from calibrate.served.load import ServedLoad
-    from calibrate.served.reports import ServerLooks
+    from calibrate.served.readers import ServerLooks
     from sim.costs.profile import Profile
     from sim.files.json_values import Json
 
@@ -83,8 +83,7 @@ def source_command(flags: SourceFlags) -> None:
     """
     from calibrate.served.fit import fit_served
     from calibrate.served.judge import LoadSetup
-    from calibrate.served.readers import LOOKS, told_by
-    from calibrate.served.reports import read_looks
+    from calibrate.served.readers import LOOKS, read_looks, told_by
     from sim.cli.console import progress
     from sim.costs.profile_files import load
 

@@ -327,7 +327,7 @@ def fit_command(flags: ProbeFlags) -> None:
     predicted from the others. Only the address that is given is called; it serves what is asked, so mind the bill."""
     from calibrate.served.fit import fit_served
     from calibrate.served.judge import LoadSetup
-    from calibrate.served.reports import read_looks
+    from calibrate.served.readers import read_looks
     from calibrate.server.endpoint import base_of
     from calibrate.server.network import Client
     from calibrate.server.side import PLAIN, Side

@@ -22,7 +22,7 @@ from calibrate.served.line import (
 )
 from calibrate.served.load import DRAFT_KEY, Accepted, ServedLoad, ServedRequest, pooled
 from calibrate.served.metrics import Growth, told_by
-from calibrate.served.reports import ServerLooks, read_looks, write_looks
+from calibrate.served.readers import ServerLooks, read_looks, write_looks
 from calibrate.server.endpoint import find, growth, look, slots
 from calibrate.server.network import Client
 from calibrate.server.open_loop import send, tokens_per_word

@@ -24,7 +24,7 @@ from types import FrameType
 import pytest
 
 from calibrate.served.line import LONE_REQUESTS
-from calibrate.served.reports import read_looks
+from calibrate.served.readers import read_looks
 from calibrate.server.endpoint import WORDS
 from sim.cli.main import run
 from tests.attack.hostile_server import DONE, Way, bomb, collected, drip, event, head, hostile, raw, stream, whole

@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from calibrate.served.reports import read_bench
+from calibrate.served.readers import read_bench
 from sim.acceptance.conversions import AcceptanceSummary
 from sim.acceptance.forms import parse_quoted
 from sim.costs.compact_kernels import LinearPass

@@ -19,8 +19,7 @@ from calibrate.served.fit import fit_served
 from calibrate.served.judge import LoadSetup, scenario_of
 from calibrate.served.load import Accepted, mean_load, middling, pooled
 from calibrate.served.metrics import Growth, parse, served_between
-from calibrate.served.readers import in_words, loads_of
-from calibrate.served.reports import ServerLooks, levels, read_bench, read_windows
+from calibrate.served.readers import ServerLooks, in_words, levels, loads_of, read_bench, read_windows
 from sim.cli.main import run
 from sim.costs.profile_files import load as profile
 from tests.properties import assert_refused, some

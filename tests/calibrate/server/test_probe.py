@@ -24,7 +24,7 @@ from calibrate.cli.validate_server import fit_command
 from calibrate.served.as_sent import closed_loop
 from calibrate.served.line import LONE_REQUESTS
 from calibrate.served.load import ServedRequest
-from calibrate.served.reports import read_looks
+from calibrate.served.readers import read_looks
 from calibrate.server.endpoint import find, slots, stream
 from calibrate.server.network import Client, RequestFailed
 from calibrate.server.open_loop import send

@@ -15,7 +15,7 @@ from calibrate.served import line
 from calibrate.served.as_sent import closed_loop
 from calibrate.served.line import as_now, intake_error_s
 from calibrate.served.load import Accepted, ServedRequest
-from calibrate.served.reports import ServerLooks, write_looks
+from calibrate.served.readers import ServerLooks, write_looks
 from calibrate.server.served_run import Doubt, ServedRun, judge, means, predict, read_run, shown
 from sim.cli.main import run
 from sim.costs.engine_costs import engine_of
