@@ -17,7 +17,7 @@ from urllib.parse import urlsplit, urlunsplit
 from msgspec import Meta, Struct
 
 from calibrate.served.load import MAX_TOKENS
-from calibrate.served.metrics import Growth, NoMetrics, Sample, parse
+from calibrate.served.metrics import NoMetrics, Sample, parse
 from calibrate.server.network import Client, Reply
 from sim.files.json_values import Json, convert, parse_json
 from sim.files.read import MIB
@@ -43,7 +43,6 @@ NOT_SO = (400, 404, 405, 422)
 
 
 T = TypeVar("T")
-K_OF_URL = "lanesim validate URL --set speculation.num_speculative_tokens=K"
 Count = Annotated[int, Meta(ge=0, le=int(MAX_TOKENS))]
 
 
@@ -283,11 +282,3 @@ def _models(client: Client) -> list[str]:
             raise refusal
         text = answer.text()
     return [each.id for each in _typed(client, MODELS, text, _Models, "").data or ()]
-
-
-def growth(
-    before: dict[Sample, float] | None, after: dict[Sample, float] | None, url: str, draft_length: Json = None
-) -> Growth | None:
-    """Counts of the server between two looks; None where it has no `/metrics`."""
-    num_tokens = draft_length if isinstance(draft_length, int) else None
-    return None if before is None or after is None else Growth(before, after, f"{url}/metrics", num_tokens, K_OF_URL)

@@ -23,7 +23,7 @@ from calibrate.served.line import (
 from calibrate.served.load import DRAFT_KEY, Accepted, ServedLoad, ServedRequest, pooled
 from calibrate.served.metrics import Growth, told_by
 from calibrate.served.readers import ServerLooks, read_looks, write_looks
-from calibrate.server.endpoint import find, growth, look, slots
+from calibrate.server.endpoint import find, look, slots
 from calibrate.server.network import Client
 from calibrate.server.open_loop import send, tokens_per_word
 from calibrate.server.served_run import DRAWS, NO_DOUBT, InFlight, ServedRun, judge, now, predict, shorter_pct
@@ -94,7 +94,11 @@ class Side:
             max_concurrency=at_once,
             on_sent=on_sent,
         )
-        return growth(before, look(self.client), self.client.url, value_at(self.raw, DRAFT_KEY))
+        after, told = look(self.client), value_at(self.raw, DRAFT_KEY)
+        if before is None or after is None:
+            return None
+        flag = f"lanesim validate URL --set {DRAFT_KEY}=K"
+        return Growth(before, after, f"{self.client.url}/metrics", told if isinstance(told, int) else None, flag)
 
     def warm_up(self, at_once: int) -> None:
         """Requests before anything counts: servers compile, allocate and fill caches while they answer their first."""
