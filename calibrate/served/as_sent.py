@@ -4,7 +4,7 @@ acceptance that they show. Of a recorded vLLM run: the same arrivals and lengths
 As vLLM's timestamps and the data's authors have it, TTFT and E2EL of a recorded run count from queued_ts, when the
 engine took the request in; `ttft_arrival` counts from arrival. TPOT is (last - first token) / (output tokens - 1), left
 out where only one token came out (design, section 7). Files of requests do not have gaps between tokens, so the real
-ITL is null. Not here: sending requests (calibrate.server.open_loop), reading files of them
+ITL is null. Not here: sending requests (calibrate.server.endpoint), reading files of them
 (calibrate.served.stamped_requests).
 """
 

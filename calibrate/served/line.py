@@ -8,7 +8,7 @@ A profile has its engine's constants corrected (calibrate.served.fit), and its l
 which requests one after the other tell. A light open loop, sent right before the load, tells how fast the machine is at
 the moment, and what a request spends before the engine has it: closed loops of equal lengths would go in step, and
 whether a newcomer meets its neighbours' step is then a matter of microseconds. Not here: sending
-(calibrate.server.open_loop).
+(calibrate.server.endpoint).
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 A load has a set-up (GPU, engine, models, degrees), requests in flight or a rate, and what came of it: requests as they
 were sent, or means. Every reader makes loads, and the fit and the judge take nothing else:
 
-    a URL                                   calibrate.server.side (closed loops), calibrate.server.open_loop
+    a URL                                   calibrate.server.side (closed loops), calibrate.server.endpoint
     results of benchmarks, printed ones     calibrate.served.readers, sim.workload.bench
     a server's log                          calibrate.served.readers
     two looks at /metrics                   calibrate.served.metrics

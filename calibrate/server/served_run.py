@@ -5,7 +5,7 @@ made, every request that was sent, and the errors; with a pair, the same of the 
 address, prompt, answer, key or folder, so that it can be shown to others, who can simulate it again. The error is taken
 apart by simulating again with one thing more of what was seen: the requests as they were sent (when, and how long),
 then the acceptance that they show, and where the server's passes are a line, how much longer they took than before;
-what is left is the line. Not here: sending (calibrate.server.open_loop), the command (calibrate.cli.validate_server).
+what is left is the line. Not here: sending (calibrate.server.endpoint), the command (calibrate.cli.validate_server).
 """
 
 from __future__ import annotations

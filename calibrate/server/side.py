@@ -1,6 +1,6 @@
 """One of the servers of a served run: looked at, sent the load, and what is kept of the looks.
 
-Not here: requests and their times (calibrate.server.open_loop), fits (calibrate.served.line), predictions and the
+Not here: requests and their times (calibrate.server.endpoint), fits (calibrate.served.line), predictions and the
 verdict (calibrate.server.served_run).
 """
 
@@ -23,9 +23,8 @@ from calibrate.served.line import (
 from calibrate.served.load import DRAFT_KEY, Accepted, ServedLoad, ServedRequest, pooled
 from calibrate.served.metrics import Growth, told_by
 from calibrate.served.readers import ServerLooks, read_looks, write_looks
-from calibrate.server.endpoint import find, look, slots
+from calibrate.server.endpoint import find, look, send, slots, tokens_per_word
 from calibrate.server.network import Client
-from calibrate.server.open_loop import send, tokens_per_word
 from calibrate.server.served_run import DRAWS, NO_DOUBT, InFlight, ServedRun, judge, now, predict, shorter_pct
 from sim.costs.profile import Profile
 from sim.files.json_values import Json, value_at

@@ -25,9 +25,8 @@ from calibrate.served.as_sent import closed_loop
 from calibrate.served.line import LONE_REQUESTS
 from calibrate.served.load import ServedRequest
 from calibrate.served.readers import read_looks
-from calibrate.server.endpoint import find, slots, stream
+from calibrate.server.endpoint import find, send, slots, stream
 from calibrate.server.network import Client, RequestFailed
-from calibrate.server.open_loop import send
 from sim.cli.main import run
 from sim.interface.request import Request
 from tests.calibrate.served.test_reports import look
