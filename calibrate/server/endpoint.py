@@ -150,7 +150,13 @@ def base_of(url: str) -> str:
 def find(client: Client, model: str | None) -> Endpoint:
     """The endpoint that answers, by default of the one model that is served. Raises ValueError."""
     if model is None:
-        models = _models(client)
+        with client.ask(MODELS, max_bytes=MAX_MODELS_BYTES) as answer:
+            if answer.status != 200:
+                refusal = answer.refusal()
+                refusal.add_note("(it is not asked where --model names one)")
+                raise refusal
+            text = answer.text()
+        models = [each.id for each in _typed(client, MODELS, text, _Models, "").data or ()]
         if len(models) != 1:
             served = f"serves {len(models)} models: {', '.join(models[:5])}" if models else "names no model"
             raise client.failure("", f"{served:.150}; say which with --model")
@@ -283,16 +289,6 @@ def _typed(client: Client, path: str, text: str, kind: type[T], where: str, line
         return convert(parse_json(text, f"{where}JSON", line, has_prose=has_prose), kind, f"{where}JSON")
     except ValueError as error:
         raise client.failure(path, f"answers what no OpenAI-compatible server does: {error}") from None
-
-
-def _models(client: Client) -> list[str]:
-    with client.ask(MODELS, max_bytes=MAX_MODELS_BYTES) as answer:
-        if answer.status != 200:
-            refusal = answer.refusal()
-            refusal.add_note("(it is not asked where --model names one)")
-            raise refusal
-        text = answer.text()
-    return [each.id for each in _typed(client, MODELS, text, _Models, "").data or ()]
 
 
 def tokens_per_word(client: Client, endpoint: Endpoint) -> float:
