@@ -159,7 +159,7 @@ def _points(path: Path) -> str:
 
 def _log(path: Path) -> str:
     from calibrate.served.metrics import samples
-    from calibrate.served.reports import read_windows
+    from calibrate.served.readers import read_windows
     from sim.files.read import lines_of
 
     num_lines = len(read_windows(text for _, text in lines_of(path, "file")))
@@ -187,6 +187,10 @@ FORMATS: list[tuple[str, AbstractSet[str], str, Reader]] = [
         lambda path: f"{in_words(loads_of(path))}; as vllm-bench {trace('vllm-bench')(path)}",
     ),
     (".json", KINDS["GuideLLM"], "result of guidellm", _guidellm),
+    (
+        *(".json", KINDS["lanesim"], "comparison"),
+        reader("sim.report.results:read_summary_file", lambda result: f"{len(result.runs)} simulated runs"),
+    ),
     *((each.ending, each.signs, each.kind, lambda path: in_words(loads_of(path))) for each in READERS),
     *(
         ("folder", {mark}, "store", reader("sim.studies.sweeps.store:Store", lambda store: f"{len(store.rows())} rows"))
@@ -228,10 +232,6 @@ FORMATS: list[tuple[str, AbstractSet[str], str, Reader]] = [
     (
         *(".json", {"constants", "caps"}, "engine"),
         reader("sim.costs.engine_costs:load_engine", lambda engine: str(engine.name), "", of=str),
-    ),
-    (
-        *(".json", {"policies", "runs"}, "comparison"),
-        reader("sim.report.results:read_summary_file", lambda result: f"{len(result.runs)} runs"),
     ),
     (".json", {"model_type"}, "model config", _config),
     (

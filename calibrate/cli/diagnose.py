@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from msgspec import Meta, Struct, structs
 
-from calibrate.cli.engine_flags import DRAFT_KEY
+from calibrate.served.load import DRAFT_KEY
 from sim.cli.console import claim, progress, show
 from sim.cli.flags import ARGUMENT, DraftTokens, JsonFile, Overwrite, command, key
 from sim.cli.options import Engine, Gpu, Method, Overrides, Serve, ServedFlags, gather, is_model
@@ -81,8 +81,8 @@ def diagnose_command(flags: DiagnoseFlags) -> None:
 
 def _pair(flags: DiagnoseFlags, results: list[Path], model: Path | None) -> tuple[Pair, tuple[bool, bool]]:
     """The two servers, and which of them was measured. Raises ValueError."""
-    from calibrate.cli.engine_flags import cells_of
     from calibrate.served.diagnosis import Arm, Pair
+    from calibrate.served.judge import LoadSetup
     from calibrate.served.readers import loads_of
     from sim.acceptance.pairs import ANY
     from sim.costs.profile_files import load
@@ -96,7 +96,7 @@ def _pair(flags: DiagnoseFlags, results: list[Path], model: Path | None) -> tupl
     assert isinstance(speculation, dict)
     k, acceptance = (speculation.pop(name, None) for name in ("num_speculative_tokens", "acceptance"))
     blocks = {name: raw.get(name, {}) for name in ("engine", "workload")}
-    setup = cells_of(blocks | {"speculation": speculation})
+    setup = LoadSetup.of(blocks | {"speculation": speculation})
     draft_tokens = k if isinstance(k, int) and k > 0 else None
     loads = [max(loads_of(path, draft_tokens), key=lambda load: load.concurrency) for path in results]
     if len(loads) == 2 and loads[0].accepted is not None and loads[1].accepted is None:

@@ -8,21 +8,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import click
-from msgspec import Meta
+from msgspec import Meta, Struct
 
-from calibrate.cli.engine_flags import DRAFT_KEY, ServedFlags, cells_of, set_up
 from calibrate.cli.profile_output import check_out, print_saved, save
-from sim.cli.flags import ARGUMENT, GIVEN, DraftTokens, Number, command, key
+from calibrate.served.load import DRAFT_KEY
+from sim.cli.flags import ARGUMENT, GIVEN, DraftTokens, JsonFile, Number, Overwrite, command, key
+from sim.cli.options import Overrides
 
 if TYPE_CHECKING:
     from calibrate.served.fit import Production
     from calibrate.served.load import ServedLoad
-    from calibrate.served.reports import ServerLooks
+    from calibrate.served.readers import ServerLooks
     from sim.costs.profile import Profile
     from sim.files.json_values import Json
 
 EXAMPLE = "lanesim calibrate fit c8.json c32.json --profile h100-sxm/llama-3.1-8b --out mine.json"
-
 
 METRICS, STEPS, REQUESTS = "metrics", "steps", "requests"
 FORMS = {METRICS: "BEFORE AFTER [SECONDS]", STEPS: "FILE", REQUESTS: "FILE"}
@@ -31,13 +31,32 @@ MAX_SPREAD_PCT = 15.0
 """Rounds that differ by more are said to be noisy: a median of them is no better than that."""
 
 
-class FitFlags(ServedFlags, frozen=True, kw_only=True):
-    """Flags of loads that a profile is fitted to."""
+class LoadFlags(Struct, frozen=True, kw_only=True):
+    """Flags of loads that a server had; None where not given."""
 
+    profile: Annotated[str, "Cost profile of the GPU and models: gpu/target[+draft], or a path."]
+    engine: Annotated[
+        str | None,
+        key("engine.name"),
+        "Engine and version that served, such as vllm-0.12. [the profile's own, else vllm-0.33]",
+    ] = None
+    set: Overrides = ()
+    json: JsonFile = None
     out: Annotated[Path | None, "Profile to write, with the server's constants as its own."] = None
+    overwrite: Overwrite = False
+
+    @property
+    def raw(self) -> dict[str, Any]:
+        """The raw scenario: the `engine` block of that name, and what --set says."""
+        from sim.run.scenario_file import parse_override, set_dotted
+
+        raw: dict[str, Any] = {"engine": {} if self.engine is None else {"name": self.engine}}
+        for text in self.set:
+            set_dotted(raw, *parse_override(text))
+        return raw
 
 
-class SourceFlags(FitFlags, frozen=True, kw_only=True):
+class SourceFlags(LoadFlags, frozen=True, kw_only=True):
     """Flags of `lanesim calibrate fit`."""
 
     files: Annotated[tuple[Path, ...], ARGUMENT, Meta(title="RESULT|LOG... | FORM FILE...")]
@@ -63,8 +82,8 @@ def source_command(flags: SourceFlags) -> None:
     much requests differ, and the 90 % interval of that.
     """
     from calibrate.served.fit import fit_served
-    from calibrate.served.readers import LOOKS, told_by
-    from calibrate.served.reports import read_looks
+    from calibrate.served.judge import LoadSetup
+    from calibrate.served.readers import LOOKS, read_looks, told_by
     from sim.cli.console import progress
     from sim.costs.profile_files import load
 
@@ -80,21 +99,21 @@ def source_command(flags: SourceFlags) -> None:
     if flags.form == REQUESTS:
         show_acceptance(flags, flags.files[1])
         return
-    raw = set_up(flags.engine, flags.set)
+    raw = flags.raw
     served = read_served(flags, raw.get("workload", {}))
     profile = load(flags.profile)
     for path in () if flags.form else flags.files:
         if told_by(path)[1] >= LOOKS:
             profile = priced(profile, raw, read_looks(path))
     with progress() as on_step:
-        production = fit_served(profile, served, cells_of(raw), on_step)
+        production = fit_served(profile, served, LoadSetup.of(raw), on_step)
     finish(production, flags, served)
 
 
 def priced(profile: Profile, raw: dict[str, Any], looks: ServerLooks) -> Profile:
     """`profile` with the price of prompts that a server showed when it served them one by one, if it did.
     `raw` has what is known of its engine."""
-    from calibrate.server.looks import with_price_of
+    from calibrate.served.line import with_price_of
     from calibrate.server.side import as_counted
 
     scenario, _ = as_counted({"policy": "continuous", **raw, "profile": profile.name}, looks.rounds)
@@ -188,7 +207,7 @@ def read_served(flags: SourceFlags, workload: dict[str, Any]) -> list[ServedLoad
     return served
 
 
-def finish(production: Production, flags: FitFlags, served: Sequence[ServedLoad]) -> None:
+def finish(production: Production, flags: LoadFlags, served: Sequence[ServedLoad]) -> None:
     """Write and print what came of a fit to `served`, and the command to go on with."""
     from sim.cli.console import write_json
 

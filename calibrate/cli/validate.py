@@ -23,7 +23,7 @@ FORMS = {
     DIRECTORY: "realrun.cli.validate:directory_command",
     FILE: "calibrate.cli.validate_file:file_command",
     SERVER: "calibrate.cli.validate_server:server_command",
-    FIT: "calibrate.cli.probe:fit_command",
+    FIT: "calibrate.cli.validate_server:fit_command",
 }
 """The command of each form; a file or directory that is called cells or vllm is reached as ./cells."""
 

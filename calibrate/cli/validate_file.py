@@ -13,31 +13,26 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from msgspec import Meta
 
-from calibrate.cli.engine_flags import (
-    DRAFT_KEY,
-    ServedFlags,
-    cells_of,
-    check_outputs,
-    set_up,
-    write_result,
-)
+from calibrate.cli.fit import LoadFlags
 from calibrate.cli.profile_output import print_compared
-from sim.cli.console import progress
+from calibrate.served.load import DRAFT_KEY
+from sim.cli.console import claim, progress, write_text
 from sim.cli.flags import ARGUMENT, command, key
 
 if TYPE_CHECKING:
     from calibrate.served.load import JudgedLoad
+    from sim.files.json_values import Json
     from sim.metrics.compared import Compared
 
 EXAMPLE = (
     "printf 'concurrency,input_len,output_len,tpot_ms\\n8,1000,200,7.9\\n' > loads.csv\n"
     "  lanesim validate loads.csv --profile h100-sxm/llama-3.1-8b"
 )
-ARRIVAL = "ttft_arrival"
+RESULT, ARRIVAL = "validation.json", "ttft_arrival"
 TITLES = {ARRIVAL: "TTFT from arrival"}
 
 
-class FileFlags(ServedFlags, frozen=True, kw_only=True):
+class FileFlags(LoadFlags, frozen=True, kw_only=True):
     """Flags of a file."""
 
     path: Annotated[Path, ARGUMENT, Meta(title="FILE")]
@@ -45,6 +40,7 @@ class FileFlags(ServedFlags, frozen=True, kw_only=True):
     num_speculative_tokens: Annotated[
         int, Meta(le=126), key(DRAFT_KEY), "Draft length. A server with /metrics says its own."
     ] = 0
+    out: Annotated[Path | None, "Directory for validation.json. With a server's URL, the profile to write."] = None
 
 
 @command("file", FileFlags, example=EXAMPLE)
@@ -66,16 +62,19 @@ def file_command(flags: FileFlags) -> None:
     Beside a table may stand REQUESTS.csv of prompt_tokens and output_tokens, which every load goes through in whole
     passes; beside a run PROMPTS.jsonl, what its prompts have in common: prefix_blocks or input_tok_ids, a line each.
     """
-    from calibrate.served.judge import judge_loads, result_of
+    from calibrate.served.judge import LoadSetup, judge_loads, result_of
     from calibrate.served.load_table import LoadTable, read_cells, read_request_list
     from calibrate.served.readers import loads_of, told_by
     from calibrate.served.stamped_requests import STAMPS
     from sim.costs.profile_files import load
 
-    raw = set_up(flags.engine, flags.set)
+    raw = flags.raw
     tape = str(raw.get("speculation", {}).get("acceptance")).removeprefix("tape:")
     inputs = [flags.path, flags.beside, flags.profile, flags.engine, tape, tape.rpartition("#")[0]]
-    check_outputs(flags, inputs)
+    if flags.out is not None and flags.out.exists() and not flags.out.is_dir():
+        raise ValueError(f"--out {str(flags.out)!r} is a file; want a directory")
+    out = None if flags.out is None else flags.out / RESULT
+    claim(files={"--out": out, "--json": flags.json}, inputs=inputs)
     ending, names = told_by(flags.path)
     if ending == ".jsonl" and (flags.beside is not None or {*STAMPS, "request_id"} & names):
         _recorded(flags, raw)
@@ -87,13 +86,25 @@ def file_command(flags: FileFlags) -> None:
         table = LoadTable(
             str(flags.path), loads_of(flags.path, flags.num_speculative_tokens or None, raw.get("workload")), []
         )
-    setup = cells_of(raw, read_request_list(flags.beside) if flags.beside is not None else ())
+    setup = LoadSetup.of(raw, read_request_list(flags.beside) if flags.beside is not None else ())
     with progress() as on_step:
         judged = judge_loads(table, profile, setup, partial(on_step, "simulating"))
     result = result_of(table, judged, profile, setup)
-    write_result(result, flags)
+    _write(result, flags)
     if flags.json != "-":
         _tell(result, judged)
+
+
+def _write(result: Mapping[str, Json], flags: FileFlags) -> None:
+    """`result` as JSON into --out and --json."""
+    from sim.files import write
+    from sim.report.results import to_json
+
+    text = to_json(result)
+    if flags.out is not None:
+        write.write_text(flags.out / RESULT, text)
+    if flags.json is not None:
+        write_text(flags.json, text)
 
 
 def _tell(result: dict[str, Any], judged: Sequence[JudgedLoad]) -> None:
@@ -143,7 +154,7 @@ def _recorded(flags: FileFlags, raw: dict[str, Any]) -> None:
             f"{loaded.name!r} is of {loaded.data_parallel}: import it with -dp{ranks} after the target"
         )
     result = judge_run(real, scenario, loaded)
-    write_result(result, flags)
+    _write(result, flags)
     if flags.json == "-":
         return
     hit_rate = result["prefix_cache_hit_rate"] or 0.0

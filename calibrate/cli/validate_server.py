@@ -1,21 +1,31 @@
-"""`lanesim validate URL`: predict a scenario on a running server, send it, and say how far off the prediction was."""
+"""`lanesim validate URL`: predict a scenario on a running server, send it, and say how far off the prediction was; with
+--fit-only closed loops of streamed requests, and the profile fitted to them.
+
+What was sent is in a file after every loop and before a fit; `lanesim calibrate fit FILE` fits that file again. Not
+here: the looks themselves (calibrate.server.side), the fit (calibrate.served.fit).
+"""
 
 from __future__ import annotations
 
+import os
+import shlex
 import warnings
 from contextlib import ExitStack
 from itertools import product
 from math import inf
 from pathlib import Path
+from secrets import token_hex
 from statistics import fmean
 from typing import TYPE_CHECKING, Annotated
 
+import click
 from msgspec import Meta, Struct
 
-from calibrate.cli.probe import LEVELS, ROUNDS, Patience, Served, levels_of, new_words, server_key
+from calibrate.cli.fit import LoadFlags, finish, priced
+from calibrate.cli.profile_output import check_out
 from sim.cli.console import progress
-from sim.cli.flags import ARGUMENT, Overwrite, command, key
-from sim.cli.options import CompareScenario, NumPrompts, Overrides, RequestRate, gather, inputs_of
+from sim.cli.flags import ARGUMENT, COUNT, Overwrite, Tokens, command, key
+from sim.cli.options import CompareScenario, NumPrompts, Overrides, RequestRate, gather, inputs_of, listed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,6 +39,10 @@ EXAMPLE = (
     "lanesim validate http://localhost:8000 --profile mine.json --request-rate 4 --num-prompts 200 \\\n"
     "    --input-len 128 --output-len 64 --set workload.random_range_ratio=0.5"
 )
+FIT_EXAMPLE = (
+    "lanesim validate http://localhost:8000 --fit-only --profile h100-sxm/llama-3.1-8b \\\n"
+    "    --set server.levels=1,4,16,64 --out mine.json"
+)
 NUM_PROMPTS = 200
 """Requests of a scenario that does not say how many: they are sent in real time."""
 MAX_REQUESTS = 10_000
@@ -36,6 +50,20 @@ MAX_REQUESTS = 10_000
 LIGHT_REQUESTS = 10
 """Sent right before the load, about one at a time: they tell how fast the server is now, and the time before the
 engine."""
+MAX_LEVEL = 10_000
+"""Requests at once, each a connection."""
+KEY = "LANESIM_API_KEY"
+"""Environment variable that holds the server's key."""
+
+
+Served = Annotated[str | None, key("server.model"), "Model, as the server names it. [its only one]"]
+Patience = Annotated[
+    float,
+    Meta(gt=0.0, le=86_400.0),
+    key("server.timeout_s"),
+    "Most seconds that one answer, or a start of the server, may take.",
+]
+LEVELS, ROUNDS = key("server.levels"), key("server.rounds")
 
 
 class ServerFlags(Struct, frozen=True, kw_only=True):
@@ -91,9 +119,8 @@ def server_command(flags: ServerFlags) -> None:
 def served(flags: ServerFlags, on_step: OnDone) -> ServedRun:
     """The run of a scenario on the server, in the file at `out` as well; without requests where they are only
     predicted. Raises ValueError."""
-    from calibrate.served.line import LONE_REQUESTS, NAME, line_of_server
+    from calibrate.served.line import LONE_REQUESTS, NAME, line_of_server, of_a_round
     from calibrate.server.endpoint import base_of
-    from calibrate.server.looks import of_a_round
     from calibrate.server.network import Client
     from calibrate.server.server_process import commands_of, started
     from calibrate.server.side import PLAIN, Side
@@ -134,7 +161,7 @@ def served(flags: ServerFlags, on_step: OnDone) -> ServedRun:
             f"{count:,} requests would be sent, {num_sides * len(planned):,} of them the scenario's, and "
             f"want {MAX_REQUESTS:,} at most: give --num-prompts, or fewer server.levels or server.rounds"
         )
-    words_drawn = new_words()
+    words_drawn = token_hex(4)  # No command had them before: a server may still have their prompts in its cache.
     drafting = (raw, "", ".measured.json")
     plain = ({**raw, "speculation": PLAIN}, "plain: ", ".pair.measured.json")
     logs = [flags.out.with_suffix(suffix) for suffix in (".pair.log", ".log")][: len(commands)]
@@ -196,6 +223,15 @@ def _life(
     return run
 
 
+def _look(sides: Sequence[Side], prompt_tokens: Sequence[int], levels: Sequence[int], num_rounds: int) -> None:
+    """Send what the servers of `sides` are fitted to, by turns: a server or a machine that slows down for a while does
+    so for one round of each."""
+    for side in sides:
+        side.look_alone(prompt_tokens)
+    for number, at_once, side in product(range(num_rounds), levels, sides):
+        side.look_at(at_once, number)
+
+
 def _look_and_fit(
     sides: Sequence[Side],
     prompt_tokens: Sequence[int],
@@ -206,17 +242,14 @@ def _look_and_fit(
     """Look at the servers of `sides`, and give each the scenario that it shows and its profile."""
     from calibrate.served.fit import fit_served
     from calibrate.served.judge import setup_of
-    from calibrate.server.looks import fit_line, intake_error_s, with_price_of
+    from calibrate.served.line import fit_line, intake_error_s, with_price_of
     from calibrate.server.served_run import Doubt
     from calibrate.server.side import as_counted, check_drafts
     from sim.costs.compact_kernels import LinearKernels
 
     for side in sides:
         side.ask_engine()
-        side.look_alone(prompt_tokens)
-    # By turns, so that a server or a machine that slows down for a while does so for one round of each.
-    for number, at_once, side in product(range(num_rounds), levels, sides):
-        side.look_at(at_once, number)
+    _look(sides, prompt_tokens, levels, num_rounds)
     together = [*sides, *before]
     rounds = [side.rounds(levels, num_rounds) for side in together]
     acceptances = []
@@ -272,3 +305,83 @@ def _tell(run: ServedRun) -> None:
             list(metric_rows(next(iter(side.errors.values())))),
             [lateness(side.sent), *lines],
         )
+
+
+class ProbeFlags(LoadFlags, frozen=True, kw_only=True):
+    """Flags about the loads and the fit."""
+
+    url: Annotated[str, ARGUMENT, Meta(title="URL")]
+    model: Served = None
+    timeout_s: Patience = 300.0
+    levels: Annotated[
+        str, LEVELS, "Numbers of parallel requests to send. The largest is predicted from the others."
+    ] = "1,2,4,8,16"
+    rounds: Annotated[int, Meta(ge=1, le=COUNT), ROUNDS, "How often each of them is sent."] = 7
+    input_len: Annotated[Tokens, "Tokens of each prompt."] = 128
+    output_len: Annotated[int, Meta(ge=2, le=10_000_000), "Tokens requested."] = 64
+
+
+@command("fit", ProbeFlags, example=FIT_EXAMPLE)
+def fit_command(flags: ProbeFlags) -> None:
+    """Time a server from outside: closed loops of streamed requests, several numbers of them at once. The largest is
+    predicted from the others. Only the address that is given is called; it serves what is asked, so mind the bill."""
+    from calibrate.served.fit import fit_served
+    from calibrate.served.judge import LoadSetup
+    from calibrate.served.readers import read_looks
+    from calibrate.server.endpoint import base_of
+    from calibrate.server.network import Client
+    from calibrate.server.side import PLAIN, Side
+    from sim.costs.engine_costs import engine_of
+    from sim.costs.profile_files import load
+
+    base, levels, key = base_of(flags.url), levels_of(flags.levels), server_key()
+    measured = (Path("probe") if flags.out is None else flags.out).with_suffix(".measured.json")
+    check_out(flags.out, [flags.profile], json_path=flags.json, others={"measured levels": measured})
+    profile, raw = load(flags.profile), flags.raw
+    engine_of(flags.engine, profile)
+    lengths = {"input_len": flags.input_len, "output_len": flags.output_len}
+    loops = {
+        "policy": "continuous",
+        **raw,
+        "profile": flags.profile,
+        "workload": {"num_prompts": 1, "request_rate": 1.0, **lengths},
+        "speculation": PLAIN,
+    }
+    try:
+        with progress() as on_step:
+            with Client(base, timeout_s=flags.timeout_s, key=key) as client:
+                side = Side(client, flags.model, loops, profile, measured, token_hex(4), "", on_step, is_fresh=True)
+                side.warm_up(levels[-1])
+                _look([side], [flags.input_len], levels, flags.rounds)
+            served = side.looks.rounds
+            fitted = fit_served(priced(profile, raw, side.looks), served, LoadSetup.of(raw), on_step)
+    except BaseException as error:
+        if done := len(read_looks(measured).rounds) // len(levels) if measured.exists() else 0:
+            given = {"--profile": flags.profile, "--engine": flags.engine, "--out": flags.out}
+            words = [str(word) for pair in given.items() if pair[1] is not None for word in pair]
+            words += [word for override in flags.set for word in ("--set", override)]
+            again = shlex.join(["lanesim", "calibrate", "fit", str(measured), *words])
+            kept = f"{done} of {flags.rounds} rounds are in {str(measured)!r}; to fit them: {again}"
+            if isinstance(error, ValueError):
+                error.add_note(f"({kept})")
+            else:
+                click.echo(f"lanesim: {kept}", err=True)
+        raise
+    finish(fitted, flags, served)
+
+
+def server_key() -> str | None:
+    """The key that the environment has for a server; it is never shown."""
+    key = os.environ.get(KEY, "").strip()
+    if not (key.isascii() and key.isprintable()) or " " in key:
+        raise ValueError(f"{KEY}: want a key of printable ASCII characters without spaces")
+    return key or None
+
+
+def levels_of(text: str) -> list[int]:
+    levels = sorted(set(listed("server.levels", text, int, "numbers of requests at once, such as 1,4,16") or ()))
+    if levels[0] < 1 or len(levels) < 2:
+        raise ValueError(f"server.levels {text!r}: want at least two different ones, each at least 1: one is held back")
+    if levels[-1] > MAX_LEVEL:
+        raise ValueError(f"server.levels {text!r}: want {MAX_LEVEL} requests at once at most")
+    return levels

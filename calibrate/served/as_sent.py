@@ -4,7 +4,7 @@ acceptance that they show. Of a recorded vLLM run: the same arrivals and lengths
 As vLLM's timestamps and the data's authors have it, TTFT and E2EL of a recorded run count from queued_ts, when the
 engine took the request in; `ttft_arrival` counts from arrival. TPOT is (last - first token) / (output tokens - 1), left
 out where only one token came out (design, section 7). Files of requests do not have gaps between tokens, so the real
-ITL is null. Not here: sending requests (calibrate.server.open_loop), reading files of them
+ITL is null. Not here: sending requests (calibrate.server.endpoint), reading files of them
 (calibrate.served.stamped_requests).
 """
 
@@ -31,7 +31,7 @@ from sim.metrics.compared import THROUGHPUT
 from sim.metrics.records import RunRecord
 from sim.metrics.stats import Floats
 from sim.metrics.summary import latencies_s, prefix_cache, slo_shares, spread_ms
-from sim.run.resolve import Resolved, resolve_all
+from sim.run.resolve import resolve_all
 from sim.run.scenario import Scenario, parse_scenario, to_plain
 from sim.run.simulate import simulate
 
@@ -110,9 +110,12 @@ def fresh(requests: Sequence[Request]) -> list[Request]:
     ]
 
 
-def simulated(resolved: Resolved, seed: int, requests: Sequence[Request]) -> tuple[list[Request], GapSamples]:
-    """The same requests, served by the simulator."""
-    record = simulate(resolved, seed, requests=fresh(requests))
+def simulated(
+    scenario: Scenario, profile: Profile, requests: Sequence[Request], seed: int | None = None
+) -> tuple[list[Request], GapSamples]:
+    """The same requests, served by the simulator with the scenario's seed or another one. Raises ValueError."""
+    resolved = resolve_all(scenario, profile)[0]
+    record = simulate(resolved, scenario.seed if seed is None else seed, requests=fresh(requests))
     return record.requests.objects(), record.gaps
 
 

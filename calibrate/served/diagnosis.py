@@ -382,23 +382,6 @@ def speedup_of(pair: Pair, values: Simulated) -> float:
     return speeds[1] / speeds[0]
 
 
-class Simulations:
-    """Simulated pairs, each arm once."""
-
-    def __init__(self, on_run: Callable[[int], None]) -> None:
-        self._on_run, self._runs = on_run, dict[str, dict[str, float]]()
-
-    def of(self, pair: Pair) -> Simulated:
-        return self._arm(pair.without), self._arm(pair.drafting)
-
-    def _arm(self, arm: Arm) -> dict[str, float]:
-        key = repr((arm.load, arm.setup, arm.profile.host))
-        if key not in self._runs:
-            self._on_run(len(self._runs))
-            self._runs[key] = arm.values()
-        return self._runs[key]
-
-
 def diagnose(
     pair: Pair, has: tuple[bool, bool] = (True, True), on_run: Callable[[int], None] = lambda done: None
 ) -> Diagnosis:
@@ -406,31 +389,36 @@ def diagnose(
 
     `has` says which arm was measured; the other is simulated alone. Raises ValueError where an arm cannot run.
     """
-    simulations = Simulations(on_run)
+    runs: dict[str, dict[str, float]] = {}
+
+    def simulated(arm: Arm) -> dict[str, float]:
+        key = repr((arm.load, arm.setup, arm.profile.host))
+        if key not in runs:
+            on_run(len(runs))
+            runs[key] = arm.values()
+        return runs[key]
+
     measured = MeasuredResult(pair, has, (pair.without.errors(), pair.drafting.errors()))
-    as_described = simulations.of(pair)
+    as_described = simulated(pair.without), simulated(pair.drafting)
     values = measured.beside(as_described)
     expected, ends = speedup_of(pair, as_described), speedup_errors()
     is_expected = all(each.error_size <= 1.0 or each.is_better for each in values)
 
-    def fault(cause: Cause, variant: Pair) -> Ranked:
-        simulated = simulations.of(variant)
-        explained = 1.0 - _score(measured.beside(simulated)) / _score(values)
-        return _ranked(cause, speedup_of(variant, simulated), explained / MIN_EXPLAINED)
-
-    def condition(cause: Cause, variant: Pair) -> Ranked:
-        simulated = simulations.of(variant)
-        speedup = speedup_of(variant, simulated)
-        gain = speedup / expected
-        if cause.counts_tokens:
-            gain = simulated[1][THROUGHPUT] / as_described[1][THROUGHPUT]
-        return _ranked(cause, speedup, log(gain) / log(cause.min_gain))
+    def judge(cause: Cause, variant: Pair) -> Ranked:
+        sides = simulated(variant.without), simulated(variant.drafting)
+        speedup = speedup_of(variant, sides)
+        if is_expected:
+            gain = sides[1][THROUGHPUT] / as_described[1][THROUGHPUT] if cause.counts_tokens else speedup / expected
+            share = log(gain) / log(cause.min_gain)
+        else:
+            share = (1.0 - _score(measured.beside(sides)) / _score(values)) / MIN_EXPLAINED
+        return Ranked(cause=cause.name, remedy=cause.remedy, speedup=speedup, share=share)
 
     ranked = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for cause in CAUSES:
-            variants, judge = (cause.removed, condition) if is_expected else (cause.hidden, fault)
+            variants = cause.removed if is_expected else cause.hidden
             tried = [judge(cause, variant) for variant in (variants(pair) if variants is not None else ())]
             if tried:
                 ranked.append(max(tried, key=lambda each: each.share))
@@ -450,10 +438,6 @@ def diagnose(
         values=values,
         causes=sorted(ranked, key=lambda each: -each.share),
     )
-
-
-def _ranked(cause: Cause, speedup: float, share: float) -> Ranked:
-    return Ranked(cause=cause.name, remedy=cause.remedy, speedup=speedup, share=share)
 
 
 def _score(values: Sequence[Beside]) -> float:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from itertools import cycle, islice
 from math import ceil
 from statistics import NormalDist, fmean
-from typing import Any, TypedDict
+from typing import Any
 
 import numpy as np
 
@@ -24,7 +24,7 @@ from sim.costs.engine_costs import engine_of
 from sim.costs.profile import Profile
 from sim.files.json_values import Json
 from sim.interface.request import Request
-from sim.metrics.compared import THROUGHPUT, spread
+from sim.metrics.compared import THROUGHPUT, compared, spread
 from sim.metrics.summary import summarise
 from sim.run.resolve import resolve_all
 from sim.run.scenario import Scenario, parse_scenario, to_plain
@@ -55,8 +55,6 @@ class LoadSetup:
     """The `devices` block."""
     waves: int = WAVES
     """Requests per seat, where the table has no num_prompts."""
-    warmup_waves: int = 0
-    """First requests per seat that are left out of the metrics."""
     speculation: Mapping[str, Json] = field(default_factory=dict)
     """Further keys of the `speculation` block of cells that draft."""
     requests: Sequence[tuple[int, int]] = ()
@@ -64,6 +62,16 @@ class LoadSetup:
     acceptance_spread: float | None = None
     """Spread of requests in draws, for cells whose acceptance does not say (sim.acceptance.spread)."""
     seed: int = 0
+
+    @classmethod
+    def of(cls, raw: Mapping[str, Any], requests: Sequence[tuple[int, int]] = ()) -> LoadSetup:
+        """What the blocks of a raw scenario say of all cells. Raises ValueError for other blocks."""
+        if foreign := sorted(set(raw) - {"engine", "workload", "speculation", "seed"}):
+            raise ValueError(
+                f"--set {foreign[0]}: want a key of engine, workload or speculation; the measured loads have the rest"
+            )
+        blocks = {name: raw.get(name, {}) for name in ("engine", "workload", "speculation")}
+        return cls(**blocks, requests=requests, seed=raw.get("seed", 0))
 
     @property
     def engine_name(self) -> str | None:
@@ -78,20 +86,6 @@ def setup_of(scenario: Scenario) -> LoadSetup:
     return LoadSetup(engine=plain["engine"], speculation={"method": plain["speculation"]["method"]})
 
 
-class Speedup(TypedDict):
-    """A drafting cell's output throughput over that of its partners, as JSON has it."""
-
-    name: str
-    line: int
-    partners: list[int]
-    """Their lines."""
-    role: str
-    """fit or judged."""
-    real: float
-    simulated: float
-    error_pct: float
-
-
 def scenario_of(cell: ServedLoad, profile: Profile, setup: LoadSetup) -> Scenario:
     """The loop of `cell`. Raises ValueError."""
     k = cell.num_speculative_tokens
@@ -102,14 +96,13 @@ def scenario_of(cell: ServedLoad, profile: Profile, setup: LoadSetup) -> Scenari
     if setup.requests:
         means = np.mean(setup.requests, axis=0)
         lengths = {name: round(float(mean)) for name, mean in zip(lengths, means, strict=True)}
+    per_pass = len(setup.requests) or 1
     workload: dict[str, Json] = {
-        "num_prompts": cell.num_prompts
-        or _whole_passes(setup.waves * at_once or cell.num_requests, len(setup.requests)),
+        "num_prompts": cell.num_prompts or ceil((setup.waves * at_once or cell.num_requests) / per_pass) * per_pass,
         "request_rate": "inf" if cell.request_rate is None else cell.request_rate,
         "max_concurrency": at_once or None,
         **lengths,
         "random_range_ratio": None if setup.requests else cell.random_range_ratio,
-        "num_warmups": setup.warmup_waves * at_once,
     }
     if cell.shared_prefix and cell.input_len is not None:
         unshared_tokens = round(cell.input_len) - cell.shared_prefix
@@ -117,7 +110,8 @@ def scenario_of(cell: ServedLoad, profile: Profile, setup: LoadSetup) -> Scenari
         workload |= {"input_len": unshared_tokens, "sharing": sharing}
     speculation: dict[str, Json] = {"num_speculative_tokens": k}
     if k:
-        speculation["acceptance"] = _with_spread(str(cell.acceptance), setup.acceptance_spread)
+        is_said = setup.acceptance_spread is None or "~" in str(cell.acceptance)
+        speculation["acceptance"] = str(cell.acceptance) + ("" if is_said else f"~{setup.acceptance_spread!r}")
         speculation |= setup.speculation
     return parse_scenario(
         {
@@ -137,20 +131,12 @@ def simulate_load(cell: ServedLoad, profile: Profile, setup: LoadSetup) -> dict[
     they are known. Raises ValueError."""
     scenario = scenario_of(cell, profile, setup)
     if cell.requests:
-        sent = metrics(simulated(resolve_all(scenario, profile)[0], scenario.seed, as_requests(cell.requests)))
+        sent = metrics(simulated(scenario, profile, as_requests(cell.requests)))
         return {name: value for name, value in sent.items() if value is not None}
     requests = _requests(cell, num_requests(scenario.workload), scenario.seed, setup)
     record = simulate(resolve_all(scenario, profile)[0], scenario.seed, requests=requests)
     run = summarise(record, num_warmups=scenario.workload.num_warmups)
     return {name: value for name, value in run.items() if isinstance(value, int | float)}
-
-
-def _whole_passes(num_prompts: int, per_pass: int) -> int:
-    return ceil(num_prompts / per_pass) * per_pass if per_pass else num_prompts
-
-
-def _with_spread(acceptance: str, spread: float | None) -> str:
-    return acceptance if spread is None or "~" in acceptance else f"{acceptance}~{spread!r}"
 
 
 def _requests(cell: ServedLoad, num_prompts: int, seed: int, setup: LoadSetup) -> list[Request] | None:
@@ -229,12 +215,13 @@ def off_in_words(off_pct: float, of: str) -> str:
     return f"{warning}{subject} is {off_pct:.0f} % off {of}."
 
 
-def speedups(judged: Sequence[JudgedLoad], metric: str = THROUGHPUT) -> list[Speedup]:
+def speedups(judged: Sequence[JudgedLoad], metric: str = THROUGHPUT) -> list[dict[str, Any]]:
     """Output throughput of every drafting cell over that of its partner, which drafts nothing; of another `metric`, a
     time, the partner's over the cell's.
 
-    Partners have the same label, up to its last "/" where there is no arm, and the same concurrency and lengths; of
-    several the mean counts. A pair judges nothing where the constant was fitted on all of its cells.
+    Partners, in JSON by their lines, have the same label, up to its last "/" where there is no arm, and the same
+    concurrency and lengths. Of several the mean counts. A pair judges nothing where the constant was fitted on all of
+    its cells.
     """
     references: dict[PairKey, list[JudgedLoad]] = {}
     with_metric = [each for each in judged if metric in each.metrics]
@@ -246,21 +233,13 @@ def speedups(judged: Sequence[JudgedLoad], metric: str = THROUGHPUT) -> list[Spe
         partners = references.get(_pair_key(each.cell), [])
         if each.cell.num_speculative_tokens == 0 or not partners:
             continue
-        sides = {}
+        ratios = []
         for side in ("real", "simulated"):
             ratio = (each.metrics[metric][side] or 0.0) / fmean(one.metrics[metric][side] or 0.0 for one in partners)
-            sides[side] = ratio if metric == THROUGHPUT else 1.0 / ratio
-        pairs.append(
-            Speedup(
-                name=each.cell.name,
-                line=each.cell.line,
-                partners=[partner.cell.line for partner in partners],
-                role="fit" if all(one.is_fit for one in (each, *partners)) else "judged",
-                real=sides["real"],
-                simulated=sides["simulated"],
-                error_pct=100.0 * (sides["simulated"] - sides["real"]) / sides["real"],
-            )
-        )
+            ratios.append(ratio if metric == THROUGHPUT else 1.0 / ratio)
+        pair = {"name": each.cell.name, "line": each.cell.line, "partners": [one.cell.line for one in partners]}
+        role = "fit" if all(one.is_fit for one in (each, *partners)) else "judged"
+        pairs.append({**pair, "role": role, **compared(*ratios)})
     return pairs
 
 
@@ -293,7 +272,6 @@ def result_of(table: LoadTable, judged: Sequence[JudgedLoad], profile: Profile, 
         "profile": {"name": profile.name, "source": profile.source},
         "engine": {**setup.engine, "name": engine_of(setup.engine_name, profile).name},
         "waves": setup.waves,
-        "warmup_waves": setup.warmup_waves,
         "requests_per_pass": len(setup.requests) or None,
         "seed": setup.seed,
         "cells": [_plain(each, profile, setup) for each in judged],

@@ -1,27 +1,40 @@
-"""A server's own profile by the steps that its clients saw; and the price of a prompt by requests one after the other.
+"""A profile fitted to a running server by what its clients saw, and the requests that are sent for it.
 
-The tokens of a step reach all of its requests together, so that its length, its rows and the prompts that ended in it
-are seen from outside. Where there is no profile of the server's models and machine, a pass takes by rows what such
-steps took in the mean, drafts and their verification included, and as much more per token of a prompt. A profile's
-layers are corrected by the price of a prompt alone. Not here: sending (calibrate.server.open_loop).
+None of them is of the load that is predicted, and no two share a prefix. Closed loops with the scenario's lengths tell
+what a step takes: the tokens of a step reach all of its requests together, so that its length, its rows and the prompts
+that ended in it are seen from outside. Where there is no profile of the server's models and machine, a pass takes by
+rows what such steps took in the mean, drafts and their verification included, and as much more per token of a prompt.
+A profile has its engine's constants corrected (calibrate.served.fit), and its layers by the price of a prompt alone,
+which requests one after the other tell. A light open loop, sent right before the load, tells how fast the machine is at
+the moment, and what a request spends before the engine has it: closed loops of equal lengths would go in step, and
+whether a newcomer meets its neighbours' step is then a matter of microseconds. Not here: sending
+(calibrate.server.endpoint).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from itertools import accumulate, combinations, pairwise
-from statistics import fmean, median
+from math import inf, sqrt
+from statistics import NormalDist, fmean, median, stdev
 from typing import NamedTuple
 
-import msgspec
+from msgspec import structs
 
 from calibrate.fit.constants import RATIO, with_constants
-from calibrate.served.load import ServedRequest
+from calibrate.served.as_sent import as_requests, simulated
+from calibrate.served.load import ServedLoad, ServedRequest
 from sim.costs.compact_kernels import LinearKernels, LinearPass, Measured
+from sim.costs.engine_costs import engine_of, with_engine
 from sim.costs.profile import Gpu, HostCosts, KindError, Overlap, Profile
 from sim.costs.shapes import ModelShape
 from sim.interface.request import Request
+from sim.metrics.stats import t_975
+from sim.metrics.summary import latencies_s
+from sim.run.experiment import Experiment
+from sim.run.resolve import resolve_all
+from sim.run.scenario import Scenario
 
 NAME = "this server"
 LONE_REQUESTS = 12
@@ -43,6 +56,16 @@ USUAL = 2.0
 """Times the median beyond which a step is a stall of the machine."""
 RATIOS = (0.02, 50.0)
 """Least and largest correction of a profile's layers."""
+REQUESTS_PER_STREAM, MIN_REQUESTS = 4, 12
+"""Requests of a round: the first and the last of a stream have fewer neighbours, which is simulated, too."""
+ENGINES_OWN = ("step_s", "row_s", "gap_s", "draft_pass_s", "draft_phase_s", "frontend_s", "frontend_token_s")
+"""Times of an engine that are part of the steps as they are seen."""
+TWO_PACES = 2.0**0.5
+"""The pace of the light loop is as far off as that of the load is: their difference, over what one round is off."""
+MAX_OFF = 0.2
+"""Relative error of a round's mean E2EL beyond which steps by rows and prompts do not describe the server."""
+FIRST_SEED, NEXT_SEED = 7919, 104_729
+"""Seeds of rounds' lengths and prompts, beyond the scenario's: none of its own requests is sent for the fit."""
 
 
 class SeenStep(NamedTuple):
@@ -95,14 +118,56 @@ def price_of(points: Sequence[tuple[int, float]]) -> PromptPrice:
     return PromptPrice(slope, error_s, min(x for x, _ in points))
 
 
-def with_price(profile: Profile, price: PromptPrice, simulated: Callable[[Profile], PromptPrice]) -> Profile:
-    """`profile` whose prompts cost by token what was seen, as far as that is sure. `simulated` gives the price of the
-    same requests as simulated with a profile."""
-    name = f"{RATIO}{price.shortest}"
-    one, two = (simulated(with_constants(profile, {name: ratio})).token_s for ratio in (1.0, 2.0))
-    if two <= one or abs(price.token_s - one) <= SURE * price.error_s:
+def of_a_round(at_once: int) -> int:
+    """Requests of a round."""
+    return max(MIN_REQUESTS, REQUESTS_PER_STREAM * at_once)
+
+
+def round_requests(scenario: Scenario, profile: Profile, at_once: int, number: int) -> list[Request]:
+    """The scenario's lengths drawn anew, all of them there from the start."""
+    return _drawn(scenario, profile, look_seed(scenario, at_once, number), of_a_round(at_once), inf)
+
+
+def look_seed(scenario: Scenario, at_once: int, number: int) -> int:
+    """Seed of a look's lengths and prompts; `at_once` 0: of a light loop."""
+    return scenario.seed + FIRST_SEED * (at_once + 1) + NEXT_SEED * number
+
+
+def _drawn(scenario: Scenario, profile: Profile, seed: int, count: int, rate: float) -> list[Request]:
+    """So many requests of the scenario's lengths, none of which has content in common with another."""
+    workload = structs.replace(scenario.workload, num_prompts=count, request_rate=rate, max_concurrency=None)
+    resolved = resolve_all(structs.replace(scenario, workload=workload), profile)[0]
+    requests = Experiment(resolved, seed).requests().objects()
+    for each in requests:
+        each.content = ()
+    return requests
+
+
+def one_at_a_time(scenario: Scenario, profile: Profile, count: int, number: int) -> list[Request]:
+    """So many requests of the scenario's lengths, as many in flight as one in the mean."""
+    resolved, *_ = resolve_all(scenario, profile)
+    alone, _ = simulated(scenario, profile, Experiment(resolved, scenario.seed).requests()[:1])
+    rate = 1.0 / (alone[0].last_token_s - alone[0].arrival_s)
+    return _drawn(scenario, profile, look_seed(scenario, 0, number), count, rate)
+
+
+def with_price_of(scenario: Scenario, profile: Profile, lone: Sequence[ServedRequest]) -> Profile:
+    """`profile` whose prompts cost by token what `lone` requests, served one after the other, tell, as far as that is
+    sure; as it is where all are of one length. Raises ValueError where none was answered."""
+    requests = as_requests(lone)
+    if len({each.prompt_tokens for each in requests}) < 2:
         return profile
-    ratio = 1.0 + (price.token_s - one) / (two - one)
+    seen = price_of(_first_tokens(requests))
+    name = f"{RATIO}{seen.shortest}"
+
+    def token_s(ratio: float) -> float:
+        served, _ = simulated(scenario, with_constants(profile, {name: ratio}), requests)
+        return price_of(_first_tokens(served)).token_s
+
+    one, two = token_s(1.0), token_s(2.0)
+    if two <= one or abs(seen.token_s - one) <= SURE * seen.error_s:
+        return profile
+    ratio = 1.0 + (seen.token_s - one) / (two - one)
     return with_constants(profile, {name: min(RATIOS[1], max(RATIOS[0], ratio))})
 
 
@@ -162,8 +227,8 @@ def with_steps(profile: Profile, steps: Sequence[SeenStep], lone: Sequence[tuple
     token_s = max(0.0, token_s)
     alone_s = median(first_s - token_s * tokens for tokens, first_s in lone)
     pass_s = max(LEAST_PASS_S, min(line.seen_s(1), alone_s))
-    line = msgspec.structs.replace(line, pass_s=pass_s, token_s=token_s)
-    return msgspec.structs.replace(profile, kernels=msgspec.structs.replace(profile.linear, target=line))
+    line = structs.replace(line, pass_s=pass_s, token_s=token_s)
+    return structs.replace(profile, kernels=structs.replace(profile.linear, target=line))
 
 
 def _usual(values: Sequence[float], weights: Sequence[float] | None = None) -> float:
@@ -189,8 +254,80 @@ def with_pace(profile: Profile, pace: float) -> Profile:
     """A line of a machine so many times as slow."""
     line = profile.linear.target
     by_rows = tuple((rows, pace * seconds) for rows, seconds in line.by_rows)
-    line = msgspec.structs.replace(line, pass_s=pace * line.pass_s, token_s=pace * line.token_s, by_rows=by_rows)
-    return msgspec.structs.replace(profile, kernels=msgspec.structs.replace(profile.linear, target=line))
+    line = structs.replace(line, pass_s=pace * line.pass_s, token_s=pace * line.token_s, by_rows=by_rows)
+    return structs.replace(profile, kernels=structs.replace(profile.linear, target=line))
+
+
+class Fit(NamedTuple):
+    """A line and how far it is off rounds that it is not of."""
+
+    profile: Profile
+    off: list[float]
+    """Relative errors of the steps of each round, by those of all others, times TWO_PACES."""
+    doubt: str
+    """A warning where it does not describe the server; else empty."""
+
+
+def fit_line(scenario: Scenario, profile: Profile, rounds: Sequence[ServedLoad], lone: Sequence[ServedRequest]) -> Fit:
+    """A line by the steps of `rounds`, drafts and verification included, whatever the engine itself would add.
+    Raises ValueError where there are none."""
+    engine = engine_of(scenario.engine.name, profile)
+    plain = with_engine(profile, structs.replace(engine, **dict.fromkeys(ENGINES_OWN, 0.0)))
+    alone = _first_tokens(as_requests(lone))
+    steps = [steps_of(each.requests) for each in rounds]
+
+    def of(parts: Sequence[Sequence[SeenStep]]) -> Profile:
+        return with_steps(plain, [step for part in parts for step in part], alone)
+
+    fitted = of(steps)
+    others = [[other for other in steps if other is not part] for part in steps]
+    off = [TWO_PACES * (pace_of(of(rest), part) - 1.0) for part, rest in zip(steps, others, strict=True) if rest]
+    e2els_s = {each.source: e2el_s(scenario, fitted, each) for each in rounds}
+    errors = {source: ours_s / real_s - 1.0 for source, (real_s, ours_s) in e2els_s.items()}
+    source, worst = max(errors.items(), key=lambda error: abs(error[1]))
+    doubt = f"Steps do not tell how this server serves: {worst:+.0%} in E2EL, {source}." if abs(worst) > MAX_OFF else ""
+    if doubt and max(step.rows for part in steps for step in part) == 1 < max(each.concurrency for each in rounds):
+        doubt += " None of its steps served two requests: it does not batch, as simulated engines do."
+    return Fit(fitted, off, doubt)
+
+
+def e2el_s(scenario: Scenario, profile: Profile, looked: ServedLoad) -> tuple[float, float]:
+    """Mean E2EL of a round in seconds, measured and simulated."""
+    workload = structs.replace(scenario.workload, request_rate=inf, max_concurrency=round(looked.concurrency))
+    real = as_requests(looked.requests)
+    ours, _ = simulated(structs.replace(scenario, workload=workload), profile, real)
+    real_s, ours_s = (fmean(latencies_s(side)["e2el"]) for side in (real, ours))
+    return real_s, ours_s
+
+
+def _first_tokens(requests: Sequence[Request]) -> list[tuple[int, float]]:
+    return [(each.prompt_tokens, each.first_token_s - each.arrival_s) for each in requests]
+
+
+def as_now(scenario: Scenario, profile: Profile, light: Sequence[ServedRequest]) -> Profile:
+    """`profile` as the machine is while `light` was sent: a line by the pace of its steps; and requests that spend as
+    much more before the engine as first tokens came later than simulated, which closed loops, whose newcomers meet a
+    step's end, do not tell. Raises ValueError where nothing was answered."""
+    if isinstance(profile.kernels, LinearKernels):
+        profile = with_pace(profile, pace_of(profile, steps_of(light)))
+    engine = engine_of(scenario.engine.name, profile)
+    frontend_s = max(0.0, engine.frontend_s + fmean(_late_s(scenario, profile, light)))
+    return with_engine(profile, structs.replace(engine, frontend_s=frontend_s))
+
+
+def intake_error_s(scenario: Scenario, profile: Profile, light: Sequence[ServedRequest]) -> float:
+    """Standard error of what `as_now` says that requests spend before the engine, as that of a normal distribution
+    which is as wide at 95 % as few requests leave it. Raises ValueError where fewer than two were answered."""
+    late_s = _late_s(scenario, profile, light)
+    return stdev(late_s) / sqrt(len(late_s)) * t_975(len(late_s) - 1) / NormalDist().inv_cdf(0.975)
+
+
+def _late_s(scenario: Scenario, profile: Profile, light: Sequence[ServedRequest]) -> list[float]:
+    """By how much first tokens came later than simulated, by request."""
+    requests = as_requests(light)
+    ours, _ = simulated(scenario, profile, requests)
+    real_s, ours_s = (latencies_s(side)["ttft"].tolist() for side in (requests, ours))
+    return [real - simulated_s for real, simulated_s in zip(real_s, ours_s, strict=True)]
 
 
 def line_of_server() -> Profile:
@@ -216,7 +353,7 @@ def line_of_server() -> Profile:
         name=NAME,
         gpu=Gpu(name="unknown", memory_bytes=2**40, peak_flops=1e15, bandwidth_bytes_per_s=1e12),
         target=shape,
-        draft=msgspec.structs.replace(shape, name="draft"),
+        draft=structs.replace(shape, name="draft"),
         kernels=LinearKernels(
             target=line,
             draft=line,

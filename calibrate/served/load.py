@@ -3,9 +3,9 @@
 A load has a set-up (GPU, engine, models, degrees), requests in flight or a rate, and what came of it: requests as they
 were sent, or means. Every reader makes loads, and the fit and the judge take nothing else:
 
-    a URL                                   calibrate.server.side (closed loops), calibrate.server.open_loop
-    results of benchmarks, printed ones     calibrate.served.reports, sim.workload.bench
-    a server's log                          calibrate.served.reports
+    a URL                                   calibrate.server.side (closed loops), calibrate.server.endpoint
+    results of benchmarks, printed ones     calibrate.served.readers, sim.workload.bench
+    a server's log                          calibrate.served.readers
     two looks at /metrics                   calibrate.served.metrics
     time stamps of requests                 calibrate.served.stamped_requests
     a table                                 calibrate.served.load_table
@@ -25,26 +25,13 @@ from typing import Annotated, Self
 
 import msgspec
 
-from sim.metrics.compared import THROUGHPUT, Compared, compared
+from sim.metrics.compared import LATENCIES, THROUGHPUT, Compared, compared
 
+SHARES = {"p50": "median", "p95": "p95", "p99": "p99"}
 MEASURED = {
-    "ttft_ms": "mean_ttft_ms",
-    "tpot_ms": "mean_tpot_ms",
-    "itl_ms": "mean_itl_ms",
-    "e2el_ms": "mean_e2el_ms",
-    "output_throughput": "output_throughput",
-    "ttft_p50_ms": "median_ttft_ms",
-    "ttft_p95_ms": "p95_ttft_ms",
-    "ttft_p99_ms": "p99_ttft_ms",
-    "tpot_p50_ms": "median_tpot_ms",
-    "tpot_p95_ms": "p95_tpot_ms",
-    "tpot_p99_ms": "p99_tpot_ms",
-    "itl_p50_ms": "median_itl_ms",
-    "itl_p95_ms": "p95_itl_ms",
-    "itl_p99_ms": "p99_itl_ms",
-    "e2el_p50_ms": "median_e2el_ms",
-    "e2el_p95_ms": "p95_e2el_ms",
-    "e2el_p99_ms": "p99_e2el_ms",
+    **{f"{name}_ms": f"mean_{name}_ms" for name in LATENCIES},
+    THROUGHPUT: THROUGHPUT,
+    **{f"{name}_{share}_ms": f"{key}_{name}_ms" for name in LATENCIES for share, key in SHARES.items()},
     "power_w": "power_w",
 }
 """Metric, a column of that name -> the simulator's key for it (sim.metrics.summary): means and percentiles over
@@ -63,7 +50,7 @@ LONGEST_S = 1000.0
 SHORTEST_S = 1e-7
 """Seconds per output token of a whole server."""
 MAX_DRAFT_TOKENS = 64
-DRAFT_LENGTH = "--set num_speculative_tokens=K"
+DRAFT_KEY, DRAFT_LENGTH = "speculation.num_speculative_tokens", "--set num_speculative_tokens=K"
 COUNTS_AGREE = 0.02
 """Relative difference of two counts of one thing: looks and ends of requests cut rounds."""
 OF_A_MEDIAN = sqrt(pi / 2.0)

@@ -3,7 +3,7 @@
 JSON lines, one a request: vLLM's responses (`--per-request-spec-decode-metrics`), SGLang's metrics of requests
 (`--export-metrics-to-file`, `--log-requests-format json`), AIPerf's profile_export.jsonl. The spread is the one of most
 likelihood under sim.acceptance.spread, with an interval by the likelihood's fall. Not here: counts of all requests
-together (calibrate.served.metrics, calibrate.served.reports).
+together (calibrate.served.metrics, calibrate.served.readers).
 """
 
 from __future__ import annotations

@@ -1,26 +1,31 @@
-"""Drive an OpenAI-compatible endpoint oneself: closed loops of streamed requests, timed where the user would time them.
+"""Send requests to an OpenAI-compatible endpoint at their own times, each streamed answer timed where its user would
+time it.
 
-Every request asks for the same number of tokens from a separate prompt, so that no prefix is shared. How many tokens
-a prompt and an answer have is what the server says (`usage`), not what was requested. Where there is a `/metrics`,
-drafts and steps are read from it.
-Not here: the network (calibrate.server.network), fitting (calibrate.served.fit), what a saved `/metrics`
-says (calibrate.served.metrics).
+A request goes out when it is due, whatever became of those before it, as arrivals do. Prompts are words that nobody
+else has, but for what requests have in common (their content, block by block). How many tokens a prompt and an answer
+have is what the server says (`usage`), not what was requested. Where there is a `/metrics`, drafts and steps are read
+from it. Not here: the network (calibrate.server.network), what a `/metrics` says (calibrate.served.metrics).
 """
 
 from __future__ import annotations
 
+import random
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
-from itertools import product
+from itertools import pairwise, product
 from typing import Annotated, Any, TypeVar
 from urllib.parse import urlsplit, urlunsplit
 
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, structs
 
-from calibrate.served.load import MAX_TOKENS
-from calibrate.served.metrics import Growth, NoMetrics, Sample, parse
-from calibrate.server.network import Client, Reply
+from calibrate.served.load import MAX_TOKENS, ServedRequest
+from calibrate.served.metrics import NoMetrics, Sample, parse
+from calibrate.server.network import Client, Late, Reply, RequestFailed
 from sim.files.json_values import Json, convert, parse_json
 from sim.files.read import MIB
+from sim.interface.request import Request
 
 MAX_METRICS_BYTES = 8 * MIB
 """A server's look at itself has a few hundred KB."""
@@ -34,6 +39,12 @@ WORDS = (
     *("valley", "candle", "bridge", "cotton", "harbour", "ladder", "mirror", "needle", "orange", "pepper", "quarter"),
     *("ribbon", "saddle", "timber", "umbrella", "velvet", "whisper", "yellow", "anchor"),
 )
+WAKE_S = 0.2
+"""Longest sleep, so that a signal is heard."""
+MAX_STREAMS = 1024
+"""Requests in flight beyond which one that is due waits for another to end: its lateness is recorded."""
+TOLD_BY_WORDS = 256
+"""Words of the prompt that tells how many tokens a word has."""
 MAX_FAILURES = 3
 MAX_AT_ONCE = 0.5
 """Share of an answer's later tokens that come with its first: beyond it, something collects them on the way."""
@@ -43,7 +54,6 @@ NOT_SO = (400, 404, 405, 422)
 
 
 T = TypeVar("T")
-K_OF_URL = "lanesim validate URL --set speculation.num_speculative_tokens=K"
 Count = Annotated[int, Meta(ge=0, le=int(MAX_TOKENS))]
 
 
@@ -140,7 +150,13 @@ def base_of(url: str) -> str:
 def find(client: Client, model: str | None) -> Endpoint:
     """The endpoint that answers, by default of the one model that is served. Raises ValueError."""
     if model is None:
-        models = _models(client)
+        with client.ask(MODELS, max_bytes=MAX_MODELS_BYTES) as answer:
+            if answer.status != 200:
+                refusal = answer.refusal()
+                refusal.add_note("(it is not asked where --model names one)")
+                raise refusal
+            text = answer.text()
+        models = [each.id for each in _typed(client, MODELS, text, _Models, "").data or ()]
         if len(models) != 1:
             served = f"serves {len(models)} models: {', '.join(models[:5])}" if models else "names no model"
             raise client.failure("", f"{served:.150}; say which with --model")
@@ -249,7 +265,7 @@ def _tokens(client: Client, endpoint: Endpoint, answer: Reply, output_tokens: in
     return tokens
 
 
-def refuse_collected(client: Client, endpoint: Endpoint, answers: list[Streamed]) -> None:
+def _refuse_collected(client: Client, endpoint: Endpoint, answers: list[Streamed]) -> None:
     """Raise RequestFailed where tokens come together: times per token are no longer the server's."""
     gaps = sum(len(each.pieces_s) - 1 for each in answers)
     at_once = sum(each.pieces_at_once - 1 for each in answers)
@@ -275,19 +291,106 @@ def _typed(client: Client, path: str, text: str, kind: type[T], where: str, line
         raise client.failure(path, f"answers what no OpenAI-compatible server does: {error}") from None
 
 
-def _models(client: Client) -> list[str]:
-    with client.ask(MODELS, max_bytes=MAX_MODELS_BYTES) as answer:
-        if answer.status != 200:
-            refusal = answer.refusal()
-            refusal.add_note("(it is not asked where --model names one)")
-            raise refusal
-        text = answer.text()
-    return [each.id for each in _typed(client, MODELS, text, _Models, "").data or ()]
+def tokens_per_word(client: Client, endpoint: Endpoint) -> float:
+    """Tokens of a prompt of words over their number. Raises RequestFailed."""
+    told = stream(client, endpoint, _words(random.Random("words"), TOLD_BY_WORDS), 2)
+    return max(0.1, told.prompt_tokens / TOLD_BY_WORDS)
 
 
-def growth(
-    before: dict[Sample, float] | None, after: dict[Sample, float] | None, url: str, draft_length: Json = None
-) -> Growth | None:
-    """Counts of the server between two looks; None where it has no `/metrics`."""
-    num_tokens = draft_length if isinstance(draft_length, int) else None
-    return None if before is None or after is None else Growth(before, after, f"{url}/metrics", num_tokens, K_OF_URL)
+def send(
+    client: Client,
+    endpoint: Endpoint,
+    requests: Sequence[Request],
+    *,
+    words_per_token: float,
+    block_tokens: int,
+    seed: int | str = 0,
+    max_concurrency: int | None = None,
+    on_sent: Callable[[ServedRequest], None],
+) -> None:
+    """Send `requests` in order of arrival and have `on_sent` hear each that has ended, in whatever order.
+
+    Ends early, with a ValueError, where the server fails more than MAX_FAILURES times or once takes longer than the
+    client waits. Raises one at the end, too, where most tokens came together, with an answer's first.
+    """
+    begun_s = time.perf_counter()
+    failed: list[RequestFailed] = []
+    answered: list[Streamed] = []
+
+    def check() -> None:
+        if len(failed) > MAX_FAILURES or any(isinstance(failure, Late) for failure in failed):
+            raise failed[0]
+
+    def one(request: Request) -> None:
+        prompt = prompt_of(request, words_per_token, block_tokens, seed)
+        sent = ServedRequest(
+            index=request.index, due_s=_kept(request.arrival_s), sent_s=_kept(time.perf_counter() - begun_s)
+        )
+        try:
+            timed = stream(client, endpoint, prompt, request.output_tokens)
+        except RequestFailed as failure:
+            failed.append(failure)
+            on_sent(structs.replace(sent, failed=failure.reason.partition(":")[0]))
+            return
+        answered.append(timed)
+        on_sent(
+            structs.replace(
+                sent,
+                first_s=_kept(timed.pieces_s[0] - begun_s),
+                last_s=_kept(timed.pieces_s[-1] - begun_s),
+                prompt_tokens=timed.prompt_tokens,
+                output_tokens=timed.output_tokens,
+                gaps_s=tuple(_kept(later_s - earlier_s) for earlier_s, later_s in pairwise(timed.pieces_s)),
+            )
+        )
+
+    under_way: list[Future[None]] = []
+    with ThreadPoolExecutor(min(max_concurrency or MAX_STREAMS, len(requests))) as pool:
+        try:
+            for request in requests:
+                _wait_until(begun_s + request.arrival_s)
+                under_way.append(pool.submit(one, request))
+                check()
+            # In short steps, so that a signal is heard.
+            while wait(under_way, WAKE_S).not_done:
+                check()
+            check()
+            for future in under_way:
+                future.result()
+        except BaseException:
+            client.stop()
+            raise
+        finally:
+            pool.shutdown(cancel_futures=True)
+    if any(len(each.pieces_s) > 1 for each in answered):
+        _refuse_collected(client, endpoint, answered)
+
+
+def _kept(moment_s: float) -> float:
+    """Rounded to 10 microseconds: a file of many requests stays small."""
+    return round(moment_s, 5)
+
+
+def _wait_until(moment_s: float) -> None:
+    """Sleep in short steps, so that a signal is heard."""
+    while (left_s := moment_s - time.perf_counter()) > 0.0:
+        time.sleep(min(WAKE_S, left_s))
+
+
+def prompt_of(request: Request, words_per_token: float, block_tokens: int, seed: int | str) -> str:
+    """Words of a prompt of about as many tokens; equal blocks of content have equal words.
+
+    >>> first, second = (Request(i, "", 0.0, 40, 4, content=(7, 8)) for i in (0, 1))
+    >>> [len(prompt_of(each, 1.0, 16, 0).split()) for each in (first, second)]
+    [40, 40]
+    >>> prompt_of(first, 1.0, 16, 0).split()[:32] == prompt_of(second, 1.0, 16, 0).split()[:32]
+    True
+    """
+    blocks = request.content[: request.prompt_tokens // block_tokens]
+    parts = [_words(random.Random(f"{seed} block {each}"), round(block_tokens * words_per_token)) for each in blocks]
+    rest = round((request.prompt_tokens - len(blocks) * block_tokens) * words_per_token)
+    return " ".join([*parts, _words(random.Random(f"{seed} request {request.index}"), max(1 - len(parts), rest))])
+
+
+def _words(draw: random.Random, count: int) -> str:
+    return " ".join(draw.choices(WORDS, k=count))

@@ -1,7 +1,7 @@
 """The only place that calls a server: one address, every answer within a deadline and a number of bytes.
 
-Sockets never block for longer than WAKE_S, so that `stop` ends whatever is being waited for. Answers are requested as
-they are: compressed ones are refused, and redirects are answers like any other. The address's host and port alone are
+`stop` shuts the sockets down, so that whatever waits in another thread ends at once. Answers are requested as they
+are: compressed ones are refused, and redirects are answers like any other. The address's host and port alone are
 called; proxies of the environment are for other addresses than one to measure. A key goes into one header and is
 blotted out of every message. Not here: what an answer means (calibrate.server.endpoint).
 """
@@ -10,20 +10,18 @@ from __future__ import annotations
 
 import io
 import json
-import os
-import selectors
 import socket
 import ssl
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
-from errno import EINPROGRESS, EWOULDBLOCK
+from contextlib import contextmanager, suppress
 from http.client import HTTPConnection, HTTPException, HTTPResponse
 from types import TracebackType
 from typing import TYPE_CHECKING, TypeVar, cast
 from urllib.parse import urlsplit
+from weakref import WeakSet
 
 from sim.files.json_values import Json
 from sim.files.read import printable
@@ -34,7 +32,6 @@ if TYPE_CHECKING:
 CONNECT_S = 10.0
 TIMEOUT_S = 300.0
 """Longest from sending a request to the last byte of its answer: a server may load its model meanwhile."""
-WAKE_S = 0.2
 LINGER_S = 0.05
 """Longest that a stream may take to end after its last event; its connection is used again if it does."""
 MAX_IDLE_S = 2.0
@@ -45,8 +42,7 @@ MAX_LINE_BYTES = 1 << 18
 MAX_SHOWN = 200
 """Characters of an answer in a message."""
 PORTS = {"http": 80, "https": 443}
-NOT_YET = (EINPROGRESS, EWOULDBLOCK, 10035)
-"""States of a connection that is being made; the last is Windows'."""
+NOT_YET = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 T = TypeVar("T")
 
 
@@ -77,12 +73,10 @@ class _Expired(Exception):
     """A deadline passed."""
 
 
-class _Wire:
-    """A connected socket that reads and writes until a deadline, and reads at most so many bytes."""
+class _Wire(io.RawIOBase):
+    """A socket that connects, reads and writes until a deadline, and reads at most so many bytes."""
 
-    def __init__(
-        self, kind: int, address: tuple[str | int | bytes, ...], stopped: threading.Event, deadline_s: float
-    ) -> None:
+    def __init__(self, kind: int, stopped: threading.Event, deadline_s: float) -> None:
         self.deadline_s = deadline_s
         self.bytes_left = 0
         self.waits = 0
@@ -90,44 +84,38 @@ class _Wire:
         self.received_s = 0.0
         """When the last bytes came, on the clock of time.perf_counter."""
         self._stopped = stopped
-        self._selector = selectors.DefaultSelector()
         self._socket = socket.socket(kind, socket.SOCK_STREAM)
-        self._socket.setblocking(False)
-        self._selector.register(self._socket, selectors.EVENT_READ)
-        try:
-            error = self._socket.connect_ex(address)
-            if error in NOT_YET:
-                self._wait(selectors.EVENT_WRITE)
-                error = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-            if error:
-                raise OSError(error, os.strerror(error))
-            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        except BaseException:
-            self.end()
-            raise
 
-    def encrypt(self, trust: ssl.SSLContext, host: str) -> None:
-        secured = trust.wrap_socket(self._socket, server_hostname=host, do_handshake_on_connect=False)
-        self._selector.unregister(self._socket)
-        self._socket = secured
-        self._selector.register(secured, selectors.EVENT_READ)
-        self._when_ready(secured.do_handshake, selectors.EVENT_READ)
+    def connect(self, address: tuple[str | int | bytes, ...], trust: ssl.SSLContext | None, host: str) -> None:
+        self._timed(lambda: self._socket.connect(address))
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if trust is not None:
+            secured = trust.wrap_socket(self._socket, server_hostname=host, do_handshake_on_connect=False)
+            self._socket = secured
+            self._timed(secured.do_handshake)
 
     def sendall(self, data: bytes) -> None:
         """Send all of `data`; http.client calls it."""
-        rest = memoryview(data)
-        while rest:
-            rest = rest[self._when_ready(lambda: self._socket.send(rest), selectors.EVENT_WRITE) :]  # noqa: B023
+        self._timed(lambda: self._socket.sendall(data))
 
     def makefile(self, mode: str) -> io.BufferedReader:
         """A buffered reader of the answer; http.client calls it."""
-        return io.BufferedReader(_Bytes(self), READ_BYTES)
+        return io.BufferedReader(self, READ_BYTES)
 
     def close(self) -> None:
         """Nothing: http.client calls it while the answer is still being read, and `end` closes."""
 
-    def receive(self, buffer: memoryview) -> int:
-        count = self._when_ready(lambda: self._socket.recv_into(buffer), selectors.EVENT_READ)
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: WriteableBuffer) -> int:
+        self._left_s()
+        self._socket.setblocking(False)
+        try:
+            count = self._socket.recv_into(buffer)
+        except NOT_YET:
+            self.waits += 1
+            count = self._timed(lambda: self._socket.recv_into(buffer))
         self.received_s = time.perf_counter()
         self.bytes_left -= count
         if self.bytes_left < 0:
@@ -136,49 +124,40 @@ class _Wire:
 
     def is_idle(self) -> bool:
         """Nothing has come, its end neither, since the last answer, a moment ago."""
-        self._selector.modify(self._socket, selectors.EVENT_READ)
-        return time.perf_counter() - self.received_s < MAX_IDLE_S and not self._selector.select(0)
+        self._socket.setblocking(False)
+        try:
+            self._socket.recv(1)
+        except NOT_YET:
+            return time.perf_counter() - self.received_s < MAX_IDLE_S
+        except OSError:
+            return False
+        return False
+
+    def halt(self) -> None:
+        """Have whatever waits for it in another thread wait no longer."""
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
 
     def end(self) -> None:
-        self._selector.close()
         self._socket.close()
 
-    def _when_ready(self, operate: Callable[[], T], event: int) -> T:
-        while True:
-            try:
-                if self._stopped.is_set():
-                    raise _Stopped
-                if time.monotonic() > self.deadline_s:
-                    raise _Expired
-                return operate()
-            except ssl.SSLWantWriteError:
-                self._wait(selectors.EVENT_WRITE)
-            except ssl.SSLWantReadError:
-                self._wait(selectors.EVENT_READ)
-            except BlockingIOError:
-                self._wait(event)
+    def _left_s(self) -> float:
+        """Seconds until the deadline, more than 0."""
+        if self._stopped.is_set():
+            raise _Stopped
+        if (left_s := self.deadline_s - time.monotonic()) <= 0.0:
+            raise _Expired
+        return left_s
 
-    def _wait(self, event: int) -> None:
-        self.waits += event == selectors.EVENT_READ
-        self._selector.modify(self._socket, event)
-        while not self._selector.select(max(0.0, min(WAKE_S, self.deadline_s - time.monotonic()))):
+    def _timed(self, operate: Callable[[], T]) -> T:
+        self._socket.settimeout(self._left_s())
+        try:
+            return operate()
+        except TimeoutError:
+            raise _Expired from None
+        finally:
             if self._stopped.is_set():
                 raise _Stopped
-            if time.monotonic() > self.deadline_s:
-                raise _Expired
-
-
-class _Bytes(io.RawIOBase):
-    """Bytes that come over a wire."""
-
-    def __init__(self, wire: _Wire) -> None:
-        self._wire = wire
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: WriteableBuffer) -> int:
-        return self._wire.receive(memoryview(buffer))
 
 
 class Reply:
@@ -187,7 +166,6 @@ class Reply:
     def __init__(self, client: Client, path: str, wire: _Wire, response: HTTPResponse) -> None:
         self._client, self._path, self._wire, self._response = client, path, wire, response
         self.status = response.status
-        self.has_ended = False
 
     @property
     def received_s(self) -> float:
@@ -200,41 +178,28 @@ class Reply:
 
     @property
     def is_reusable(self) -> bool:
-        return self.has_ended and not self._response.will_close
-
-    def blocks(self) -> Iterator[bytes]:
-        """The body as it comes."""
-        while not self.has_ended and self._response.length != 0:
-            if block := self._response.read1(READ_BYTES):
-                yield block
-            elif self._response.length:
-                raise _Broken("breaks its answer off")
-            else:
-                break
-        self.has_ended = True
+        has_ended = self._response.isclosed() or self._response.length == 0
+        return has_ended and not self._response.will_close
 
     def text(self) -> str:
         """The whole body."""
-        return b"".join(self.blocks()).decode("utf-8", "replace")
+        blocks = list(iter(lambda: self._response.read1(READ_BYTES), b""))
+        if self._response.length:
+            raise _Broken("breaks its answer off")
+        return b"".join(blocks).decode("utf-8", "replace")
 
     def lines(self) -> Iterator[str]:
         """Lines without their ends; what follows the last end is none."""
-        rest = bytearray()
-        for block in self.blocks():
-            if b"\n" in block:
-                *whole, last = (bytes(rest) + block).split(b"\n")
-                yield from (line.rstrip(b"\r").decode("utf-8", "replace") for line in whole)
-                rest = bytearray(last)
-            else:
-                rest += block
-            if len(rest) > MAX_LINE_BYTES:
-                raise _Broken(f"answers with a line of more than {MAX_LINE_BYTES} bytes")
+        while (line := self._response.readline(MAX_LINE_BYTES + 1)).endswith(b"\n"):
+            yield line.rstrip(b"\r\n").decode("utf-8", "replace")
+        if len(line) > MAX_LINE_BYTES:
+            raise _Broken(f"answers with a line of more than {MAX_LINE_BYTES} bytes")
 
     def linger(self) -> None:
         """Wait a moment for the end of a body whose content has ended."""
         self._wire.deadline_s = min(self._wire.deadline_s, time.monotonic() + LINGER_S)
         with suppress(_Expired, _Broken, OSError, HTTPException, ValueError):
-            deque(self.blocks(), maxlen=0)
+            self._response.read()
 
     def refusal(self) -> RequestFailed:
         """Text of a status other than 200."""
@@ -242,13 +207,7 @@ class Reply:
         if 300 <= self.status < 400:
             to = self._response.headers.get("location", "")
             return self._client.failure(self._path, f"{shown}: redirects are not followed: {to}")
-        said, size = [], 0
-        for block in self.blocks():
-            said.append(block)
-            size += len(block)
-            if size > READ_BYTES:
-                break
-        text = b"".join(said).decode("utf-8", "replace").strip()
+        text = self._response.read(READ_BYTES).decode("utf-8", "replace").strip()
         return self._client.failure(self._path, f"{shown}: {text}" if text else shown)
 
 
@@ -264,6 +223,7 @@ class Client:
         self._host, self._port = parts.hostname or "", parts.port or PORTS[parts.scheme]
         self._prefix = parts.path
         self._stopped = threading.Event()
+        self._wires = WeakSet[_Wire]()
         self._idle: deque[_Wire] = deque()
         try:
             self._addresses = socket.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)
@@ -277,12 +237,14 @@ class Client:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.stop()
-        while self._idle:
-            self._idle.pop().end()
+        for wire in self._wires:
+            wire.end()
 
     def stop(self) -> None:
-        """Have whatever waits in other threads end within WAKE_S; nothing is called after it."""
+        """Have whatever waits in other threads end; nothing is called after it."""
         self._stopped.set()
+        for wire in list(self._wires):
+            wire.halt()
 
     def failure(self, path: str, reason: str, kind: type[RequestFailed] = RequestFailed) -> RequestFailed:
         """The server's words as part of one line: short, printable and without the key."""
@@ -302,24 +264,21 @@ class Client:
         if body is not None:
             headers["Content-Type"] = "application/json"
             content = json.dumps(body).encode()
+        wire = self._wire(deadline_s)
+        is_reusable = False
         try:
-            with ExitStack() as stack:
-                wire = self._wire(deadline_s)
-                closing = stack.enter_context(ExitStack())
-                closing.callback(wire.end)
-                wire.deadline_s, wire.bytes_left = deadline_s, max_bytes
-                http = HTTPConnection(self._host, self._port)
-                http.default_port = PORTS["http" if self._trust is None else "https"]
-                http.sock = cast(socket.socket, wire)
-                http.request("GET" if content is None else "POST", self._prefix + path, content, headers)
-                answer = Reply(self, path, wire, http.getresponse())
-                encoding = answer._response.headers.get("content-encoding", "identity")
-                if encoding.strip().lower() not in ("", "identity"):
-                    raise _Broken(f"answers in {encoding}, which was not requested")
-                yield answer
-                if answer.is_reusable:
-                    closing.pop_all()
-                    self._idle.append(wire)
+            wire.deadline_s, wire.bytes_left = deadline_s, max_bytes
+            http = HTTPConnection(self._host, self._port)
+            http.default_port = PORTS["http" if self._trust is None else "https"]
+            http.sock = cast(socket.socket, wire)
+            http.request("GET" if content is None else "POST", self._prefix + path, content, headers)
+            response = http.getresponse()
+            encoding = response.headers.get("content-encoding", "identity")
+            if encoding.strip().lower() not in ("", "identity"):
+                raise _Broken(f"answers in {encoding}, which was not requested")
+            answer = Reply(self, path, wire, response)
+            yield answer
+            is_reusable = answer.is_reusable
         except _Expired:
             raise self.failure(
                 path, f"gave no whole answer within {self.timeout_s:g} s (server.timeout_s)", Late
@@ -329,6 +288,11 @@ class Client:
         except (OSError, HTTPException) as error:
             problem = getattr(error, "strerror", None) or str(error) or type(error).__name__
             raise self.failure(path, f"breaks the connection off: {problem}") from None
+        finally:
+            if is_reusable:
+                self._idle.append(wire)
+            else:
+                wire.end()
 
     def _wire(self, deadline_s: float) -> _Wire:
         """One that is left from an answer before, or a new one."""
@@ -338,21 +302,17 @@ class Client:
                 if wire.is_idle():
                     return wire
                 wire.end()
-        failure = None
+        failure = self.failure("", "has no address")
         for kind, _, _, _, address in self._addresses:
+            wire = _Wire(kind, self._stopped, min(deadline_s, time.monotonic() + CONNECT_S))
+            self._wires.add(wire)
             try:
-                wire = _Wire(kind, address, self._stopped, min(deadline_s, time.monotonic() + CONNECT_S))
-            except OSError as error:
-                failure = self.failure("", f"cannot be reached: {error.strerror}")
-                continue
+                wire.connect(address, self._trust, self._host)
             except _Expired:
                 failure = self.failure("", f"takes no connection within {min(CONNECT_S, self.timeout_s):g} s", Late)
-                continue
-            try:
-                if self._trust is not None:
-                    wire.encrypt(self._trust, self._host)
-            except BaseException:
-                wire.end()
-                raise
-            return wire
-        raise failure or self.failure("", "has no address")
+            except OSError as error:
+                failure = self.failure("", f"cannot be reached: {error.strerror}")
+            else:
+                return wire
+            wire.end()
+        raise failure

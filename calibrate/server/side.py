@@ -1,6 +1,6 @@
 """One of the servers of a served run: looked at, sent the load, and what is kept of the looks.
 
-Not here: requests and their times (calibrate.server.open_loop), fits (calibrate.server.looks), predictions and the
+Not here: requests and their times (calibrate.server.endpoint), fits (calibrate.served.line), predictions and the
 verdict (calibrate.server.served_run).
 """
 
@@ -12,20 +12,19 @@ from pathlib import Path
 from statistics import fmean
 
 from calibrate.served.as_sent import closed_loop, quote_of, spread_of, step_rates
-from calibrate.served.line import lone_requests
-from calibrate.served.load import Accepted, ServedLoad, ServedRequest, pooled
-from calibrate.served.metrics import Growth, told_by
-from calibrate.served.reports import ServerLooks, read_looks, write_looks
-from calibrate.server.endpoint import find, growth, look, slots
-from calibrate.server.looks import (
+from calibrate.served.line import (
     as_now,
     e2el_s,
+    lone_requests,
     look_seed,
     one_at_a_time,
     round_requests,
 )
+from calibrate.served.load import DRAFT_KEY, Accepted, ServedLoad, ServedRequest, pooled
+from calibrate.served.metrics import Growth, told_by
+from calibrate.served.readers import ServerLooks, read_looks, write_looks
+from calibrate.server.endpoint import find, look, send, slots, tokens_per_word
 from calibrate.server.network import Client
-from calibrate.server.open_loop import send, tokens_per_word
 from calibrate.server.served_run import DRAWS, NO_DOUBT, InFlight, ServedRun, judge, now, predict, shorter_pct
 from sim.costs.profile import Profile
 from sim.files.json_values import Json, value_at
@@ -34,7 +33,6 @@ from sim.run.experiment import Experiment
 from sim.run.resolve import resolve_all
 from sim.run.scenario import Scenario, parse_scenario
 
-DRAFT_LENGTH = "speculation.num_speculative_tokens"
 PLAIN: dict[str, Json] = {"num_speculative_tokens": 0}
 WARM_UP_WAVES, WARM_UP_ROUND = 2, 10_000
 """Requests of each stream before anything counts, and the number of their round, which no other has."""
@@ -95,7 +93,11 @@ class Side:
             max_concurrency=at_once,
             on_sent=on_sent,
         )
-        return growth(before, look(self.client), self.client.url, value_at(self.raw, DRAFT_LENGTH))
+        after, told = look(self.client), value_at(self.raw, DRAFT_KEY)
+        if before is None or after is None:
+            return None
+        flag = f"lanesim validate URL --set {DRAFT_KEY}=K"
+        return Growth(before, after, f"{self.client.url}/metrics", told if isinstance(told, int) else None, flag)
 
     def warm_up(self, at_once: int) -> None:
         """Requests before anything counts: servers compile, allocate and fill caches while they answer their first."""

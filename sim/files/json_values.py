@@ -220,11 +220,11 @@ def _hint(problem: str, kind: type) -> str:
     return f"; did you mean {nearest[0]!r}?" if nearest else ""
 
 
-def _keys(kind: type) -> Iterator[str]:
-    """All keys of a struct and of the structs inside it."""
-    if not (isinstance(kind, type) and issubclass(kind, msgspec.Struct)):
+def _keys(kind: type, outer: Sequence[type] = ()) -> Iterator[str]:
+    """All keys of a struct and of the structs inside it, one of its own kind left out."""
+    if kind in outer or not (isinstance(kind, type) and issubclass(kind, msgspec.Struct)):
         return
     for field in msgspec.structs.fields(kind):
         yield field.encode_name
         for part in getattr(field.type, "__args__", (field.type,)):
-            yield from _keys(part)
+            yield from _keys(part, (*outer, kind))

@@ -25,7 +25,6 @@ from typing import Any
 
 from calibrate.fit import points_file
 from sim.cli.main import run
-from sim.costs.profile_files import load
 from sim.files import write
 from sim.studies.sweeps.store import Store
 from tests.attack.samples import GRID, PAIR, TINY_RUN
@@ -37,8 +36,6 @@ MAX_OPERATIONS = 300
 SEEDED = ["compare", "--profile", PAIR, *TINY_RUN, "--workers", "1", "--seed"]
 PLACES = [["decode", "target", 1, 1, context, "eager"] for context in (16, 32, 48)]
 OVER = "--overwrite"
-DRAWN = "page"
-"""The kind that is mostly pictures: for the nightly run."""
 
 
 def lanesim(*args: str) -> None:
@@ -61,23 +58,6 @@ def results(folder: Path) -> set[object]:
         return set()
     lanesim("check", str(folder / "r"))
     return {seed_of(folder / "r" / "summary.json")}
-
-
-def write_json(folder: Path, seed: str = "1") -> None:
-    lanesim(*SEEDED, seed, "--json", str(folder / "x.json"), OVER)
-
-
-def json_files(folder: Path) -> set[object]:
-    lanesim("check", str(folder / "x.json"))
-    return {seed_of(folder / "x.json")}
-
-
-def write_profile(folder: Path, origin: str = "h100-sxm/llama-2-7b") -> None:
-    lanesim("calibrate", "derive", "--from", origin, "--gpu", "h200-sxm", "--out", str(folder / "p.json"), OVER)
-
-
-def profile(folder: Path) -> set[object]:
-    return {load(folder / "p.json").name}
 
 
 def write_points(folder: Path) -> None:
@@ -111,15 +91,6 @@ def store(folder: Path) -> set[object]:
     return {json.dumps(row, sort_keys=True) for row in rows}
 
 
-def write_page(folder: Path) -> None:
-    lanesim("report", str(folder / "store"), "--out", str(folder / "page.html"), OVER)
-
-
-def page(folder: Path) -> set[object]:
-    file = folder / "page.html"
-    return set() if not file.exists() else {file.read_text().rstrip().endswith("</html>")}
-
-
 @dataclass(frozen=True)
 class Kind:
     """A writer, what it finds, and what a reader finds; what is old stands, or what is new, or some of it is added."""
@@ -139,11 +110,8 @@ class Kind:
 KINDS: dict[str, Kind] = {
     "results": Kind(write_results, results, (write_results, "0")),
     "new results": Kind(write_results, results, is_added=True),
-    "json": Kind(write_json, json_files, (write_json, "0")),
-    "profile": Kind(write_profile, profile, (write_profile, "h100-sxm/llama-3.1-8b")),
     "points": Kind(write_points, points, is_added=True),
     "store": Kind(write_store, store, (write_store, "[0]"), is_added=True),
-    DRAWN: Kind(write_page, page, (write_store,), is_added=True),
 }
 
 
@@ -173,7 +141,7 @@ FILES: dict[str, Kind] = {
     "file": Kind(write_file, lambda folder: {(folder / "x").read_text()}, (write_file, "old")),
     "folder": Kind(write_folder, files_of_folder, (old_folder,)),
 }
-"""What all of them are made of."""
+"""What all of them are made of, and every other output of one file."""
 
 
 def die_before(allowed: int, folder: Path) -> None:

@@ -1,27 +1,20 @@
 """A server on loopback that breaks one rule at a time: each way is a generator of what it sends and how long it waits.
 
-Bounded: no way sends more than MAX_BYTES or outlives the server. All that is not broken is sound.
+All that is not broken is sound (tests.calibrate.server.test_probe).
 """
 
 from __future__ import annotations
 
 import gzip
 import json
-import socket
-import ssl
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import chain, repeat
 from typing import Any
 
-MAX_BYTES = 64 << 20
+from tests.calibrate.server.test_probe import Pieces, Server, Way, serving
+
 TOKEN_S = 0.002
-Pieces = Iterator[bytes | float]
-"""Bytes to send, seconds to wait."""
-Way = Callable[[int], Pieces]
-"""Of the tokens that are asked for, 0 where none are."""
-CLOSING = b"Connection: close\r\n"
 
 
 def head(status: str = "200 OK", *fields: str, kind: str = "application/json", keeps: bool = False) -> bytes:
@@ -97,97 +90,8 @@ def bomb(num_bytes: int = 64 << 20) -> bytes:
     return gzip.compress(bytes(num_bytes), 1)
 
 
-class HostileServer:
-    """Answers `path` by `way`, after `sound` sound answers there; everything else soundly."""
-
-    def __init__(
-        self,
-        path: str = "",
-        way: Way | None = None,
-        *,
-        sound: int = 0,
-        broken: int = 1 << 30,
-        trust: ssl.SSLContext | None = None,
-    ) -> None:
-        self._trust = trust
-        self.path, self.way, self.sound, self.broken = path, way, sound, broken
-        self.heads: list[bytes] = []
-        self.has_broken = threading.Event()
-        self._counts: dict[str, int] = {}
-        self._lock = threading.Lock()
-        self._stopped = threading.Event()
-        self._listener = socket.create_server(("127.0.0.1", 0), backlog=64)
-        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def stop(self) -> None:
-        self._stopped.set()
-        with suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
-
-    def _accept(self) -> None:
-        with suppress(OSError):
-            while not self._stopped.is_set():
-                connection, _ = self._listener.accept()
-                threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
-
-    def _serve(self, connection: socket.socket) -> None:
-        connection.settimeout(60.0)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        with suppress(OSError), ExitStack() as stack:
-            stack.enter_context(connection)
-            if self._trust is not None:
-                connection = stack.enter_context(self._trust.wrap_socket(connection, server_side=True))
-            while (request := self._request(connection)) is not None:
-                keeps = False
-                num_bytes = 0
-                for piece in self._answer(*request):
-                    if self._stopped.is_set() or num_bytes > MAX_BYTES:
-                        return
-                    if isinstance(piece, float):
-                        self._stopped.wait(piece)
-                        continue
-                    keeps = keeps or (piece.startswith(b"HTTP/") and CLOSING not in piece)
-                    num_bytes += len(piece)
-                    connection.sendall(piece)
-                if not keeps:
-                    return
-
-    def _request(self, connection: socket.socket) -> tuple[str, int] | None:
-        """The path of the next request and the tokens that it asks for; None where none comes."""
-        text = b""
-        while b"\r\n\r\n" not in text:
-            if not (block := connection.recv(65536)):
-                return None
-            text += block
-        first, _, body = text.partition(b"\r\n\r\n")
-        lengths = [line.split(b":")[1] for line in first.split(b"\r\n") if line.lower().startswith(b"content-length")]
-        while len(body) < int(lengths[0] if lengths else 0):
-            if not (block := connection.recv(65536)):
-                return None
-            body += block
-        self.heads.append(first)
-        return first.split()[1].decode(), json.loads(body)["max_tokens"] if body else 0
-
-    def _answer(self, path: str, tokens: int) -> Pieces:
-        with self._lock:
-            count = self._counts.get(path, 0)
-            self._counts[path] = count + 1
-        if self.way is not None and path == self.path and self.sound <= count < self.sound + self.broken:
-            self.has_broken.set()
-            return self.way(tokens)
-        if path == "/v1/models":
-            return whole('{"data": [{"id": "tiny"}]}')(tokens)
-        if path == "/v1/completions" and self.path != "/v1/chat/completions":
-            return stream()(tokens)
-        return whole("{}", "404 Not Found")(tokens)
-
-
 @contextmanager
-def hostile(path: str = "", way: Way | None = None, **how: Any) -> Iterator[HostileServer]:
-    server = HostileServer(path, way, **how)
-    try:
+def hostile(path: str = "", way: Way | None = None, **how: Any) -> Iterator[Server]:
+    is_chat = path == "/v1/chat/completions"
+    with serving(way_path=path, way=way, is_chat=is_chat, prompt_tokens=4, **how) as server:
         yield server
-    finally:
-        server.stop()

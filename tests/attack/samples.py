@@ -275,7 +275,7 @@ SERVED_RUN = indented(
         "frontend_s": 0.0,
         "predicted_at": "2026-11-26T05:41:45+00:00",
         "predicted": {"mean_ttft_ms": 46.1, "p99_itl_ms": None},
-        "spread": {},
+        "intervals": {},
         "sent": [{"index": 0, "due_s": 0.0, "sent_s": 0.001, "first_s": 0.1, "last_s": 0.4, "gaps_s": [0.3]}],
     }
 )
@@ -367,103 +367,105 @@ def of_production(name: str, content: bytes | str, *flags: str, **beside: bytes 
     return read_by(name, content, "calibrate", "fit", *flags, every=4, **beside)
 
 
+PROFILE = (SHIPPED / "h100-sxm" / "llama-2-7b.json").read_bytes()
+ENGINE = (ENGINES / "vllm-0.24.json").read_bytes()
+QUANTISED_MODEL = read_by("m_hf_quant_config.json", QUANTISED, "check", "{folder}/m_config.json", m_config__json=CONFIG)
+LENGTHS = ("--set", "workload.input_len=20", "--set", "workload.output_len=5")
+TINY = ("compare", "--profile", PAIR, *TINY_RUN)
+RECORDED = ("validate", "vllm", "--profile", ALONE, "--set", "engine.max_num_seqs=8")
+RECORDED += ("--set", "engine.max_num_batched_tokens=512")
+LOADS = ("validate", "cells", "--profile", ALONE)
+DERIVED = ("calibrate", "derive", "--from", ALONE, "--target", "{}", "--out", "{folder}/d.json")
+LEVELS = ("calibrate", "fit", "--profile", PAIR, "--json", "{folder}/j.json", "{}")
+SWEEP = ("sweep", "{}", "--out", "{folder}/store", "--workers", "1")
+FILES = {
+    "scenario": read_by("s.yaml", SCENARIO, "compare", "{}", *TINY_RUN, "--replications", "1", "--workers", "1"),
+    "grid": read_by("g.yaml", GRID, *SWEEP, every=4),
+    "grid of lists": read_by("gl.yaml", GRID_OF_LISTS, *SWEEP, every=10),
+    "profile": read_by("p.json", PROFILE, "profiles", "show", "{}"),
+    "engine": read_by("e.json", ENGINE, *TINY, "--engine", "{}", "--workers", "1"),
+    "config": read_by("c.json", CONFIG, *DERIVED),
+    "points": read_by("p.points.jsonl", POINTS),
+    "trace azure": of_trace("a.csv", AZURE, "trace-azure"),
+    "trace mooncake": of_trace("m.jsonl", MOONCAKE, "mooncake"),
+    "trace azure 2024": of_trace("b.csv", AZURE_2024, "trace-azure"),
+    "trace burstgpt": of_trace("bg.csv", BURSTGPT, "burstgpt"),
+    "trace sessions": of_trace("ms.jsonl", SESSIONS, "mooncake"),
+    "guidellm": of_trace("gl.json", GUIDELLM, "guidellm"),
+    "aiperf": of_trace("ai.jsonl", AIPERF, "aiperf"),
+    "aiperf means": of_production("am.json", AIPERF_MEANS),
+    "inference-perf": of_trace("ip.json", INFERENCE_PERF, "inference-perf"),
+    "inference-perf means": of_production("im.json", INFERENCE_PERF_MEANS),
+    "bench in detail": of_trace("bd.json", BENCH_IN_DETAIL, "vllm-bench"),
+    "bench appended": of_production("ba.jsonl", BENCH_APPENDED),
+    "trace csv": of_trace("t.csv", TRACE_CSV, "csv"),
+    "trace jsonl": of_trace("t.jsonl", TRACE_JSONL, "jsonl"),
+    "sharegpt": of_trace("g.json", SHAREGPT, "sharegpt"),
+    "tape": read_by("t.jsonl", TAPE, *TINY, "--acceptance", "tape:{}", "--workers", "1"),
+    "requests": read_by("v.jsonl", VLLM, *RECORDED, "{}"),
+    "prompts": read_by("w.jsonl", PROMPTS, *RECORDED, "{folder}/v.jsonl", "{}", v__jsonl=VLLM),
+    "cells": read_by("cells.csv", CELLS, *LOADS, "{}"),
+    "request list": read_by("list.csv", LIST, *LOADS, "{folder}/cells.csv", "{}", cells__csv=LISTED_CELLS),
+    "tuned table": read_by("tuned.json", TUNED),
+    "bench": of_production("bench.json", BENCH),
+    "log vllm": of_production("vllm.log", VLLM_LOG, "{}", *LENGTHS),
+    "log sglang": of_production("sg.log", SGLANG_LOG, "{}", "--set", "num_speculative_tokens=3", *LENGTHS),
+    "metrics": of_production(
+        "after.txt",
+        look(30, 120, drafts=120, accepted=(90, 60)),
+        *("metrics", "{folder}/before.txt", "{}"),
+        before__txt=look(10, 40, drafts=40, accepted=(30, 20)),
+    ),
+    "measured levels": read_by("m.json", MEASURED, *LEVELS, every=4),
+    "served run": read_by("run.json", SERVED_RUN),
+    "trace gz": of_trace("a.csv.gz", gzip.compress(AZURE.encode(), mtime=0), "trace-azure"),
+    "trace counts": of_trace("mc.csv", MOONCAKE_COUNTS, "mooncake"),
+    "trace turns": of_trace("mt.jsonl", SESSIONS, "mooncake", "#turns=new"),
+    "trace columns": of_trace(
+        "tc.csv", TRACE_CSV, "csv", "#arrival=arrival_s,prompt=prompt_tokens,output=output_tokens,unit=ms"
+    ),
+    "trace without times": of_trace(
+        *("tw.jsonl", TRACE_JSONL, "jsonl", "#arrival="),
+        *("--request-rate", "4", "--set", "workload.trace_arrivals=poisson"),
+    ),
+    "guidellm means": of_production("gm.json", GUIDELLM),
+    "bench list": of_production("bl.json", BENCH_LIST),
+    "quantisation": replace(QUANTISED_MODEL, is_checked=False),
+}
+"""By format, of those that no command has to write first."""
+
+
+KERNELS = (
+    *("a100_sxm.yaml", "gemm_perf.parquet", "context_attention_perf.parquet"),
+    *("generation_attention_perf.parquet", "custom_allreduce_perf.parquet"),
+)
+REPLAYED = ("summary.json", "scenario.yaml", "requests.parquet", "work.parquet", "profile.json")
+FORMATS = (*FILES, "summary", "store", *REPLAYED, *KERNELS)
+
+
 def samples(folder: Path) -> dict[str, Sample]:
     """By format."""
-    made, replayed, stored = results(folder), replay(folder), store(folder)
-    profile = (SHIPPED / "h100-sxm" / "llama-2-7b.json").read_bytes()
-    engine = (ENGINES / "vllm-0.24.json").read_bytes()
 
     def part(of: dict[str, bytes], name: str, *commands: tuple[str, ...], every: int = 1) -> Sample:
-        beside = tuple((other, content) for other, content in of.items() if other != name)
-        return Sample(name, of[name], commands, beside, is_folder=True, every=every)
-
-    def of_kernels(name: str) -> Sample:
-        return replace(part(kernels, name, derived, every=4), is_checked=False)
-
-    def replay_part(name: str) -> Sample:
-        return part(replayed, name, ("validate", "{folder}", "--json", "{folder}/v.json"))
+        """The file of this name, or whose name ends so, beside all others."""
+        whole = next(each for each in of if each.endswith(name))
+        beside = tuple((other, content) for other, content in of.items() if other != whole)
+        return Sample(whole, of[whole], commands, beside, is_folder=True, every=every)
 
     (folder / "kernels").mkdir()
     kernels = files_in(write_tables(folder / "kernels"))
     imported = ("aiconfigurator", "{folder}", "--gpu", "a100-sxm", "--target", "llama-3.1-8b-tp2")
     derived = ("calibrate", "import", *imported, "--out", "{folder}/../made.json")
-    quantised = read_by("m_hf_quant_config.json", QUANTISED, "check", "{folder}/m_config.json", m_config__json=CONFIG)
-    lengths = ("--set", "workload.input_len=20", "--set", "workload.output_len=5")
-    tiny = ("compare", "--profile", PAIR, *TINY_RUN)
-    limits = ("--set", "engine.max_num_seqs=8", "--set", "engine.max_num_batched_tokens=512")
-    vllm = ("validate", "vllm", "--profile", ALONE, *limits)
-    cells = ("validate", "cells", "--profile", ALONE)
-    derive = ("calibrate", "derive", "--from", ALONE, "--target", "{}", "--out", "{folder}/d.json")
-    looks = ("metrics", "{folder}/before.txt", "{}")
-    levels = ("calibrate", "fit", "--profile", PAIR, "--json", "{folder}/j.json", "{}")
-    sweep = ("sweep", "{}", "--out", "{folder}/store", "--workers", "1")
+    validated = ("validate", "{folder}", "--json", "{folder}/v.json")
+    swept = ("sweep", "{folder}/grid.yaml", "--out", "{folder}", "--workers", "1")
     return {
-        "scenario": read_by("s.yaml", SCENARIO, "compare", "{}", *TINY_RUN, "--replications", "1", "--workers", "1"),
-        "grid": read_by("g.yaml", GRID, *sweep, every=4),
-        "grid of lists": read_by("gl.yaml", GRID_OF_LISTS, *sweep, every=10),
-        "profile": read_by("p.json", profile, "profiles", "show", "{}"),
-        "engine": read_by("e.json", engine, *tiny, "--engine", "{}", "--workers", "1"),
-        "config": read_by("c.json", CONFIG, *derive),
-        "points": read_by("p.points.jsonl", POINTS),
-        "trace azure": of_trace("a.csv", AZURE, "trace-azure"),
-        "trace mooncake": of_trace("m.jsonl", MOONCAKE, "mooncake"),
-        "trace azure 2024": of_trace("b.csv", AZURE_2024, "trace-azure"),
-        "trace burstgpt": of_trace("bg.csv", BURSTGPT, "burstgpt"),
-        "trace sessions": of_trace("ms.jsonl", SESSIONS, "mooncake"),
-        "guidellm": of_trace("gl.json", GUIDELLM, "guidellm"),
-        "aiperf": of_trace("ai.jsonl", AIPERF, "aiperf"),
-        "aiperf means": of_production("am.json", AIPERF_MEANS),
-        "inference-perf": of_trace("ip.json", INFERENCE_PERF, "inference-perf"),
-        "inference-perf means": of_production("im.json", INFERENCE_PERF_MEANS),
-        "bench in detail": of_trace("bd.json", BENCH_IN_DETAIL, "vllm-bench"),
-        "bench appended": of_production("ba.jsonl", BENCH_APPENDED),
-        "trace csv": of_trace("t.csv", TRACE_CSV, "csv"),
-        "trace jsonl": of_trace("t.jsonl", TRACE_JSONL, "jsonl"),
-        "sharegpt": of_trace("g.json", SHAREGPT, "sharegpt"),
-        "tape": read_by("t.jsonl", TAPE, *tiny, "--acceptance", "tape:{}", "--workers", "1"),
-        "requests": read_by("v.jsonl", VLLM, *vllm, "{}"),
-        "prompts": read_by("w.jsonl", PROMPTS, *vllm, "{folder}/v.jsonl", "{}", v__jsonl=VLLM),
-        "cells": read_by("cells.csv", CELLS, *cells, "{}"),
-        "request list": read_by("list.csv", LIST, *cells, "{folder}/cells.csv", "{}", cells__csv=LISTED_CELLS),
-        "tuned table": read_by("tuned.json", TUNED),
-        "bench": of_production("bench.json", BENCH),
-        "log vllm": of_production("vllm.log", VLLM_LOG, "{}", *lengths),
-        "log sglang": of_production("sg.log", SGLANG_LOG, "{}", "--set", "num_speculative_tokens=3", *lengths),
-        "metrics": of_production(
-            "after.txt",
-            look(30, 120, drafts=120, accepted=(90, 60)),
-            *looks,
-            before__txt=look(10, 40, drafts=40, accepted=(30, 20)),
-        ),
-        "measured levels": read_by("m.json", MEASURED, *levels, every=4),
-        "served run": Sample("run.json", SERVED_RUN.encode(), (("check", "{}"),)),
-        "summary": part(made, "summary.json", ("check", "{}")),
-        "replay summary": replay_part("summary.json"),
-        "replay scenario": replay_part("scenario.yaml"),
-        "replay requests": replay_part("requests.parquet"),
-        "replay works": replay_part("work.parquet"),
-        "replay profile": replay_part("profile.json"),
+        **FILES,
+        "summary": part(results(folder), "summary.json", ("check", "{}")),
         "store": part(
-            stored,
-            "store.sqlite",
-            ("sweep", "{folder}/grid.yaml", "--out", "{folder}", "--workers", "1"),
-            ("report", "{folder}", "--out", "{folder}/r.html"),
-            every=10,
+            store(folder), "store.sqlite", swept, ("report", "{folder}", "--out", "{folder}/r.html"), every=10
         ),
-        "trace gz": of_trace("a.csv.gz", gzip.compress(AZURE.encode(), mtime=0), "trace-azure"),
-        "trace counts": of_trace("mc.csv", MOONCAKE_COUNTS, "mooncake"),
-        "trace turns": of_trace("mt.jsonl", SESSIONS, "mooncake", "#turns=new"),
-        "trace columns": of_trace(
-            "tc.csv", TRACE_CSV, "csv", "#arrival=arrival_s,prompt=prompt_tokens,output=output_tokens,unit=ms"
-        ),
-        "trace without times": of_trace(
-            *("tw.jsonl", TRACE_JSONL, "jsonl", "#arrival="),
-            *("--request-rate", "4", "--set", "workload.trace_arrivals=poisson"),
-        ),
-        "guidellm means": of_production("gm.json", GUIDELLM),
-        "bench list": of_production("bl.json", BENCH_LIST),
-        "quantisation": replace(quantised, is_checked=False),
-        **{f"kernels {name.rpartition('__')[2]}": of_kernels(name) for name in kernels},
+        **{name: part(replay(folder), name, validated) for name in REPLAYED},
+        **{name: replace(part(kernels, name, derived, every=4), is_checked=False) for name in KERNELS},
     }
 
 

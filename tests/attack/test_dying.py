@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.attack.dying import DRAWN, FILES, KINDS
+from tests.attack.dying import FILES, KINDS
 
 STEP = 4
 """Every fourth operation in a run of all tests, each in the nightly one."""
 CASES = [
     *((kind, 1) for kind in FILES),
-    *((kind, STEP) for kind in KINDS if kind != DRAWN),
+    *((kind, STEP) for kind in KINDS),
     *(pytest.param(kind, 1, marks=pytest.mark.nightly) for kind in KINDS),
 ]
 

@@ -1,4 +1,5 @@
-"""A damaged file of any format: one line on stderr that names it, exit code 0 or 2, no hang, its bytes unchanged."""
+"""A damaged file of any format, and a hostile value of any option: one line on stderr that names the file, exit code 0
+or 2, no hang, the file's bytes unchanged."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import click
 import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
@@ -20,23 +22,10 @@ from calibrate.server.network import Client, RequestFailed
 from sim.cli.main import run
 from tests.attack.hostile_server import DONE, Pieces, head, hostile
 from tests.attack.mutations import TooLong, at_most, damaged
-from tests.attack.samples import EVENTS, PAIR, SPECULATIVE_CONFIG, TINY_RUN, Sample, filled, samples
+from tests.attack.samples import EVENTS, FORMATS, PAIR, SPECULATIVE_CONFIG, TINY_RUN, Sample, filled, samples
 from tests.properties import examples
+from tests.sim.cli.test_consent import commands
 
-FORMATS = (
-    *("scenario", "grid", "grid of lists", "profile", "engine", "config", "points"),
-    *("trace azure", "trace mooncake", "trace csv"),
-    *("trace azure 2024", "trace burstgpt", "trace sessions", "guidellm", "aiperf", "aiperf means"),
-    *("inference-perf", "inference-perf means", "bench in detail", "bench appended"),
-    *("trace jsonl", "sharegpt", "tape", "requests", "prompts", "cells", "request list", "tuned table"),
-    *("bench", "log vllm", "log sglang", "metrics", "measured levels", "summary"),
-    *("replay summary", "replay scenario", "replay requests", "replay works", "replay profile"),
-    "store",
-    *("trace gz", "trace counts", "trace turns", "trace columns", "trace without times"),
-    *("guidellm means", "bench list", "quantisation"),
-    *("kernels a100_sxm.yaml", "kernels gemm_perf.parquet", "kernels context_attention_perf.parquet"),
-    *("kernels generation_attention_perf.parquet", "kernels custom_allreduce_perf.parquet"),
-)
 CHECK_CPU_S = 5.0
 COMMAND_CPU_S = 5.0
 """A damaged scenario may be a sound one that takes long: then the command is left alone."""
@@ -109,6 +98,37 @@ def test_two_thousand_damaged_files_are_one_line_each(kind: str, made: dict[str,
     sample = made[kind]
     for seed in range(2000):
         attack(sample, damaged(sample.content, sample.name, random.Random(seed)), seed)
+
+
+COMMANDS = list(commands())
+WORDS = """
+x 0 -1 nan inf 1e999 9223372036854775807 1e-320 null [] {} 1,,2 iid:2 length:99@3 vllm:.1,.9 tape:/dev/zero beta:0,0
+cpu/tinny ../../etc/passwd /dev/zero ttft:nan seed=-1 3.5/gpu-h -1/gpu-h engine.max_num_seq=4 workload=3 pvd vllm-0.11
+devices.count=99999999 workload.sharing.num_turns=1e9
+"""
+HOSTILE = ("", " ", "a\nb", "\x1b[2J", "a" * 5000, "9" * 30, *WORDS.split())
+BEGINNINGS = {
+    "compare": f"--profile {PAIR} --policy pd --num-prompts 4 --workers 1",
+    "tune": f"--profile {PAIR} --draws 1 --lengths 0,1 --concurrencies 1,2 --set workload.num_prompts=4 --workers 1",
+    "plan": f"--profile {PAIR} --set policy=pd --goodput ttft:500 --draws 0 --set workload.num_prompts=20 --workers 1",
+    "calibrate derive": f"--from {PAIR} --gpu h200-sxm --out new.json",
+    "calibrate fit": f"missing.json --profile {PAIR}",
+    "validate": f"http://127.0.0.1:1 --fit-only --profile {PAIR}",
+}
+"""Beginnings of command lines of which an option more decides whether they are sound."""
+
+
+@examples(1.0, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(rng=st.randoms(use_true_random=False))
+def test_a_hostile_value_of_any_option_is_one_line(rng: random.Random) -> None:
+    path, command = rng.choice(COMMANDS)
+    words = [*path.split(), *BEGINNINGS.get(path, "").split()]
+    options = [each for each in command.params if isinstance(each, click.Option)]
+    for option in rng.sample(options, min(len(options), rng.choice((1, 1, 2)))):
+        words += [rng.choice(option.opts), *([] if option.is_flag else [rng.choice(HOSTILE)])]
+    with TemporaryDirectory() as place, contextlib.chdir(place), contextlib.suppress(TooLong):
+        code, lines = told(words, COMMAND_CPU_S)
+        assert_one_line(code, [] if lines and lines[0].startswith("Usage") and code == 2 else lines, "")
 
 
 def attack_config(text: str) -> None:

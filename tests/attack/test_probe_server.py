@@ -24,7 +24,7 @@ from types import FrameType
 import pytest
 
 from calibrate.served.line import LONE_REQUESTS
-from calibrate.served.reports import read_looks
+from calibrate.served.readers import read_looks
 from calibrate.server.endpoint import WORDS
 from sim.cli.main import run
 from tests.attack.hostile_server import DONE, Way, bomb, collected, drip, event, head, hostile, raw, stream, whole
@@ -249,7 +249,7 @@ def test_a_key_is_sent_and_never_shown(tmp_path: Path, capsys: pytest.CaptureFix
     with hostile() as server:
         assert probe(server.url, tmp_path, *flags) == 0
     assert server.heads
-    assert all(b"Authorization: Bearer sk-not-to-be-seen" in each for each in server.heads)
+    assert all("Authorization: Bearer sk-not-to-be-seen" in each for each in server.heads)
     with hostile(MODELS, whole("wrong key: sk-not-to-be-seen", "401 Unauthorized")) as server:
         assert probe(server.url, tmp_path, *flags, "--overwrite") == 2
     shown = capsys.readouterr()

@@ -13,8 +13,7 @@ import pandas as pd
 import pytest
 from msgspec import structs
 
-from calibrate.served.line import line_of_server, lone_requests
-from calibrate.server.looks import fit_line
+from calibrate.served.line import fit_line, line_of_server, lone_requests
 from calibrate.server.served_run import Doubt, judge, now, predict, read_run, write_prediction, write_run
 from sim.run.experiment import Experiment
 from sim.run.resolve import resolve_all

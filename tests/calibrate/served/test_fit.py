@@ -15,7 +15,7 @@ from calibrate.cli.fit import source_command
 from calibrate.served.fit import Form, fit_served, tellable
 from calibrate.served.judge import LoadSetup, simulate_load
 from calibrate.served.load import Accepted, ServedLoad, mean_load
-from calibrate.served.reports import NEEDED
+from calibrate.served.readers import NEEDED
 from sim.cli.main import run
 from sim.costs.engine_costs import load_engine, own_engine, with_engine, without_engine
 from sim.costs.profile import Profile

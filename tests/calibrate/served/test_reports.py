@@ -19,8 +19,8 @@ from calibrate.served.fit import fit_served
 from calibrate.served.judge import LoadSetup, scenario_of
 from calibrate.served.load import Accepted, mean_load, middling, pooled
 from calibrate.served.metrics import Growth, parse, served_between
-from calibrate.served.readers import in_words, loads_of
-from calibrate.served.reports import ServerLooks, levels, read_bench, read_windows
+from calibrate.served.readers import ServerLooks, in_words, levels, loads_of, read_bench, read_windows
+from sim.cli.main import run
 from sim.costs.profile_files import load as profile
 from tests.properties import assert_refused, some
 
@@ -398,13 +398,15 @@ def test_every_command_that_takes_a_file_has_the_same_loads_of_it(name: str, tmp
         ]
 
 
-def test_a_comparison_carries_its_load_and_its_draft_length(tmp_path: Path) -> None:
-    """`lanesim compare --json`: 8 requests at 2 a second, 10 drafts of 3 tokens."""
-    run = {
-        "completed": 8, "total_input_tokens": 800, "total_output_tokens": 80, "output_throughput": 20.0,
-        "mean_ttft_ms": 50.0, "mean_tpot_ms": 10.0, "spec_decode_acceptance_length": 2.5,
-        "spec_decode_num_drafts": 10, "spec_decode_draft_tokens": 30,
-    }  # fmt: skip
-    result = {"scenario": {"workload": {"request_rate": 2.0, "max_concurrency": None}}, "runs": [run]}
-    (found,) = loads_of(written(tmp_path / "compared.json", json.dumps(result)))
-    assert (found.request_rate, found.num_speculative_tokens, found.acceptance) == (2.0, 3, "length:2.5@3")
+def test_what_was_simulated_is_refused_as_a_measurement(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What `lanesim compare --json` wrote, whole or a run of it."""
+    path = tmp_path / "compared.json"
+    assert run(["compare", "cpu/tiny", "--num-prompts", "4", "--request-rate", "4", "--json", str(path)]) == 0
+    assert check_file(path) == ("comparison", "1 simulated runs")
+    (one,) = json.loads(path.read_text())["runs"]
+    for file in (path, written(tmp_path / "run.json", json.dumps(one)), written(tmp_path / "r.jsonl", json.dumps(one))):
+        for words in (["validate"], ["calibrate", "fit"], ["diagnose"]):
+            capsys.readouterr()
+            assert run([*words, str(file), "--profile", "cpu/tiny"]) == 2
+            told = capsys.readouterr().err
+            assert (told.count("\n"), file.name in told, "was simulated by lanesim" in told) == (1, True, True)

@@ -16,7 +16,7 @@ import pytest
 
 from calibrate.served.judge import LoadSetup, simulate_load
 from calibrate.served.load import mean_load
-from calibrate.served.reports import NEEDED
+from calibrate.served.readers import NEEDED
 from sim.cli.main import run
 from sim.costs.engine_costs import engine_of, with_engine
 from sim.costs.profile_files import load

@@ -14,24 +14,22 @@ from calibrate.served.as_sent import closed_loop, quote_of
 from calibrate.served.fit import fit_served
 from calibrate.served.judge import setup_of
 from calibrate.served.line import (
-    SeenStep,
-    line_of_server,
-    lone_requests,
-    pace_of,
-    price_of,
-    steps_of,
-    with_pace,
-)
-from calibrate.served.load import Accepted, ServedLoad, ServedRequest
-from calibrate.server.looks import (
     Fit,
+    SeenStep,
     as_now,
     fit_line,
+    line_of_server,
+    lone_requests,
     of_a_round,
     one_at_a_time,
+    pace_of,
+    price_of,
     round_requests,
+    steps_of,
+    with_pace,
     with_price_of,
 )
+from calibrate.served.load import Accepted, ServedLoad, ServedRequest
 from calibrate.server.served_run import judge, predict
 from sim.costs.profile import Profile
 from sim.costs.profile_files import load

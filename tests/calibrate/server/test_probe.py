@@ -8,9 +8,10 @@ from __future__ import annotations
 import json
 import shlex
 import signal
+import ssl
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -19,21 +20,27 @@ import pytest
 from click.testing import CliRunner
 
 from calibrate.cli.fit import source_command
-from calibrate.cli.probe import fit_command
+from calibrate.cli.validate_server import fit_command
 from calibrate.served.as_sent import closed_loop
 from calibrate.served.line import LONE_REQUESTS
 from calibrate.served.load import ServedRequest
-from calibrate.served.reports import read_looks
-from calibrate.server.endpoint import find, slots, stream
+from calibrate.served.readers import read_looks
+from calibrate.server.endpoint import find, send, slots, stream
 from calibrate.server.network import Client, RequestFailed
-from calibrate.server.open_loop import send
 from sim.cli.main import run
 from sim.interface.request import Request
 from tests.calibrate.served.test_reports import look
 
+MAX_BYTES = 64 << 20
+Pieces = Iterator[bytes | float]
+"""Bytes to send, seconds to wait."""
+Way = Callable[[int], Pieces]
+"""Of the tokens that are asked for, 0 where none are."""
+
 
 class Server(ThreadingHTTPServer):
     """Counts what it is asked; waits `first_s` before the first token of each answer and `piece_s` before each piece.
+    Answers `way_path` by `way`, if there is one, after `sound` sound answers there and for `broken` ones.
     As it is asked for the one numbered `stop_at`, whoever probes is interrupted, and it answers no more: however busy
     the machine is, no load ends before the interrupt comes."""
 
@@ -55,8 +62,20 @@ class Server(ThreadingHTTPServer):
         props: str | None = None,
         port: int = 0,
         piece_s: float = 0.002,
+        way_path: str = "",
+        way: Way | None = None,
+        sound: int = 0,
+        broken: int = 1 << 30,
+        trust: ssl.SSLContext | None = None,
     ) -> None:
         super().__init__(("127.0.0.1", port), Handler)
+        if trust is not None:
+            self.socket = trust.wrap_socket(self.socket, server_side=True)
+        self.way_path, self.way, self.turns = way_path, way, range(sound, sound + broken)
+        self.turn = 0
+        """Requests of `way_path` so far."""
+        self.heads: list[str] = []
+        self.has_broken, self.has_ended = threading.Event(), threading.Event()
         self.piece_s = piece_s
         self.is_chat, self.is_strict, self.has_metrics, self.answer = is_chat, is_strict, has_metrics, answer
         self.first_s, self.prompt_tokens, self.stop_at = first_s, prompt_tokens, stop_at
@@ -75,8 +94,35 @@ class Server(ThreadingHTTPServer):
 class Handler(BaseHTTPRequestHandler):
     server: Server
 
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+
     def log_message(self, *_: object) -> None:
         pass
+
+    def _breaks(self, tokens: int) -> bool:
+        """Answer by the server's way where it is its turn: bytes to send, and seconds to wait, of at most MAX_BYTES."""
+        self.server.heads.append(str(self.headers))
+        if self.server.way is None or self.path != self.server.way_path:
+            return False
+        with self.server.lock:
+            self.server.turn += 1
+            if self.server.turn - 1 not in self.server.turns:
+                return False
+        self.server.has_broken.set()
+        self.close_connection, num_bytes = True, 0
+        for piece in self.server.way(tokens):
+            if self.server.has_ended.is_set() or num_bytes > MAX_BYTES:
+                self.close_connection = True
+                break
+            if isinstance(piece, float):
+                self.server.has_ended.wait(piece)
+                continue
+            if piece.startswith(b"HTTP/"):
+                self.close_connection = b"Connection: close" in piece
+            num_bytes += len(piece)
+            self.wfile.write(piece)
+        return True
 
     def _reply(self, code: int, text: str, kind: str = "application/json") -> None:
         self.send_response(code)
@@ -85,7 +131,13 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(text.encode())
 
+    def handle(self) -> None:
+        with suppress(OSError):
+            super().handle()
+
     def do_GET(self) -> None:
+        if self._breaks(0):
+            return
         if self.path == "/v1/models":
             self._reply(200, json.dumps({"data": [{"id": "tiny"}]}))
         elif self.path == "/metrics" and self.server.has_metrics:
@@ -99,6 +151,8 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if self._breaks(asked["max_tokens"]):
+            return
         if self.server.is_chat != self.path.endswith("/chat/completions"):
             self._reply(404, "{}")
             return
@@ -116,6 +170,7 @@ class Handler(BaseHTTPRequestHandler):
                 signal.raise_signal(signal.SIGINT)
         if self.server.stop_at is not None and len(self.server.asked) >= self.server.stop_at:
             self.rfile.read(1)  # Nothing comes but the end of the connection.
+            self.close_connection = True
             return
         self._stream(asked)
         with self.server.lock:
@@ -125,6 +180,7 @@ class Handler(BaseHTTPRequestHandler):
     def _stream(self, asked: dict[str, Any]) -> None:
         self.send_response(200)
         self.send_header("Content-Type", "text/event-stream")
+        self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
         # Several tokens a piece, as a server that speculates sends them.
         pieces = max(1, asked["max_tokens"] // 2)
@@ -132,14 +188,17 @@ class Handler(BaseHTTPRequestHandler):
         for _ in range(pieces):
             threading.Event().wait(self.server.piece_s)
             choice = {"delta": {"content": "a b"}} if self.server.is_chat else {"text": "a b"}
-            self.wfile.write(f"data: {json.dumps({'choices': [choice]})}\n\n".encode())
-            self.wfile.flush()
+            self._chunk(f"data: {json.dumps({'choices': [choice]})}\n\n")
         words = len(asked.get("prompt", "").split())
         usage = {
             "prompt_tokens": words if self.server.words_are_tokens else self.server.prompt_tokens,
             "completion_tokens": self.server.usage_tokens or asked["max_tokens"],
         }
-        self.wfile.write(f"data: {json.dumps({'choices': [], 'usage': usage})}\n\ndata: [DONE]\n\n".encode())
+        self._chunk(f"data: {json.dumps({'choices': [], 'usage': usage})}\n\ndata: [DONE]\n\n")
+        self._chunk("")
+
+    def _chunk(self, text: str) -> None:
+        self.wfile.write(b"%x\r\n%b\r\n" % (len(text.encode()), text.encode()))
 
 
 @contextmanager
@@ -150,6 +209,7 @@ def serving(**how: Any) -> Iterator[Server]:
     try:
         yield server
     finally:
+        server.has_ended.set()
         server.shutdown()
         server.server_close()
 

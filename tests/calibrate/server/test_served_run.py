@@ -11,12 +11,11 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from calibrate.fit.constants import with_constants
+from calibrate.served import line
 from calibrate.served.as_sent import closed_loop
+from calibrate.served.line import as_now, intake_error_s
 from calibrate.served.load import Accepted, ServedRequest
-from calibrate.served.reports import ServerLooks, write_looks
-from calibrate.server import looks
-from calibrate.server.looks import as_now, intake_error_s
+from calibrate.served.readers import ServerLooks, write_looks
 from calibrate.server.served_run import Doubt, ServedRun, judge, means, predict, read_run, shown
 from sim.cli.main import run
 from sim.costs.engine_costs import engine_of
@@ -102,23 +101,18 @@ def test_files_of_the_scenario_are_in_it_by_name_alone(tmp_path: Path) -> None:
     assert shown(tape, load("cpu/tiny"))["speculation"]["acceptance"] == "tape:mine.tape"
 
 
-def test_the_file_suffices_to_say_the_errors_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """By the profile in it: with another one the requests as they were sent come out otherwise."""
+def test_a_check_says_the_errors_of_a_file_and_its_wrong_key(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = tmp_path / "run.json"
-    sharing = ("--set", "workload.sharing.prefix_len=32", "--set", "workload.sharing.num_prefixes=1")
-    with serving(prompt_tokens=72) as server:
-        validated(server.url, out, *sharing)
-    told = read_run(out)
-    kept = told.errors
-    assert told.judged_again() == kept
-    told.errors = {"predicted": {}}
-    assert told.judged_again() == kept
-    assert told.fitted is not None
-    told.fitted = with_constants(told.fitted, {"step_s": 0.1})
-    assert told.judged_again()["as sent"] != kept["as sent"]
+    with serving(prompt_tokens=40) as server:
+        told = validated(server.url, out)
     capsys.readouterr()
     assert run(["check", str(out)]) == 0
-    assert f"as sent: {means(kept['as sent'])}" in " ".join(capsys.readouterr().out.split())
+    assert f"as sent: {means(told['errors']['as sent'])}" in " ".join(capsys.readouterr().out.split())
+    out.write_text(out.read_text().replace('"preemptions"', '"preemption"', 1))
+    assert run(["check", str(out)]) == 2
+    assert "did you mean 'preemptions'?" in capsys.readouterr().err
 
 
 def test_what_was_predicted_and_sent_is_kept_when_the_server_dies(tmp_path: Path) -> None:
@@ -166,7 +160,7 @@ def test_looks_that_are_kept_are_fitted_and_not_sent_again(tmp_path: Path, capsy
 
 def test_a_server_without_a_profile_is_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And first tokens are as unsure as the requests about one at a time say."""
-    monkeypatch.setattr(looks, "intake_error_s", lambda *_: 5.0)
+    monkeypatch.setattr(line, "intake_error_s", lambda *_: 5.0)
     out = tmp_path / "run.json"
     flags = [flag for flag in FLAGS[:-2] if flag not in ("--profile", "cpu/tiny")]
     # So slow that a client that has to wait for its core still sees the pieces one by one.

@@ -12,7 +12,7 @@ from msgspec import structs
 
 import lanesim
 from calibrate.cli.check_files import check_file
-from calibrate.served.reports import read_bench
+from calibrate.served.readers import read_bench
 from tests.attack.samples import AIPERF_MEANS, BENCH_RECORD, GUIDELLM, INFERENCE_PERF_MEANS
 
 VLLM = {key: value for key, value in BENCH_RECORD.items() if key != "max_concurrency"}
