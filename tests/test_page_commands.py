@@ -50,7 +50,7 @@ LEFT_OUT = {
     r"python -m validation step_records": "ten minutes of a real vLLM",
     r"python -m validation (constants (judge|refit) DATA|\w+ DATA)": DATA,
     r"python -m validation conformance": "logs or a wheel of an engine, which the reader brings",
-    r"python -m validation (scenario_docs|silicon_page|leaderboard|speed)": PAGE,
+    r"python -m validation (scenario_docs|accuracy_page|speed)": PAGE,
     r"lanesim .*(FILE|scenario\.yaml)": "a form, whose names the reader fills in",
 }
 """Beginning of a command -> what it wants that is not here."""

@@ -18,7 +18,11 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 from sim.files.lock import check_destinations
 
 PROGRAMS = {
-    "accuracy": ("validation.judge.accuracy_page", "docs/accuracy.md: real runs of others beside simulated ones"),
+    "accuracy": (
+        "validation.judge.sections",
+        "tables of runs of others beside simulated ones, with bars and fits",
+    ),
+    "accuracy_page": ("validation.pages.accuracy", "docs/accuracy.md: how far off, and who is better, from the tables"),
     "atlas": ("validation.pages.atlas", "docs/atlas.csv: published pairs, best draft length at each load"),
     "claims": ("validation.claims.claims_command", "published claims: claimed, simulated, verdict and why"),
     "conformance": (
@@ -35,7 +39,6 @@ PROGRAMS = {
         "validation.pages.figures",
         "figures that README states, and what each comes from; 1 where one is not so",
     ),
-    "leaderboard": ("validation.pages.leaderboard", "docs/leaderboard.md: lanesim beside every other simulator"),
     "notebooks": ("validation.pages.notebooks", "executes the notebooks on small settings"),
     "step_records": (
         "validation.replays.step_records",
@@ -48,7 +51,10 @@ PROGRAMS = {
     ),
     "scenario_docs": ("validation.pages.scenario", "docs/scenario.md, from the schema"),
     "silicon": ("validation.judge.served_judge", "served cells by class, beside a peer"),
-    "silicon_page": ("validation.judge.served_judge:write_page", "docs/silicon.md, from results of silicon"),
+    "silicon_tables": (
+        "validation.judge.served_judge:write_tables",
+        "table of every served cell, from results of silicon",
+    ),
     "speed": ("validation.speed", "CPU seconds and memory, beside NVIDIA Dynamo"),
 }
 """Name -> (module and function, `main` where none is named; what it does)."""

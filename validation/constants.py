@@ -7,7 +7,7 @@ constant of its engine: a changed constant without a new run fails tests/validat
 
 `python -m validation constants refit DATA` fits the constants of each source together, then pools anew. It prints old
 and new values with standard errors. constants.yaml says who gave and who judges each constant. Not here: the page
-(validation.pages.leaderboard).
+(validation.pages.accuracy).
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ MADE_FROM = ("calibrate/importers/aiconfigurator", "calibrate/fit", "calibrate/c
 """Folders whose code a profile depends on."""
 DISPUTED = 1.3
 """Ratio of two decode steps from which on they contradict each other; the importer's mean error on served cells of
-dense models is 6 % (docs/silicon.md)."""
+dense models is 6 % (docs/accuracy.md)."""
 
 DEGREES = (1, 2, 4, 8)
 NEEDED_TOKENS = 32_768
