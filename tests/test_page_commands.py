@@ -125,7 +125,7 @@ def test_the_commands_of_a_page_run(page: Path, tmp_path: Path) -> None:
     """
     faulthandler.cancel_dump_traceback_later()
     (tmp_path / "sim").symlink_to(ROOT / "sim")
-    (grid,) = re.findall(r"^```yaml\n(# grid\.yaml.*?)^```$", (ROOT / "docs" / "guide.md").read_text(), re.M | re.S)
+    (grid,) = re.findall(r"^```yaml\n(# grid\.yaml.*?)^```$", (ROOT / "docs" / "sweeps.md").read_text(), re.M | re.S)
     (tmp_path / "grid.yaml").write_text(grid)
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     printed, is_whole = set(), True

@@ -1,7 +1,7 @@
 """Recorded workloads from files: published traces, results of benchmarks, ShareGPT, and any CSV or JSON lines.
 
 `read_trace(name, source, num_prompts)` takes the first requests of a file; `source` is FILE, or FILE#key=value,.. where
-a format has something to say about it (docs/guide.md is the table of all):
+a format has something to say about it (docs/server.md is the table of all):
 
     trace-azure, burstgpt, mooncake                       CSV; of mooncake also JSON lines, with and without sessions:
                   FILE#turns=new where input_length is what a turn adds, FILE#block_tokens= where hash_ids stand for
