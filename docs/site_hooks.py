@@ -38,16 +38,21 @@ _EXAMPLE = re.compile(r"^(>>> .*(?:\n.+)*)$", re.MULTILINE)
 """From its prompt to the next empty line."""
 _FETCHES = re.compile(r'<script type="module">(?:(?!</script>).)*https?://.*?</script>', re.DOTALL)
 """What nbconvert adds to draw diagrams, of which there are none: nothing is fetched."""
-COMMANDS = """# Command line
+COMMANDS = """# Which commands and options are there?
 
-One command, `lanesim`. A sub-command takes a scenario file, options, or both, and the last one wins; `--set` gives any
-key. Three options stand anywhere in a line: `--json FILE` (`-` is standard output) writes the result for programs,
-`--verbose` prints what the answer rests on, and `--overwrite` replaces files. Exit status: 0 done, 2 bad input (one
-line: what was got, what is wanted), 1 the run itself failed.
+There is one command, `lanesim`. A sub-command takes a scenario file, options, or both, and the last one wins.
+`--set` sets [any key](../scenario.md). Three options stand anywhere in a line:
+
+- `--json FILE` writes the result for programs. `-` is standard output.
+- `--verbose` prints what the answer rests on.
+- `--overwrite` replaces files.
+
+The exit status is 0 if all is done, and 1 if the run failed. It is 2 for bad input, with one line that says what was
+wrong and what is right.
 """
-NAMES = """# Python
+NAMES = """# What does `import lanesim` offer?
 
-All that `import lanesim` offers; a name that is not here may move.
+A name that is not here may move.
 """
 
 
