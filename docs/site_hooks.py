@@ -85,8 +85,9 @@ def on_nav(nav: Navigation, config: Any, files: Files) -> Navigation:
 
 
 def on_page_markdown(markdown: str, page: Page, config: Any, files: Files) -> str:
-    """A table that has a line of its own stands below it."""
+    """A table that has a line of its own stands below it. Notebooks are in docs/, as the site has them."""
     folder = ROOT / "docs" / Path(page.file.src_uri).parent
+    markdown = markdown.replace("](../notebooks/", "](notebooks/")
     return _TABLE.sub(lambda link: f"{link[0]}\n\n{csv_table(folder / link[1])}\n", markdown)
 
 
