@@ -75,9 +75,10 @@ dist: .venv/.dist               ## wheel and sdist in dist/, checked
 	$(BIN)/python -m build --quiet $(BUILD)
 	$(BIN)/twine check --strict dist/*
 
-accuracy-public: .venv/.dev      ## docs/accuracy.md and its cells: public runs of others, judged; DATA=FOLDER holds what it names
+accuracy-public: .venv/.dev      ## docs/accuracy.md and its tables: public runs of others, judged; DATA=FOLDER has what it names
 	@test -n "$(DATA)" || { echo "make accuracy-public DATA=FOLDER: the folder with the public data" >&2; exit 2; }
 	$(BIN)/python -m validation accuracy $(DATA)
+	$(BIN)/python -m validation accuracy_page
 
 claims: .venv/.dev               ## published figures, each with what is simulated from its conditions and a verdict
 	$(BIN)/python -m validation claims

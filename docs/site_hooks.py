@@ -11,6 +11,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from textwrap import indent
 from typing import Any
 
 import click
@@ -34,20 +35,29 @@ _ELSEWHERE = re.compile(r"\[([^\]]*)\]\((?!docs/[\w/-]+\.)[\w./-]+\)")
 """A link to a folder, or to a file outside docs/, which the site does not have."""
 _TABLE = re.compile(r"^\[[^\]]*\]\(([\w/-]+\.csv)\)$", re.MULTILINE)
 """A line that is a link to a table and nothing else."""
+_BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+"""A block's language and its lines."""
 _EXAMPLE = re.compile(r"^(>>> .*(?:\n.+)*)$", re.MULTILINE)
 """From its prompt to the next empty line."""
 _FETCHES = re.compile(r'<script type="module">(?:(?!</script>).)*https?://.*?</script>', re.DOTALL)
 """What nbconvert adds to draw diagrams, of which there are none: nothing is fetched."""
-COMMANDS = """# Command line
+COMMANDS = """# Which commands and options are there?
 
-One command, `lanesim`. A sub-command takes a scenario file, options, or both, and the last one wins; `--set` gives any
-key. Three options stand anywhere in a line: `--json FILE` (`-` is standard output) writes the result for programs,
-`--verbose` prints what the answer rests on, and `--overwrite` replaces files. Exit status: 0 done, 2 bad input (one
-line: what was got, what is wanted), 1 the run itself failed.
+There is one command, `lanesim`. A sub-command takes a scenario file, options, or both, and the last one wins.
+`--set` sets [any key](../scenario.md). Three options stand anywhere in a line:
+
+- `--json FILE` writes the result for programs. `-` is standard output.
+- `--verbose` prints what the answer rests on.
+- `--overwrite` replaces files.
+
+The exit status is 0 if all is done, and 1 if the run failed. It is 2 for bad input, with one line that says what was
+wrong and what is right.
 """
-NAMES = """# Python
+ROLES = {"An engineer": "engineer", "A researcher": "researcher", "A GPU's owner": "gpu-owner"}
+"""Who reads -> the tutorial, whose first command and answer the home page shows."""
+NAMES = """# What does `import lanesim` offer?
 
-All that `import lanesim` offers; a name that is not here may move.
+A name that is not here may move.
 """
 
 
@@ -55,6 +65,7 @@ All that `import lanesim` offers; a name that is not here may move.
 def on_files(files: Files, config: Any) -> Files:
     """Adds index.md, the pages of reference/ and every notebook. PluginError where one shows what other code did."""
     readme = _ELSEWHERE.sub(r"\1", (ROOT / "README.md").read_text()).replace("](docs/", "](")
+    readme = readme.replace("## How far off", cards() + "## How far off", 1)
     names = sorted(lanesim.__all__, key=str.lower)
     pages = {
         "index.md": readme,
@@ -80,9 +91,26 @@ def on_nav(nav: Navigation, config: Any, files: Files) -> Navigation:
 
 
 def on_page_markdown(markdown: str, page: Page, config: Any, files: Files) -> str:
-    """A table that has a line of its own stands below it."""
+    """A table that has a line of its own stands below it. Notebooks are in docs/, as the site has them."""
     folder = ROOT / "docs" / Path(page.file.src_uri).parent
+    markdown = markdown.replace("](../notebooks/", "](notebooks/")
     return _TABLE.sub(lambda link: f"{link[0]}\n\n{csv_table(folder / link[1])}\n", markdown)
+
+
+def cards() -> str:
+    """A card for each role: the tutorial, and what it shows up to its first answer: a command, and the first lines."""
+    made = []
+    for role, page in ROLES.items():
+        text = (ROOT / "docs" / "tutorials" / f"{page}.md").read_text().replace("\\\n", "")
+        shown: list[str] = []
+        for block in (block for language, block in _BLOCK.findall(text) if not language):
+            if not re.match("lanesim|pip|git", block):
+                shown.append(block.partition("\n\n")[0])
+                break
+            shown += re.findall(r"^lanesim [^#\n]*", block, re.MULTILINE)[: not shown]
+        lines = indent(re.sub(" +", " ", "\n".join(shown)), "    ")
+        made.append(f"-   **[{role}, in ten minutes](tutorials/{page}.md)**\n\n    ```\n{lines}\n    ```\n")
+    return '<div class="grid cards" markdown>\n\n' + "\n".join(made) + "\n</div>\n\n"
 
 
 def written_twice(places: Iterable[str]) -> list[str]:

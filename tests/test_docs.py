@@ -6,10 +6,12 @@ import json
 import re
 import shlex
 from collections.abc import Iterator
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import pytest
 
+import lanesim
 from sim.cli.main import run
 from validation.pages.scenario import PAGE, main
 
@@ -58,6 +60,19 @@ def test_the_tails_on_the_page_of_acceptance_are_what_its_command_says(
     tpots = [[mean[f"{name}_tpot_ms"] for name in ("mean", "p90", "p99")] for mean in means]
     rows = [f"| {mean:.2f} | {p90 / mean:.2f} | {p99 / mean:.2f} |" for mean, p90, p99 in tpots]
     assert [row for row in rows if row not in text] == []
+
+
+def test_every_column_of_a_sweep_is_in_the_table_of_its_page() -> None:
+    section = (ROOT / "docs/sweeps.md").read_text().partition("## Columns of the table")[2].partition("\n## ")[0]
+    patterns = re.findall(r"`([^`]+)`", "".join(re.findall(r"^\|[^|]*\|", section, re.MULTILINE)))
+    scenario = {
+        "profile": "h100-sxm/llama-2-7b+tinyllama-1.1b", "policy": ["pd", "continuous"], "energy": True,
+        "goodput": {"ttft_ms": 500}, "workload": {"num_prompts": 5},
+    }  # fmt: skip
+    grid = {"workload.request_rate": [2]}
+    columns = lanesim.sweep({"scenario": scenario, "grid": grid}, workers=1).columns.difference(list(grid))
+    assert [name for name in columns if not any(fnmatchcase(name, each) for each in patterns)] == []
+    assert [each for each in patterns if not any(fnmatchcase(name, each) for name in columns)] == []
 
 
 def is_there(name: str, folder: Path = ROOT) -> bool:

@@ -49,7 +49,7 @@ LEFT_OUT = {
     r"python -m validation (silicon|drafted|evidence|partition|pearl)": DATA,
     r"python -m validation (constants (judge|refit) DATA|\w+ DATA)": DATA,
     r"python -m validation conformance": "logs or a wheel of an engine, which the reader brings",
-    r"python -m validation (scenario_docs|silicon_page|leaderboard)": PAGE,
+    r"python -m validation (scenario_docs|accuracy_page)": PAGE,
     r"lanesim .*(FILE|scenario\.yaml)": "a form, whose names the reader fills in",
 }
 """Beginning of a command -> what it wants that is not here."""
@@ -124,7 +124,7 @@ def test_the_commands_of_a_page_run(page: Path, tmp_path: Path) -> None:
     """
     faulthandler.cancel_dump_traceback_later()
     (tmp_path / "sim").symlink_to(ROOT / "sim")
-    (grid,) = re.findall(r"^```yaml\n(# grid\.yaml.*?)^```$", (ROOT / "docs" / "guide.md").read_text(), re.M | re.S)
+    (grid,) = re.findall(r"^```yaml\n(# grid\.yaml.*?)^```$", (ROOT / "docs" / "sweeps.md").read_text(), re.M | re.S)
     (tmp_path / "grid.yaml").write_text(grid)
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     printed, is_whole = set(), True

@@ -1,6 +1,7 @@
 """`python -m validation NAME ...`: what the simulator is judged on, one program per name; without one, their list.
 
-A program is its module's `main`, or the function that is named. A parameter is an argument, with a default a flag.
+A program is its module's `main`, or the function that is named; it has a parameter for every argument, and one with a
+default is a flag.
 """
 
 from __future__ import annotations
@@ -17,7 +18,11 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 from sim.files.lock import check_destinations
 
 PROGRAMS = {
-    "accuracy": ("validation.judge.accuracy_page", "docs/accuracy.md: real runs of others beside simulated ones"),
+    "accuracy": (
+        "validation.judge.sections",
+        "tables of runs of others beside simulated ones, with bars and fits",
+    ),
+    "accuracy_page": ("validation.pages.accuracy", "docs/accuracy.md: how far off, and who is better, from the tables"),
     "atlas": ("validation.pages.atlas", "docs/atlas.csv: published pairs, best draft length at each load"),
     "claims": ("validation.claims.claims_command", "published claims: claimed, simulated, verdict and why"),
     "conformance": (
@@ -34,7 +39,6 @@ PROGRAMS = {
         "validation.pages.figures",
         "figures that README states, and what each comes from; 1 where one is not so",
     ),
-    "leaderboard": ("validation.pages.leaderboard", "docs/leaderboard.md: lanesim beside every other simulator"),
     "notebooks": ("validation.pages.notebooks", "executes the notebooks on small settings"),
     "real_gpus": ("validation.pages.real_gpus", "docs/real-gpus.md: replays on GPUs and verify passes, beside today"),
     "real_vllm": (
@@ -43,7 +47,10 @@ PROGRAMS = {
     ),
     "scenario_docs": ("validation.pages.scenario", "docs/scenario.md, from the schema"),
     "silicon": ("validation.judge.served_judge", "served cells by class, beside a peer"),
-    "silicon_page": ("validation.judge.served_judge:write_page", "docs/silicon.md, from results of silicon"),
+    "silicon_tables": (
+        "validation.judge.served_judge:write_tables",
+        "table of every served cell, from results of silicon",
+    ),
 }
 """Name -> (module and function, `main` where none is named; what it does)."""
 OUTPUTS = ("out", "table", "json", "page")

@@ -6,7 +6,7 @@ constant is the mean of its sources, and each source judges the mean of the othe
 constant of its engine: a changed constant without a new run fails tests/validation/test_constants.py.
 
 `python -m validation constants refit DATA` fits the constants of each source together, then pools anew. It prints old
-and new values with standard errors. Not here: the page (validation.pages.leaderboard).
+and new values with standard errors. Not here: the page (validation.pages.accuracy).
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ from sim.names import unknown
 MADE_FROM = ("calibrate/importers/aiconfigurator", "calibrate/fit", "calibrate/catalogue", "sim/costs")
 """Folders whose code a profile depends on."""
 DISPUTED = 1.3
-"""Ratio of two decode steps that contradict each other; the importer is 6 % off on dense models (docs/silicon.md)."""
+"""Ratio of two decode steps that contradict each other; the importer is 6 % off on dense models (docs/accuracy.md)."""
 
 DEGREES = (1, 2, 4, 8)
 NEEDED_TOKENS = 32_768

@@ -23,7 +23,7 @@ _STRIDE = 1 << 32
 
 
 class Sharing(msgspec.Struct, frozen=True, kw_only=True):
-    """Common content of generated prompts. The file of a trace says its own."""
+    """Common content of generated prompts. The file of a trace says which it has."""
 
     prefix_len: Annotated[int, Bounds(0, 10_000_000)] = 0
     """Tokens of a shared system prompt before every prompt."""

@@ -1,7 +1,7 @@
 """Recorded workloads from files: published traces, results of benchmarks, ShareGPT, and any CSV or JSON lines.
 
 `read_trace(name, source, num_prompts)` takes the first requests of a file. `source` is FILE, or FILE#key=value,.. with
-options of its format; docs/guide.md is the table of all formats and options. What prompts have in common is read from
+options of its format; docs/server.md is the table of all formats and options. What prompts have in common is read from
 blocks (prefix_blocks, hash_ids), tokens (input_tok_ids) or sessions, whose next prompt goes on from the last prompt and
 its answer. Any file may be packed with gzip (.gz). Errors are one line with file, line and field.
 Not here: opening files (trace_files), what each format's columns mean (trace_rows), drawn arrivals (generate).

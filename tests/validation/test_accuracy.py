@@ -1,8 +1,7 @@
-"""docs/accuracy.md: cells are read from each form of source, judged and fitted as its data says; what fails is said."""
+"""Runs of others: cells are read from each form of source, judged and fitted as its data says; what fails is said."""
 
 from __future__ import annotations
 
-import csv
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,24 +12,14 @@ import pytest
 
 from calibrate.fit.constants import with_constants
 from calibrate.served.judge import LoadSetup, simulate_load
-from calibrate.served.load import JudgedLoad, ServedLoad
 from calibrate.served.load_table import table_of
 from sim.costs.profile_files import load
-from sim.metrics.compared import compared
 from tests.calibrate.served.test_judge import write_table
 from validation.judge import sources
-from validation.judge.accuracy_page import (
-    CELLS,
-    bars_of,
-    classes,
-    crossing,
-    decisions,
-    frame,
-    write_report,
-)  # fmt: skip
 from validation.judge.judges import JUDGES, peer_figures
-from validation.judge.sections import BarLine, JudgedSection, judge_run, section_of
+from validation.judge.sections import BARS, CELLS, FITS, BarLine, judge_run, section_of, write_tables
 from validation.judge.specs import RunSpec, SectionSpec, specs
+from validation.tables import csv_rows
 
 PROFILE = "h100-sxm/llama-3.1-8b"
 Rows = Sequence[dict[str, Any]]
@@ -39,11 +28,6 @@ Rows = Sequence[dict[str, Any]]
 def write(path: Path, rows: Rows) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     return write_table(path, rows)
-
-
-def section(judged: Sequence[JudgedLoad] = (), bars: Sequence[BarLine] = (), **more: Any) -> JudgedSection:
-    spec = SectionSpec(part="p", title="A run", source="s", fitted="nothing", runs=[], decides=True, **more)
-    return JudgedSection(spec, list(judged), list(bars), "nothing")
 
 
 def run_of(title: str, **changes: Any) -> RunSpec:
@@ -236,67 +220,24 @@ def test_the_constant_behind_a_made_up_table_is_fitted_and_the_other_cells_are_r
     assert made.fitted.endswith("on the mean tpot_ms of 2 cells, `concurrency=8`")
 
 
-def test_the_report_is_written_whole_and_says_what_could_not_be_run(tmp_path: Path) -> None:
-    data, out = tmp_path / "data", tmp_path / "accuracy.md"
+def test_the_tables_are_written_whole_and_the_command_says_what_could_not_be_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data, out = tmp_path / "data", tmp_path / "tables"
     sections = made_up(data, 3e-3)
     sections.append({**sections[0], "part": "lost", "runs": [{"file": "none.csv"}]})
     first, lost = msgspec.convert(sections, list[SectionSpec])
-    assert write_report([first], data, out) == 0
-    text = out.read_text()
-    assert "| H100 | trtllm-1.0 | m | none | 0 | 2 of 4 | – |" in text
-    assert " / 50.0 (50.0) |" in text
-    assert text.index(" of 1 bars met.") < text.index("## Errors by class") < text.index("## What was fitted")
-    with (out.parent / CELLS).open(newline="") as file:
-        rows = list(csv.DictReader(file))
+    assert write_tables([first], data, out) == 0
+    rows = csv_rows(out / CELLS)
     assert [row["role"] for row in rows] == ["fitted"] * 2 + ["judged"] * 2
+    assert (rows[3]["run"], rows[3]["load"], rows[3]["workload"], rows[3]["decides"]) == ("T", "16", "512->24", "0")
     assert float(rows[3]["peer_tpot_ms"]) == pytest.approx(0.5 * float(rows[3]["tpot_ms"]), rel=1e-4)
-    assert write_report([first, lost], data, out) == 1
-    assert "**lost could not be run: none.csv: No such file or directory**" in out.read_text()
+    assert [row["metric"] for row in csv_rows(out / BARS)] == ["TPOT, 2 cells: mean size of the error"]
+    assert csv_rows(out / FITS)[0]["what was fitted"].startswith("step_s = ")
+    assert write_tables([first, lost], data, out) == 1
+    assert "lost could not be run: none.csv: No such file or directory" in capsys.readouterr().err
 
 
 def test_a_bar_is_met_by_the_size_of_its_error() -> None:
-    bars = [BarLine("TTFT", -2.0, 1.5, is_size=False), BarLine("E2EL", 1.0, 1.5, is_size=True)]
-    assert bars_of([section(bars=bars)]).to_numpy().tolist() == [
-        ["A run", "TTFT", "-2.00 %", "1.5 %", "**no**"],
-        ["A run", "E2EL", "1.00 %", "1.5 %", "yes"],
-    ]
-
-
-def drafting(concurrency: int, real: float, simulated: float, k: int = 3, **changes: Any) -> JudgedLoad:
-    """A cell whose plain partner has 100 tokens per second on both sides."""
-    fields = {"gpu": "G", "engine": "e", "target": "m", "method": "eagle3", "label": "chat"} | changes
-    metrics = {"output_throughput": compared(100 * real, 100 * simulated), "speedup": compared(real, simulated)}
-    cell = ServedLoad(concurrency=concurrency, num_speculative_tokens=k, **fields)
-    return JudgedLoad(cell=cell, metrics={**metrics} if k else {"output_throughput": metrics["output_throughput"]})
-
-
-def plain(concurrency: int) -> JudgedLoad:
-    return drafting(concurrency, 1.0, 1.0, k=0, method="none")
-
-
-def decided(judged: Sequence[JudgedLoad]) -> list[list[str]]:
-    lines: list[list[str]] = decisions(frame([section(judged)])).to_numpy().tolist()
-    return lines
-
-
-def test_a_crossing_lies_between_two_cells_on_their_logs() -> None:
-    assert crossing([(32, 0.8), (1, 1.5), (8, 1.2)]) == pytest.approx(16.0)
-    assert crossing([(1, 1.5), (8, 1.2)]) is None
-    assert crossing([(1, 0.9), (8, 0.8)]) is None
-
-
-def test_the_matrix_counts_signs_crossings_and_the_regret_of_the_best_draft_length() -> None:
-    """At 8 lanesim would deploy k=3, which loses 10 % of the best, k=5; at 32 both deploy none. A measured speed-up
-    within 5 % of 1 has no sign."""
-    last = drafting(32, 0.97, 1.2, k=5, role="fitted")
-    level = {**last.metrics, "output_throughput": compared(97.0, 97.0)}
-    judged = [
-        plain(8), drafting(8, 1.8, 1.9), drafting(8, 2.0, 1.7, k=5),
-        plain(32), drafting(32, 0.9, 0.8), msgspec.structs.replace(last, metrics=level),
-    ]  # fmt: skip
-    first, second = decided(judged)
-    assert first == ["G", "m", "chat", "eagle3", "3", "2 of 2", "27", "25", "-9.34 %", "5.00 (10.00)"]
-    assert second == ["G", "m", "chat", "eagle3", "5", "1 of 1", "31", "none", "", ""]
-    _, three, five = classes(frame([section(judged)])).to_numpy().tolist()
-    assert three[:7] == ["G", "e", "m", "eagle3", "3", "2 of 2", "8.3 (11.1)"]
-    assert five[:7] == ["G", "e", "m", "eagle3", "5", "1 of 2", "15.0 (15.0)"]
+    assert BarLine("TTFT", -2.0, 1.5, is_size=False).texts() == ("TTFT", "-2.00 %", "1.5 %", "no")
+    assert BarLine("E2EL", 1.0, 1.5, is_size=True).texts() == ("E2EL", "1.00 %", "1.5 %", "yes")

@@ -35,6 +35,7 @@ def test_a_notebook_holds_the_outputs_of_its_own_code_and_nothing_of_the_machine
     outputs = [output for cell in found["cells"] for output in cell.get("outputs", ())]
     assert all(output.get("name") != "stderr" and output["output_type"] != "error" for output in outputs)
     assert all("execution" not in cell["metadata"] for cell in found["cells"])
+    assert all("".join(cell["source"]).count(text) == 1 for cell in code for text in cell["metadata"].get("small", ()))
     shown = json.dumps([output.get("text") or output["data"].get("text/plain") for output in outputs])
     assert re.findall(r"/(?:tmp|home|root|work|Users)/|Warning", shown) == []
 

@@ -1,1 +1,1 @@
-"""Measured cells beside simulated ones: docs/accuracy.md by section, docs/silicon.md by class."""
+"""What others measured, beside what lanesim simulates."""

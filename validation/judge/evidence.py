@@ -1,14 +1,15 @@
-"""Writes what lanesim knows of served cells: `python -m validation evidence CELLS.csv`.
+"""Writes how far off lanesim is on served GPUs, for answers to quote: `python -m validation evidence CELLS.csv`.
 
-sim/evidence/cells.json: of judged cells (docs/validation/served-cells.csv) the mean size of TPOT's error per GPU,
-engine, model and load; cells of other sources stay as they are in the file. sim/evidence/errors.json: the model of
-errors (sim.studies.served_errors) fitted on all of them. docs/validation/levels.csv: how often its 95 % intervals hold
-where a set-up, or a whole model, is left out, how wide they are, and their interval score.
+- sim/evidence/cells.json has the mean size of TPOT's error per GPU, engine, model and load, over judged cells of
+  docs/validation/served-cells.csv. Cells of other sources stay in the file.
+- sim/evidence/errors.json has the model of errors (sim.studies.served_errors), fitted on all of them.
+- docs/validation/levels.csv says how often its 95 % intervals are right where a set-up or a whole model is left out. It
+  also has their width and their interval score.
 
-A set-up is an engine's family, GPU, model, format of the weights and degrees, or an open loop; what its cells have in
-common counts once. Speed-ups are those of docs/validation/accuracy-cells.csv under engines that a scenario can name.
-Which forms were tried: docs/adr/039. Not here: the errors of cells (validation.judge.served_judge), what is near a
-question (sim.studies.evidence), docs/real-gpus.md (validation.pages.real_gpus).
+A set-up is an engine's family, a GPU, a model, a format of the weights and degrees, or an open loop. It counts once.
+Speed-ups are those of docs/validation/accuracy-cells.csv under engines that a scenario can name. Other forms are in
+docs/adr/039. Not here: the errors of cells (validation.judge.served_judge), what is near a question
+(sim.studies.evidence), docs/real-gpus.md (validation.pages.real_gpus).
 """
 
 from __future__ import annotations

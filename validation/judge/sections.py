@@ -1,17 +1,21 @@
-"""Sections of docs/accuracy.md: read from validation/sections.yaml, their cells judged, constants fitted, bars met.
+"""Judges lanesim on runs that others measured and published: `python -m validation accuracy DATA_FOLDER [--only PART]`.
 
-Not here: reading the files of a source (validation.judge.sources), judging a cell (validation.judge.judges), the
-page (validation.judge.accuracy_page).
+It writes three tables in docs/validation: every cell, every bar, and what was fitted. DATA_FOLDER holds the public data
+that validation/sections.yaml names. None of it is part of this repository. The command says which part it could not
+run, and exits with 1 then. Not here: reading the files of a source (validation.judge.sources), judging a cell
+(validation.judge.judges), the page (validation.pages.accuracy).
 """
 
 from __future__ import annotations
 
+import sys
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from statistics import fmean
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
@@ -29,9 +33,28 @@ from sim.drafters.registry import draft_model
 from sim.metrics.compared import THROUGHPUT, compared
 from validation.judge.judges import JUDGES
 from validation.judge.sources import cells_of_run
-from validation.judge.specs import HERE, ROOT, BarSpec, FitSpec, ProfileSpec, RunSpec, SectionSpec, holds
-from validation.tables import as_written, grouped
+from validation.judge.specs import (
+    HERE,
+    ROOT,
+    SECTIONS,
+    BarSpec,
+    FitSpec,
+    ProfileSpec,
+    RunSpec,
+    SectionSpec,
+    holds,
+    specs,
+)
+from validation.tables import as_written, grouped, write_csv
 
+if TYPE_CHECKING:
+    import pandas as pd
+
+FOLDER = ROOT / "docs/validation"
+CELLS, BARS, FITS = "accuracy-cells.csv", "accuracy-bars.csv", "accuracy-fits.csv"
+CELL_METRICS = ("output_throughput", "tpot_ms", "itl_ms", "ttft_ms", "e2el_ms", "speedup", "acceptance_length")
+PEER_METRICS = ("tpot_ms", "ttft_ms", "e2el_ms")
+CELL_FIELDS = ("gpu", "engine", "target", "method", "num_speculative_tokens")
 SPEEDUP = "speedup"
 """Metric of a drafting cell whose partner without drafts is in its section."""
 AICONFIGURATOR_REVISION = "095f58a51c4c"
@@ -48,6 +71,11 @@ class BarLine(NamedTuple):
     @property
     def is_met(self) -> bool:
         return abs(self.error_pct) <= self.bar_pct
+
+    def texts(self) -> tuple[str, str, str, str]:
+        """Its line of the table."""
+        error = f"{self.error_pct:.2f} %" if self.is_size else f"{self.error_pct:+.2f} %"
+        return self.what, error, f"{self.bar_pct:g} %", "yes" if self.is_met else "no"
 
 
 class JudgedSection(NamedTuple):
@@ -183,3 +211,79 @@ def _bar_lines(bar: BarSpec, judged: Sequence[JudgedLoad]) -> list[BarLine]:
             if bar_pct is not None:
                 lines.append(BarLine(f"{what}{of}", error_pct, bar_pct, is_size=bool(of)))
     return lines
+
+
+# -- the tables
+
+
+def main(data: Path, out: Path = FOLDER, only: Sequence[str] = ()) -> int:
+    """1 where a section could not be run."""
+    wanted = [spec for spec in specs() if not only or spec.part in only]
+    if not data.is_dir():
+        raise ValueError(f"{str(data)!r} is no folder; want the one with aiconfigurator/ and llmservingsim/ in it")
+    if not wanted:
+        raise ValueError(f"--only {' '.join(only)}: no such part in {SECTIONS.name}")
+    return write_tables(wanted, data, out)
+
+
+def write_tables(sections: Sequence[SectionSpec], data: Path, out: Path) -> int:
+    """The three tables in the folder `out`; 1 where a section could not be run."""
+    built, failures = build(sections, data)
+    bars = [(section.spec.title, *line.texts()) for section in built for line in section.bars]
+    out.mkdir(parents=True, exist_ok=True)
+    frame(built).to_csv(out / CELLS, index=False, float_format="%.6g", lineterminator="\n")
+    write_csv(out / BARS, ("run", "metric", "error", "bar", "met"), bars)
+    write_csv(out / FITS, ("run", "what was fitted"), ((section.spec.title, section.fitted) for section in built))
+    met = sum(line.is_met for section in built for line in section.bars)
+    print(*failures, f"{out}: {met} of {len(bars)} bars met.", sep="\n", file=sys.stderr)
+    return 1 if failures else 0
+
+
+def build(sections: Sequence[SectionSpec], data: Path) -> tuple[list[JudgedSection], list[str]]:
+    """The sections that can be judged, and a line for each that cannot."""
+    built, failures = [], []
+    for spec in sections:
+        print(f"{spec.title} ...", file=sys.stderr)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            try:
+                built.append(section_of(spec, data))
+            except ValueError as error:
+                failures.append(f"{spec.part} could not be run: {error}")
+            except OSError as error:
+                name = Path(error.filename).name if error.filename else "a file"
+                failures.append(f"{spec.part} could not be run: {name}: {error.strerror}")
+    return built, failures
+
+
+def frame(sections: Sequence[JudgedSection]) -> pd.DataFrame:
+    """A line per cell: measured, simulated, and predicted by a peer. `k` is the draft length, or what the page has for
+    it. `decides` is 1 where users choose by the speed-up."""
+    import pandas as pd
+
+    rows: list[dict[str, Any]] = []
+    for section in sections:
+        spec = section.spec
+        for each in section.judged:
+            cell, metrics = each.cell, each.metrics
+            row = {"part": spec.part, "run": spec.title} | {name: getattr(cell, name) for name in CELL_FIELDS}
+            row |= {"k": spec.together or str(cell.num_speculative_tokens), "decides": int(spec.decides)}
+            row |= {"workload": cell.label or f"{cell.input_len:g}->{cell.output_len:g}", "load": load_of(cell)}
+            row |= {"num_prompts": cell.num_prompts, "role": cell.role}
+            for name in CELL_METRICS:
+                sides = metrics.get(name, {})
+                row |= {name: sides.get("real"), f"{name}_simulated": sides.get("simulated")}
+            row["peer"] = cell.peer
+            for name in PEER_METRICS:
+                sides = each.peer.get(name, {})
+                row |= {f"peer_{name}": sides.get("simulated"), f"peer_{name}_real": sides.get("real")}
+            rows.append(row)
+    cells = pd.DataFrame(rows)
+    return cells.astype({name: float for name in cells if name.startswith(CELL_METRICS)} | {"num_prompts": "Int64"})
+
+
+def load_of(cell: ServedLoad) -> str:
+    """Requests in flight, or arrivals per second; `open` for recorded arrivals."""
+    if cell.request_rate is not None:
+        return f"{cell.request_rate:g}/s"
+    return f"{cell.concurrency:g}" if cell.concurrency else "open"

@@ -10,9 +10,9 @@ takes classes whose name holds a text, such as 'vllm moe'. --every 10 takes ever
 disaggregated rows, on which nothing is fitted. Exit 1: no row is judged, and OUT is as it was. Exit 2: CELLS.csv or the
 kernel tables are missing.
 
-`python -m validation silicon_page OUT ...` writes docs/silicon.md and validation/served-cells.csv beside it from such
-results, which may be of parts (`--only`). Not here: what a cell is simulated as (validation.judge.served_cells), means
-by load (validation.pages.leaderboard).
+`python -m validation silicon_tables OUT ...` writes served-cells.csv and served-refused.csv in docs/validation from
+such results, which may be of parts (`--only`). Not here: what a cell is simulated as (validation.judge.served_cells),
+the page (validation.pages.accuracy).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from validation.judge.served_cells import (
     profile_of,
     read_cells,
 )
-from validation.tables import csv_rows, grouped, markdown, mean_size, off_pct, page
+from validation.tables import csv_rows, grouped, markdown, mean_size, off_pct, write_csv
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -144,9 +144,9 @@ def kindest(readings: Iterable[Sequence[Mapping[str, str]]]) -> dict[str, Mappin
     return chosen
 
 
-def classes_of(cells: pd.DataFrame, refusals: Iterable[Sequence[str]]) -> pd.DataFrame:
+def classes_of(cells: pd.DataFrame, refused_classes: Iterable[str]) -> pd.DataFrame:
     """A line per class, and one each for its fitted and doubtful cells: errors in percent, those of TTFT without cells
-    that wait for admission; `refusals` begin with the class."""
+    that wait for admission."""
     import pandas as pd
 
     tpot, peer = cells["tpot_error_pct"], cells["peer_tpot_error_pct"].abs().astype(float)
@@ -154,12 +154,9 @@ def classes_of(cells: pd.DataFrame, refusals: Iterable[Sequence[str]]) -> pd.Dat
     errors = pd.DataFrame({"TPOT": tpot.abs(), "signed": tpot, "TTFT": ttft, "peer there": peer})
     errors["on shared cells"] = errors["TPOT"].where(peer.notna())
     groups = errors.groupby(cells["class"] + cells["role"].map(MARKS))
-    refused = pd.Series(Counter(family for family, *_ in refusals), name="refused", dtype=float)
-    medians, count = (
-        groups[["TPOT", "TTFT"]].median().add_prefix("median of "),
-        groups["TTFT"].count().rename("TTFT cells"),
-    )
-    lines = pd.concat([groups.size().rename("cells"), refused, groups.mean(), medians, count], axis=1).sort_index()
+    refused = pd.Series(Counter(refused_classes), name="refused", dtype=float)
+    count = groups["TTFT"].count().rename("TTFT cells")
+    lines = pd.concat([groups.size().rename("cells"), refused, groups.mean(), count], axis=1).sort_index()
     counts = dict.fromkeys(("cells", "refused", "TTFT cells"), 0)
     return lines.fillna(counts).astype(dict.fromkeys(counts, int)).rename_axis("class").reset_index()
 
@@ -195,23 +192,18 @@ def main(
         for of in judged
     ]
     json.write_text(dumps({"refusals": sorted(refusals), "cells": rounded}, indent=1) + "\n")
-    print(markdown(classes_of(DataFrame(judged, columns=SERVED_COLUMNS), refusals).round(2)))
+    print(markdown(classes_of(DataFrame(judged, columns=SERVED_COLUMNS), [each.family for each in refusals]).round(2)))
     return 0
 
 
-# -- the page
+# -- the tables
 
-PAGE = Path(__file__).parents[2] / "docs" / "silicon.md"
-SERVED = PAGE.parent / "validation" / "served-cells.csv"
+SERVED = Path(__file__).parents[2] / "docs" / "validation" / "served-cells.csv"
+REFUSED = SERVED.with_name("served-refused.csv")
 SERVED_COLUMNS = (
     "id", "class", "role", "tensor_parallel", "data_parallel", "concurrency", "is_starved",
     "tpot_error_pct", "ttft_error_pct", "peer_tpot_error_pct", "peer_ttft_error_pct",
 )  # fmt: skip
-WHOLE = ("class", "cells", "refused", "TTFT cells")
-FORMATS = {"expressed": "{:.1f} %", "signed": "{:+.1f}", **dict.fromkeys(WHOLE, "{}")}
-"""Of columns of the page; the others have one decimal."""
-SHOWN = [*WHOLE[:3], "expressed", "TPOT", "signed", "on shared cells", "peer there", "TTFT", "TTFT cells"]
-EVERY = [*WHOLE[:2], "TPOT", "median of TPOT", "TTFT", "median of TTFT"]
 
 
 def short(why: str) -> str:
@@ -219,26 +211,13 @@ def short(why: str) -> str:
     return re.sub(r"'?/\S*/(\S+?_config\.json)'?", r"\1", why).partition("; want one of")[0]
 
 
-def write_page(results: list[Path], out: Path = PAGE, table_path: Path = SERVED) -> None:
+def write_tables(results: list[Path], out: Path = SERVED.parent) -> None:
+    """Every judged row, and every refused one, from results of `silicon`."""
     from pandas import DataFrame
 
     parts = [loads(path.read_text()) for path in results]
-    refusals = [refusal for part in parts for refusal in part["refusals"]]
     cells = DataFrame([cell for part in parts for cell in part["cells"]], columns=SERVED_COLUMNS)
     cells = cells.astype({"is_starved": int}).sort_values(["class", "id"])
-    cells.to_csv(table_path, index=False, lineterminator="\n")
-    alike, classes = classes_of(cells.assign(role=JUDGED, is_starved=0), refusals), classes_of(cells, refusals)
-    expressed = 100.0 * alike["cells"] / (alike["cells"] + alike["refused"])
-    classes["expressed"] = classes["class"].map(dict(zip(alike["class"], expressed, strict=True)))
-
-    def shown(lines: DataFrame, columns: Sequence[str]) -> DataFrame:
-        return DataFrame({name: lines[name].map(FORMATS.get(name, "{:.1f}").format, "ignore") for name in columns})
-
-    reasons = sorted({(family, model, gpu, short(why)) for family, model, gpu, why in refusals})
-    page(
-        out,
-        "silicon",
-        classes=shown(classes, SHOWN),
-        every=shown(alike[alike["cells"] > 0], EVERY),
-        refused=[f"{family}, {model} on {gpu}: {why}" for family, model, gpu, why in reasons],
-    )
+    cells.to_csv(out / SERVED.name, index=False, lineterminator="\n")
+    refusals = sorted((*which, short(why)) for part in parts for *which, why in part["refusals"])
+    write_csv(out / REFUSED.name, ("class", "model", "GPU", "why"), refusals)

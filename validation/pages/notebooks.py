@@ -2,10 +2,10 @@
 
     python -m validation notebooks [--write | --compare] [NAME...]
 
-`make notebooks` executes them on small settings (`LANESIM_SMALL` in the environment) and keeps nothing. --write
-executes them as they stand and keeps what they show, without warnings and times, beside a stamp of the code that showed
-it (`stamp`), which a test and the site check. --compare executes them as they stand and exits 1 where a text differs
-from what is kept. Not here: what is in them.
+`make notebooks` executes them on small settings and keeps nothing. `small` in a cell's metadata maps a text of its code
+to the text that replaces it. --write executes them as they stand and keeps what they show, without warnings and times,
+beside a stamp of the code (`stamp`), which a test and the site check. --compare executes them as they stand and exits 1
+where a text differs from what is kept. Not here: what is in them.
 """
 
 from __future__ import annotations
@@ -41,12 +41,15 @@ def texts(notebook: Notebook) -> Iterator[str]:
             yield _joined(output.get("text") or output.get("data", {}).get("text/plain", ""))
 
 
-def executed(path: Path) -> Notebook:
+def executed(path: Path, *, is_small: bool) -> Notebook:
     """The notebook with its outputs. Raises CellExecutionError."""
     import nbformat
     from nbclient import NotebookClient
 
     notebook = nbformat.read(path, as_version=4)  # type: ignore[no-untyped-call]
+    for cell in notebook.cells if is_small else ():
+        for whole, small in cell.metadata.get("small", {}).items():
+            cell.source = cell.source.replace(whole, small)
     with tempfile.TemporaryDirectory() as folder:
         NotebookClient(
             notebook,
@@ -83,8 +86,6 @@ def differences(now: Notebook, before: Notebook) -> list[str]:
 
 
 def main(names: list[str], write: bool = False, compare: bool = False) -> int:
-    if not (write or compare):
-        os.environ["LANESIM_SMALL"] = "1"
     from nbclient.exceptions import CellExecutionError
 
     os.environ["PYTHONPATH"] = os.pathsep.join([str(FOLDER.parent), os.environ.get("PYTHONPATH", "")])
@@ -94,7 +95,7 @@ def main(names: list[str], write: bool = False, compare: bool = False) -> int:
             continue
         started_s = time.perf_counter()
         try:
-            notebook = executed(path)
+            notebook = executed(path, is_small=not (write or compare))
         except CellExecutionError as error:
             print(f"{path.name}: {error}", file=sys.stderr)
             return 1

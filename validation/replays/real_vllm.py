@@ -287,7 +287,7 @@ def write_page(report: Path) -> None:
         rows="\n".join(judged.apply(run_row, axis=1)),
         speeds="\n".join(speeds),
         specials=" and ".join(
-            f"{run.preempted or 0.0:.0f} counted, {run.preemptions:.0f} predicted ({name})"
+            f"{run.preempted or 0.0:.0f} counted, {run.preemptions:.0f} predicted on `{name}`"
             for name, run in zip(special["server"], special["run"], strict=True)
         ),
         disturbed="\n- ".join(

@@ -24,7 +24,7 @@ from tests.calibrate.served.test_reports import load_line, look
 from tests.calibrate.server.test_probe import serving
 
 PROFILE = "h100-sxm/llama-3.1-8b"
-GUIDE = (Path(__file__).parents[3] / "docs" / "guide.md").read_text()
+GUIDE = (Path(__file__).parents[3] / "docs" / "server.md").read_text()
 COMMANDS = re.findall(r"^lanesim (calibrate fit .+)$", GUIDE, re.MULTILINE)
 (PROBE,) = re.findall(r"^lanesim (validate http.+--fit-only.+)$", GUIDE, re.MULTILINE)
 FRONTEND_S = 8e-3

@@ -52,7 +52,7 @@ def test_a_tuned_answer_has_one_line_on_what_it_extrapolates(capfd: pytest.Captu
 def documented() -> list[str]:
     """Commands of the pages that simulate from shipped profiles and need neither files nor a server."""
     found = []
-    for page in ("README.md", "docs/guide.md"):
+    for page in ("README.md", "docs/guide.md", "docs/sweeps.md"):
         text = (ROOT / page).read_text().replace("\\\n", " ")
         text = text.replace("DRAFT", "meta-llama/Llama-3.2-1B-Instruct").replace(
             "MODEL", "meta-llama/Llama-3.1-8B-Instruct"
