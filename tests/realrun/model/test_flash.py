@@ -73,7 +73,7 @@ def test_speculation_gives_the_references_text() -> None:
 
 
 def test_rows_of_several_queries_read_pages_so_that_their_keys_are_split(monkeypatch: pytest.MonkeyPatch) -> None:
-    """FlashAttention-2 splits the keys of such rows only with a table of pages. With 0 the kernel would choose."""
+    """FlashAttention-2 splits the keys of such rows only with a table of pages. With 0 splits the kernel would choose."""
     monkeypatch.setattr(attention, "PAGE_TOKENS", PAGE_TOKENS)
     model, calls, hidden = tiny_model(), list[dict[str, Any]](), []
     for is_flash in (False, True):
