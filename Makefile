@@ -5,8 +5,8 @@ TORCH := 2.13.0
 TRANSFORMERS := 5.23.0
 VLLM := 0.32.0
 VLLM_SHA256 := ad44bdad85566b1532aa95066d6c92a5f6715867efe7df9cf2178f182af814c6
-# Prints the version of a torch that is there, 2.13 to 2.15; else fails.
-OWN_TORCH := import torch as t; v = t.__version__; assert (2, 13) <= tuple(map(int, v.split(".")[:2])) <= (2, 15); print(v)
+# Prints the version of a torch that is there, 2.11 to 2.15; else fails.
+OWN_TORCH := import torch as t; v = t.__version__; assert (2, 11) <= tuple(map(int, v.split(".")[:2])) <= (2, 15); print(v)
 PAIR := llama-2-7b+tinyllama-1.1b
 FAST := acceptance costs devices engine files hosts interface metrics policies workload
 # As many processes as there are cores, up to four. Neighbours run in one process, so that files share what they build.

@@ -13,7 +13,7 @@ from calibrate.catalogue.model_configs import FAMILIES, ModelSource, source_of, 
 from calibrate.fit.grid import Limits
 from realrun.kernels.host_slots import PairOptions, doubling
 from realrun.kernels.pair_kernels import PairKernels
-from realrun.model.attention import attention_on, page_tokens
+from realrun.model.attention import attention_on, slot_tokens
 from realrun.model.memory import Ledger, Sizes, check_fits, ledger
 from realrun.model.weights import Family, load_model, random_model
 from sim.costs.shapes import MODELS
@@ -85,8 +85,7 @@ def pair_spec(
     rows = defaults["rows"] if rows is None else rows
     if rows < 1:
         raise ValueError(f"measure.rows={rows} must be at least 1")
-    page = page_tokens(device)
-    context = min(-(-context // page), longest // page) * page
+    context = min(slot_tokens(device, context), longest)
     return PairSpec(device, defaults["dtype"], sources[0], sources[1], rows, context, attention_on(device))
 
 

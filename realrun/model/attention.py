@@ -75,9 +75,10 @@ def attention_on(device: str) -> str:
     return FLASH if device == "cuda" else MATH
 
 
-def page_tokens(device: str) -> int:
-    """A slot's tokens are a multiple of it: whole pages where attention reads pages."""
-    return PAGE_TOKENS if device == "cuda" else 1
+def slot_tokens(device: str, tokens: int) -> int:
+    """Tokens of a slot that holds `tokens`: whole pages where attention reads pages."""
+    page = PAGE_TOKENS if device == "cuda" else 1
+    return -(-tokens // page) * page
 
 
 def num_splits(tiles: int) -> int:
@@ -122,30 +123,44 @@ def _joined(parts: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 class FlashAttention:
-    """torch's FlashAttention over the pages of all slots."""
+    """torch's FlashAttention over the pages of all slots; without whole pages, or in torch 2.11, which takes none, over
+    all slots as one long sequence, where a row begins where its slot does."""
 
     def __init__(self, heads: int, kv: SlottedKv) -> None:
-        self.group, self.kv, self._page = heads // kv.kv_heads, kv, PAGE_TOKENS
+        self.group, self.kv = heads // kv.kv_heads, kv
         self._attend = torch.ops.aten._flash_attention_forward.default
-        assert kv.max_tokens % self._page == 0, kv.max_tokens
+        known = {argument.name for argument in self._attend._schema.arguments}
+        # torch 2.11 splits by a rule of torch, from the shapes alone.
+        self._takes_splits = "num_splits" in known
+        self._page = PAGE_TOKENS
+        self.has_pages = "block_table" in known and kv.max_tokens % self._page == 0
         self._pages = torch.arange(kv.max_tokens // self._page, dtype=torch.int32, device=kv.keys.device)
         """Pages of the first slot."""
 
     def plan(self, rectangles: Sequence[Rectangle]) -> tuple[Reach, torch.Tensor]:
-        """The reach, and the pages of each row [rows, pages of a slot]."""
+        """The reach, with the pages of each row [rows, pages of a slot], or where its keys begin [rows + 1]."""
         reach = reach_of(rectangles, self.group, self.kv)
-        return reach, (reach.slots * len(self._pages)).unsqueeze(1) + self._pages
+        if self.has_pages:
+            return reach, (reach.slots * len(self._pages)).unsqueeze(1) + self._pages
+        # One more than rows: the kernel wants ends as well, and does not read them where `used` is given.
+        return reach, torch.nn.functional.pad(reach.slots * self.kv.max_tokens, (0, 1))
 
     def run(self, plan: tuple[Reach, torch.Tensor], queries: torch.Tensor, layer: int) -> torch.Tensor:
-        reach, pages = plan
-        keys, values = (stored.view(-1, self._page, *stored.shape[2:]) for stored in self.kv.layer(layer))
+        reach, table = plan
+        keys, values = self.kv.layer(layer)
+        more: dict[str, Any] = {"num_splits": reach.splits} if self._takes_splits else {}
+        if self.has_pages:
+            keys, values = (stored.view(-1, self._page, *stored.shape[2:]) for stored in (keys, values))
+            more["block_table"] = table
+        else:
+            keys, values = keys.flatten(0, 1), values.flatten(0, 1)
         out: torch.Tensor = self._attend(
             queries,
             keys,
             values,
             reach.offsets,
             # With pages nothing of it is read but its length.
-            reach.offsets,
+            reach.offsets if self.has_pages else table,
             reach.max_queries,
             self.kv.max_tokens,
             0.0,
@@ -153,8 +168,7 @@ class FlashAttention:
             False,
             scale=self.kv.head_dim**-0.5,
             seqused_k=reach.used,
-            num_splits=reach.splits,
-            block_table=pages,
+            **more,
         )[0]
         return out
 

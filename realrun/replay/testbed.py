@@ -13,7 +13,7 @@ import torch
 from realrun.host import cuda
 from realrun.kernels.host_slots import PairOptions, doubling
 from realrun.kernels.pair_kernels import PairKernels
-from realrun.model.attention import REMOVED, attention_on, page_tokens
+from realrun.model.attention import REMOVED, attention_on, slot_tokens
 from realrun.model.memory import GIB, Sizes, ledger
 from realrun.model.weights import random_model
 from realrun.replay.machine_speed import PROBED_TOKENS
@@ -44,10 +44,10 @@ def sizes_for(experiments: Sequence[Experiment], device: torch.device) -> Sizes:
     requests = [request for experiment in experiments for request in experiment.requests()]
     longest = max(request.prompt_tokens + request.output_tokens for request in requests) + 3 * (drafted + 1)
     models = loaded_models(first.profile, with_draft=drafted > 0)
-    is_cuda, page = device.type == "cuda", page_tokens(device.type)
+    is_cuda = device.type == "cuda"
     wanted = Sizes(
         slots=max(max_at_once(experiment) for experiment in experiments) + SPARE_SLOTS,
-        max_tokens=-(-max(longest, *PROBED_TOKENS) // page) * page,
+        max_tokens=slot_tokens(device.type, max(longest, *PROBED_TOKENS)),
         draft_tokens=drafted,
         prompt_tokens=max(
             min(

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from realrun.model import attention
+from realrun.model.attention import PAGE_TOKENS
 
 
 def attended(
@@ -44,22 +44,26 @@ def plain_flash(
     return_debug_mask: bool,
     *,
     seqused_k: torch.Tensor,
-    block_table: torch.Tensor,
+    block_table: torch.Tensor | None = None,
     **_: Any,
 ) -> tuple[torch.Tensor, ...]:
-    """aten::_flash_attention_forward, ragged; keys of whole pages, which `block_table` [rows, pages] names."""
+    """aten::_flash_attention_forward, ragged; keys in any order of slots, their numbers as `seqused_k` says, or of
+    whole pages, which `block_table` [rows, pages] names."""
     assert is_causal
     assert {cum_seq_q.dtype, cum_seq_k.dtype, seqused_k.dtype} == {torch.int32}
     assert len(cum_seq_q) == len(cum_seq_k) == len(seqused_k) + 1
     assert int(cum_seq_q.diff().max()) <= max_q
     assert int(seqused_k.max()) <= max_k
-    assert block_table.dtype is torch.int32
-    pages, size = block_table.shape[1], key.shape[1]
-    assert size % attention.PAGE_TOKENS == 0, "FlashAttention-2 takes pages of multiples of 256 tokens"
-    assert block_table.is_contiguous()
-    assert pages * size == max_k
-    key, value = (stored[block_table.flatten()].flatten(0, 1) for stored in (key, value))
-    first_keys = [row * pages * size for row in range(len(block_table))]
+    if block_table is None:
+        first_keys = cum_seq_k.tolist()
+    else:
+        assert block_table.dtype is torch.int32
+        pages, size = block_table.shape[1], key.shape[1]
+        assert size % PAGE_TOKENS == 0, "FlashAttention-2 takes pages of multiples of 256 tokens"
+        assert block_table.is_contiguous()
+        assert pages * size == max_k
+        key, value = (stored[block_table.flatten()].flatten(0, 1) for stored in (key, value))
+        first_keys = [row * pages * size for row in range(len(block_table))]
     out = attended(query, key, value, cum_seq_q, first_keys, seqused_k)
     none = query.new_empty(0)
     return out, none, none, none, none
