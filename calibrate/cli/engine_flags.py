@@ -25,11 +25,11 @@ RESULT, DRAFT_KEY = "validation.json", "speculation.num_speculative_tokens"
 class ServedFlags(Struct, frozen=True, kw_only=True):
     """Flags of loads that a server had; None where not given."""
 
-    profile: Annotated[str, "Cost profile of the GPU and models: gpu/target[+draft], or a path."]
+    profile: Annotated[str, "Cost profile of the GPU and models: gpu/target[+draft], or its file."]
     engine: Annotated[
         str | None,
         key("engine.name"),
-        "Engine and version that served, such as vllm-0.12. [the profile's own, else vllm-0.33]",
+        "Engine and version that served, such as vllm-0.12. [default: the profile's, or vllm-0.33]",
     ] = None
     set: Overrides = ()
     json: JsonFile = None
@@ -53,7 +53,7 @@ def cells_of(raw: Mapping[str, Any], requests: Sequence[tuple[int, int]] = ()) -
 
     if foreign := sorted(set(raw) - {"engine", "workload", "speculation", "seed"}):
         raise ValueError(
-            f"--set {foreign[0]}: want a key of engine, workload or speculation; the measured loads have the rest"
+            f"--set {foreign[0]}: want a key of engine, workload or speculation. The measured loads have the rest"
         )
     blocks = {name: raw.get(name, {}) for name in ("engine", "workload", "speculation")}
     return LoadSetup(**blocks, requests=requests, seed=raw.get("seed", 0))
@@ -64,7 +64,7 @@ def check_outputs(flags: ServedFlags, inputs: Iterable[str | Path | None]) -> No
     of the `inputs`."""
     out = flags.out
     if out is not None and out.exists() and not out.is_dir():
-        raise ValueError(f"--out {str(out)!r} is a file; want a directory")
+        raise ValueError(f"--out {str(out)!r} is a file. Give a directory")
     claim(files={"--out": None if out is None else out / RESULT, "--json": flags.json}, inputs=inputs)
 
 

@@ -112,7 +112,7 @@ def new_words() -> str:
 def levels_of(text: str) -> list[int]:
     levels = sorted(set(listed("server.levels", text, int, "numbers of requests at once, such as 1,4,16") or ()))
     if levels[0] < 1 or len(levels) < 2:
-        raise ValueError(f"server.levels {text!r}: want at least two different ones, each at least 1: one is held back")
+        raise ValueError(f"server.levels {text!r}: want at least two different ones, each at least 1")
     if levels[-1] > MAX_LEVEL:
         raise ValueError(f"server.levels {text!r}: want {MAX_LEVEL} requests at once at most")
     return levels

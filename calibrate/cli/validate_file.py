@@ -21,7 +21,7 @@ from calibrate.cli.engine_flags import (
     set_up,
     write_result,
 )
-from calibrate.cli.profile_output import print_compared
+from calibrate.cli.profile_output import compared_table, print_answer
 from sim.cli.console import progress
 from sim.cli.flags import ARGUMENT, command, key
 
@@ -34,6 +34,8 @@ EXAMPLE = (
     "  lanesim validate loads.csv --profile h100-sxm/llama-3.1-8b"
 )
 ARRIVAL = "ttft_arrival"
+SPREAD = {"mean_absolute": "", "mean": "+", "max_absolute": ""}
+"""Statistics of errors, and the sign with which they are printed."""
 TITLES = {ARRIVAL: "TTFT from arrival"}
 
 
@@ -98,23 +100,29 @@ def file_command(flags: FileFlags) -> None:
 
 def _tell(result: dict[str, Any], judged: Sequence[JudgedLoad]) -> None:
     """A row per load and metric, and the errors over all of them."""
+    from sim.report.said import SURE
+    from sim.report.tables import new_table
+
     rows: list[tuple[Sequence[str], Compared]] = []
     for each in judged:
         name = each.cell.name, "fit" if each.is_fit else "judged"
         for index, (metric, values) in enumerate(each.metrics.items()):
             rows.append(((*(name if index == 0 else ("", "")), metric), values))
     rows += [((pair["name"], pair["role"], "speed-up"), pair) for pair in result["speedups"]]
-    lines = [
-        f"{metric}: mean absolute error {errors['mean_absolute_error_pct']:.2f} %, mean "
-        f"{errors['mean_error_pct']:+.2f} %, largest {errors['max_absolute_error_pct']:.2f} % over "
-        f"{errors['cells']} loads"
-        for metric, errors in [*result["judged"].items(), ("speed-up", result["speedup"])]
-        if errors["cells"]
+    errors = [
+        [metric, *(f"{each[f'{name}_error_pct']:{sign}.1f}" for name, sign in SPREAD.items()), str(each["cells"])]
+        for metric, each in [*result["judged"].items(), ("speed-up", result["speedup"])]
+        if each["cells"]
     ]
-    if result["verdict"]:
-        print(result["verdict"])
-    title = f"{result['profile']['name']}: measured loads"
-    print_compared(title, ("load", "", "metric"), rows, [*lines, *result["notes"]])
+    tables = [("", compared_table(("load", "", "metric"), rows))]
+    if errors:
+        titles = ["mean size", "mean", "largest", "loads"]
+        tables.append(("errors over all loads, in %", new_table(["metric"], titles, errors, padding=(0, 1, 0, 0))))
+    name = result["profile"]["name"]
+    verdict = result["verdict"] or f"{name}: no load is judged."
+    print_answer(
+        verdict, tables, [(SURE, f"Simulated with {name}."), *((SURE, f"{note}.") for note in result["notes"])]
+    )
 
 
 def _recorded(flags: FileFlags, raw: dict[str, Any]) -> None:
@@ -129,9 +137,9 @@ def _recorded(flags: FileFlags, raw: dict[str, Any]) -> None:
         if name not in raw["engine"]:
             raise ValueError(f"{str(flags.path)!r} does not say the server's limits: add --set engine.{name}=N")
     if tokens > 0 and raw.get("policy") == "autoregressive":
-        raise ValueError(f"{DRAFT_KEY}={tokens}: autoregressive drafts nothing; use continuous")
+        raise ValueError(f"{DRAFT_KEY}={tokens}: autoregressive drafts nothing. Use continuous")
     if tokens > 0 and acceptance is None:
-        raise ValueError(f"{DRAFT_KEY}={tokens}: none is assumed; --set speculation.acceptance=iid:.7")
+        raise ValueError(f"{DRAFT_KEY}={tokens}: none is assumed. Add --set speculation.acceptance=iid:.7")
     set_dotted(raw, "speculation.num_speculative_tokens", tokens)
     loaded = load(flags.profile)
     scenario = scenario_of(flags.path, loaded.name, raw)
@@ -146,17 +154,19 @@ def _recorded(flags: FileFlags, raw: dict[str, Any]) -> None:
     write_result(result, flags)
     if flags.json == "-":
         return
-    hit_rate = result["prefix_cache_hit_rate"] or 0.0
-    print_compared(
-        f"{result['profile']['name']}, {result['policy']}: {result['num_requests']} requests",
-        ("metric", ""),
-        list(metric_rows(result["metrics"], ARRIVAL)),
-        [
-            f"{result['preemptions']} preemptions simulated; {hit_rate:.1%} of the prompts' tokens found in the prefix "
-            "cache",
-            *result["notes"],
-        ],
-    )
+    from sim.report.said import SURE
+
+    hit_rate, errors = result["prefix_cache_hit_rate"] or 0.0, result["metrics"]
+    off_pct = errors["e2el"]["mean"]["error_pct"]
+    off = "has no latency to compare" if off_pct is None else f"is {abs(off_pct):.0f} % off in mean latency"
+    doubts = [
+        f"Simulated with {result['profile']['name']} and {result['policy']}: {result['preemptions']} preemptions, "
+        f"{hit_rate:.1%} of prompt tokens from the prefix cache.",
+        *(f"{note}." for note in result["notes"]),
+    ]
+    table = compared_table(("metric", ""), metric_rows(errors, ARRIVAL))
+    answer = f"The simulation of {result['num_requests']} requests {off}."
+    print_answer(answer, [("", table)], [(SURE, doubt) for doubt in doubts])
 
 
 def metric_rows(errors: Mapping[str, Any], *more: str) -> Iterator[tuple[Sequence[str], Compared]]:

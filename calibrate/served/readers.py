@@ -107,7 +107,7 @@ def loads_of(path: Path, draft_tokens: int | None = None, workload: dict[str, An
         return levels(path, prompt_tokens, output_tokens, draft_tokens)
     raise ValueError(
         f"file {str(path)!r} holds no load of a server: want a log, a result that `vllm bench serve --save-result` or "
-        f"alike wrote or printed, or a table; `lanesim check {path}` says what it is"
+        f"alike wrote or printed, or a table. `lanesim check {path}` says what it is"
     )
 
 

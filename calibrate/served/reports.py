@@ -62,7 +62,9 @@ def levels(
     where = f"log {str(path)!r}"
     windows = read_windows((text for _, text in lines_of(path, "log")), num_speculative_tokens, where)
     if not windows:
-        raise ValueError(f"{where}: no load of vLLM or SGLang; /metrics: `lanesim calibrate fit metrics BEFORE AFTER`")
+        raise ValueError(
+            f"{where}: no load of vLLM or SGLang. For /metrics run `lanesim calibrate fit metrics BEFORE AFTER`"
+        )
     if not isinstance(prompt_tokens, int | float) or not isinstance(output_tokens, int | float):
         raise ValueError(
             f"{where} does not tell how long requests are: add their mean tokens, such as "
@@ -76,7 +78,7 @@ def levels(
     if not kept:
         raise ValueError(
             f"{where}: its {len(windows)} lines never show {MIN_LINES} of the same load with the same before and "
-            "after; hold a number of requests in flight for half a minute"
+            "after. Hold a number of requests in flight for half a minute"
         )
     return [
         mean_load(
@@ -202,7 +204,7 @@ def _level(row: Mapping[str, Json], where: str, source: str, num_speculative_tok
     known = {name: value for name, value in medians.items() if value is not None and None in (ttft_ms, tpot_ms)}
     usual_ms = ttft_ms or result.median_ttft_ms, tpot_ms or result.median_tpot_ms
     if None in usual_ms:
-        raise ValueError(f"{where}: no mean_tpot_ms and no median_tpot_ms; want one of them")
+        raise ValueError(f"{where}: no mean_tpot_ms and no median_tpot_ms. Give one of them")
     e2el_s = ((usual_ms[0] or 0.0) + (output_tokens - 1.0) * (usual_ms[1] or 0.0)) / 1e3
     in_flight = result.output_throughput / output_tokens * e2el_s
     limit, rate = result.max_concurrency, float(result.request_rate or 0.0)

@@ -58,7 +58,7 @@ def read_requests(path: Path, prompts: Path | None = None, block_tokens: int = B
     """
     rows = [_row(raw, number, f"requests {str(path)!r}") for number, raw in json_lines(path, "requests")]
     if not rows:
-        raise ValueError(f"requests {str(path)!r} is empty; want one JSON object per request")
+        raise ValueError(f"requests {str(path)!r} is empty. Give one JSON object per request")
     where = f"requests {str(path)!r}"
     _check_ids(rows, where)
     contents = {} if prompts is None else _joined(rows, where, prompts, block_tokens)
@@ -73,7 +73,7 @@ def _joined(rows: Sequence[Stamped], path: str, prompts: Path, block_tokens: int
     """Content by line of the requests' file: the first row's is in the first row of `prompts`, and so on."""
     read = read_prompts(prompts, block_tokens)
     if len(read) != len(rows):
-        raise ValueError(f"prompts {str(prompts)!r} has {len(read)}, and {path} {len(rows)}; want one per request")
+        raise ValueError(f"prompts {str(prompts)!r} has {len(read)}, and {path} {len(rows)}. Give one per request")
     for number, (row, (_, length)) in enumerate(zip(rows, read, strict=True), start=1):
         if length is not None and length != row.input_toks:
             raise ValueError(

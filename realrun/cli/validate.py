@@ -20,7 +20,7 @@ class DirectoryFlags(Struct, frozen=True, kw_only=True):
     """Flags of a replay's directory."""
 
     directory: Annotated[Path, ARGUMENT, Meta(title="DIRECTORY")]
-    profile: Annotated[str | None, "Cost profile: gpu/target[+draft], or a path [a replay's own]."] = None
+    profile: Annotated[str | None, "Cost profile: gpu/target[+draft], or its file. [the replay's]"] = None
     json: JsonFile = None
     overwrite: Overwrite = False
 

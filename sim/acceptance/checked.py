@@ -27,7 +27,7 @@ def built_model(
     with naming_plugin(what):
         model = build(values, k)
     if not isinstance(model, Acceptance):
-        raise PluginError(f"{what} gave {shown(model)}; want a lanesim.Acceptance")
+        raise PluginError(f"{what} gave {shown(model)}. It must give a lanesim.Acceptance")
     if type(model).__module__.startswith("sim.acceptance."):
         return model
     checked = CheckedAcceptance(model, what)
@@ -48,7 +48,7 @@ class CheckedAcceptance(Acceptance):
             given = self.model.unconditional_rates(num_speculative_tokens)
         rates = self._rates("unconditional_rates", given, num_speculative_tokens)
         if any(rate > before + SLACK for before, rate in pairwise(rates)):
-            raise PluginError(f"{self.what}: unconditional_rates gave {shown(given)}; they cannot rise")
+            raise PluginError(f"{self.what}: unconditional_rates gave {shown(given)}. They cannot rise")
         return rates
 
     def conditional_rates(self, num_speculative_tokens: int) -> tuple[float, ...]:
@@ -63,7 +63,7 @@ class CheckedAcceptance(Acceptance):
             length = float(self.model.expected_length(num_speculative_tokens))
         if not 1.0 <= length <= num_speculative_tokens + 1.0 + SLACK:
             most = num_speculative_tokens + 1
-            raise PluginError(f"{self.what}: expected_length gave {length!r}; want a number from 1 to {most}")
+            raise PluginError(f"{self.what}: expected_length gave {length!r}. It must be a number from 1 to {most}")
         return length
 
     def run_lengths(self, window: Positions, depth: int) -> RunLengths:
@@ -72,18 +72,18 @@ class CheckedAcceptance(Acceptance):
             lengths = self.model.run_lengths(window, depth)
         if not isinstance(lengths, np.ndarray) or lengths.dtype.kind not in "iu":
             kind = lengths.dtype if isinstance(lengths, np.ndarray) else type(lengths).__name__
-            raise PluginError(f"{what} gave {kind}; want an array of whole numbers [positions]")
+            raise PluginError(f"{what} gave {kind}. It must give an array of whole numbers [positions]")
         num_positions = int(window.widths.sum())
         if lengths.shape != (num_positions,):
-            raise PluginError(f"{what} gave an array of shape {lengths.shape}; want ({num_positions},)")
+            raise PluginError(f"{what} gave an array of shape {lengths.shape}. It must be ({num_positions},)")
         least, most = int(lengths.min()), int(lengths.max())
         if least < 0 or most > depth:
-            raise PluginError(f"{what} gave lengths from {least} to {most}; want 0 to {depth}, the depth requested")
+            raise PluginError(f"{what} gave lengths from {least} to {most}. They must be 0 to {depth}")
         return lengths.astype(np.uint8, copy=False)
 
     def _rates(self, method: str, given: object, count: int) -> tuple[float, ...]:
         with naming_plugin(f"{self.what}: {method} gave {shown(given)}"):
             rates = tuple(float(rate) for rate in given)  # type: ignore[attr-defined]
         if len(rates) != count or not all(0.0 <= rate <= 1.0 + SLACK for rate in rates):
-            raise PluginError(f"{self.what}: {method} gave {shown(given)}; want {count} numbers from 0 to 1")
+            raise PluginError(f"{self.what}: {method} gave {shown(given)}. It must give {count} numbers from 0 to 1")
         return rates

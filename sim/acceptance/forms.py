@@ -151,11 +151,11 @@ def parse_quoted(text: str) -> Quoted:
     name, colon, rest = text.partition(":")
     name, rest = name.strip().lower(), rest.strip()
     if not colon and name in PROMPTS:
-        raise ValueError(f"acceptance {text!r} is known of a profile's own drafter alone; write {FORMS['length']}")
+        raise ValueError(f"acceptance {text!r} is known of a profile's own drafter alone. Write {FORMS['length']}")
     registered = None if name in FORMS else _form_of(name)
     form = FORMS[name] if registered is None else registered.form
     if not colon or not rest:
-        raise ValueError(f"acceptance {text!r}: nothing after {name!r}; write {form}")
+        raise ValueError(f"acceptance {text!r}: nothing after {name!r}. Write {form}")
     if name == "tape":
         return QuotedTape(TapeAcceptance(read_tapes(rest)))
     rest, tilde, spread = rest.partition("~")
@@ -170,7 +170,7 @@ def parse_quoted(text: str) -> Quoted:
         try:
             alike = _built_in(text, name, values)
         except ValueError as error:
-            raise ValueError(f"{error}; write {_nearest(name, values)}") from None
+            raise ValueError(f"{error}. Write {_nearest(name, values)}") from None
     if not tilde:
         return AssumedSpread(alike) if name in OF_REQUESTS else alike
     if spread in SPREADS:
@@ -226,12 +226,12 @@ def _length(text: str, name: str, rest: str) -> Quoted:
     if not measured.strip().isdecimal() or not 1 <= int(measured) <= MAX_DRAFT_TOKENS:
         raise ValueError(
             f"acceptance {text!r}: {measured.strip()!r} after @ must be the draft length that was measured, a whole "
-            f"number in 1..{MAX_DRAFT_TOKENS}; write {FORMS[name]}"
+            f"number in 1..{MAX_DRAFT_TOKENS}. Write {FORMS[name]}"
         )
     try:
         measured_length = MeasuredLength(length, int(measured))
     except ValueError as error:
-        raise ValueError(f"{error}; write {FORMS[name]}") from None
+        raise ValueError(f"{error}. Write {FORMS[name]}") from None
     return measured_length if name == "length" else Synthetic((length,), is_clamped=True)
 
 
@@ -259,9 +259,9 @@ def _numbers(spec: str, form: str, text: str, *, most: int | None = None) -> lis
         try:
             values.append(float(part))
         except ValueError:
-            raise ValueError(f"acceptance {spec!r}: {part.strip()!r} is not a number; write {form}") from None
+            raise ValueError(f"acceptance {spec!r}: {part.strip()!r} is not a number. Write {form}") from None
     if most is not None and len(values) > most:
-        raise ValueError(f"acceptance {spec!r}: got {len(values)} numbers; write {form}")
+        raise ValueError(f"acceptance {spec!r}: got {len(values)} numbers. Write {form}")
     return values
 
 

@@ -186,7 +186,7 @@ class LengthInUse(AtEveryLength):
             return IidAcceptance(iid_rate_for_length(self.length, k))
         except ValueError as error:
             raise ValueError(
-                f"{error}; write length:{self.length:g}@K with the draft length K it was measured at"
+                f"{error}. Write length:{self.length:g}@K with the draft length K it was measured at"
             ) from None
 
     def notes(self, ks: Iterable[int]) -> tuple[str, ...]:
@@ -194,7 +194,7 @@ class LengthInUse(AtEveryLength):
             return ()
         return (
             f"length:{self.length:g} is taken as the acceptance length at every draft length, so the shortest looks "
-            f"best; write length:{self.length:g}@K with the draft length K it was measured at",
+            f"best. Write length:{self.length:g}@K with the draft length K it was measured at",
         )
 
 
@@ -357,7 +357,7 @@ def lengths_by_k(quoted: Quoted, ks: Iterable[int], draws: int, rng: np.random.G
     """
     checked_count("draws", draws, 1)
     if not hasattr(quoted, "draw"):
-        raise ValueError(f"lengths_by_k: {shown(quoted)} is nothing quoted; want what parse_quoted gives")
+        raise ValueError(f"lengths_by_k: {shown(quoted)} is nothing quoted. Give what parse_quoted gives")
     drawn = [quoted.draw(rng) for _ in range(draws)]
     carried = []
     for k in ks:

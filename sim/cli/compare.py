@@ -37,7 +37,7 @@ class CompareFlags(CompareScenario, frozen=True, kw_only=True):
     ] = ()
     json: JsonFile = None
     out: Annotated[Path | None, "Results directory."] = None
-    plots: Annotated[bool, "Draw latencies, and lanes while the first 100 requests are served, into --out."] = False
+    plots: Annotated[bool, "Draw pictures of latencies and of the GPU's work into --out."] = False
     workers: Workers = None
     draws: Annotated[
         Draws | None,
@@ -56,8 +56,9 @@ class CompareFlags(CompareScenario, frozen=True, kw_only=True):
 
 @command("compare", CompareFlags, example=EXAMPLE)
 def compare_command(flags: CompareFlags) -> None:
-    """Run policies, or with --vary values of any key, side by side on the same draws: which is fastest, means with
-    intervals, and paired differences."""
+    """Compare schedulers, or with --vary values of any key, on the same requests: which is fastest, and by how much.
+
+    Add --policy for each scheduler, or --vary for each key."""
     from sim.costs.profile_files import load
     from sim.files.arrow_tables import check_parquet
     from sim.report.results import OWN_FILES
@@ -125,7 +126,7 @@ def _check(flags: CompareFlags, *, is_grid: bool) -> None:
     """Raise ValueError for flags that do not go together; several values per flag, a grid, go with few."""
     for name in ("out", "plots"):
         if is_grid and getattr(flags, name):
-            raise ValueError(f"--{name} goes with one value per flag; for a grid, see `lanesim sweep --help`")
+            raise ValueError(f"--{name} goes with one value per flag. For a grid, see `lanesim sweep --help`")
     if flags.plots and flags.out is None:
         raise ValueError("--plots draws into a results directory: add --out DIR")
 

@@ -139,7 +139,7 @@ def say_runs(count: int) -> None:
     """A note before very many runs, of which `count` are sure."""
     if count > MANY_RUNS:
         print(
-            f"lanesim: note: at least {count:,} runs begin; fewer values, replications or draws are faster",
+            f"lanesim: note: at least {count:,} runs begin. Fewer values, replications or draws are faster",
             file=sys.stderr,
         )
 

@@ -41,8 +41,8 @@ def _keep(context: click.Context, param: click.Parameter, value: Any) -> None:
 
 _SAID = {
     "json": ("FILE", "Write the result as JSON, to stdout with -."),
-    "verbose": (None, "Print all that the answer rests on. The JSON always has it."),
-    "overwrite": (None, "Replace output files that are there."),
+    "verbose": (None, "Print sources, assumptions and intervals as well. The JSON always has them."),
+    "overwrite": (None, "Replace output files that exist."),
 }
 EVERYWHERE = {
     name: click.Option([f"--{name}"], metavar=value, is_flag=not value, expose_value=False, callback=_keep, help=said)

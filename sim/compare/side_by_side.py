@@ -330,8 +330,8 @@ def _rank_notes(resolved: Resolved) -> list[str]:
     if count % ranks == 0:
         return []
     return [
-        f"{resolved.profile.name} is {ranks} data-parallel ranks, of which {count} is simulated: throughput, GPUs and "
-        f"prices are of that part; --set devices.count={ranks} simulates all"
+        f"{resolved.profile.name} has {ranks} data-parallel ranks, of which {count} is simulated. Throughput, GPUs and "
+        f"prices are of that part. --set devices.count={ranks} simulates all."
     ]
 
 

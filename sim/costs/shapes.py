@@ -398,6 +398,6 @@ def model(name: str) -> ModelShape:
     shape = MODELS.get(name)
     if shape is None:
         nearest = get_close_matches(name, MODELS, n=1, cutoff=0.4)
-        hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
-        raise ValueError(f"unknown model {name!r}{hint} (known: {', '.join(MODELS)})")
+        hint = f". Did you mean {nearest[0]!r}?" if nearest else ""
+        raise ValueError(f"unknown model {name!r}{hint or '.'} Choose from {', '.join(MODELS)}")
     return shape

@@ -227,7 +227,7 @@ class WorkCosts(ABC, Generic[PassesT]):
         if model is TARGET:
             return self._target
         if self._draft is None:
-            raise ValueError(f"profile {self.profile.name!r} has no draft model; name a pair (target+draft)")
+            raise ValueError(f"profile {self.profile.name!r} has no draft model. Name a pair (target+draft)")
         return self._draft
 
     def turns(self, passes: PassesT, tokens: int) -> float:
@@ -262,8 +262,8 @@ class WorkCosts(ABC, Generic[PassesT]):
         name, (got, measured, _) = self.profile.name, largest
         if self.strict:
             raise OutsideProfile(
-                f"profile {name!r}: {size}={got} is {got / measured:.1f} times the largest measured ({measured}); "
-                "a strict cost model refuses"
+                f"profile {name!r}: {size}={got} is {got / measured:.1f} times the largest measured ({measured}). "
+                "A strict cost model refuses"
             )
         around = collected()
         if around is not None:

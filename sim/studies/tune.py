@@ -183,7 +183,7 @@ def tune_contexts(
     workload that has fixed lengths."""
     name = scenario.workload.dataset_name
     if name != FIXED:
-        raise ValueError(f"contexts: the requests of {name!r} have lengths of their own; want an output length alone")
+        raise ValueError(f"contexts: the requests of {name!r} have lengths of their own. Give an output length alone")
     prompts = rising("context", contexts, 1)
     resolved = _checked(scenario, profile, draws)
     candidates, grids = _candidates(resolved, lengths), []
@@ -307,7 +307,7 @@ def _loads(resolved: Resolved, concurrencies: Sequence[int] | None) -> tuple[int
     most = _at_once(resolved.scenario.workload, tried[-1])
     if most < tried[-1]:
         raise ValueError(
-            f"concurrency {tried[-1]}: a run has {most} requests; want at most {most} in flight, or "
+            f"concurrency {tried[-1]}: a run has {most} requests. Give at most {most} in flight, or "
             f"--set workload.num_prompts={REQUESTS_PER_SLOT * tried[-1]}"
         )
     return tried

@@ -195,10 +195,10 @@ def _one_engine_gpus(result: dict[str, Json], where: str) -> float:
     and rows in stages by tp x pp x pcp in some versions alone: both are refused."""
     for key in ("is_multinode", "disagg"):
         if result.get(key) not in (None, False):
-            raise ValueError(f"{where}: {key}={result[key]!r} is not understood; want a row of one engine on one node")
+            raise ValueError(f"{where}: {key}={result[key]!r} is not understood. Give a row of one engine on one node")
     for key in ("pp", "pp_size", "pcp", "pcp_size"):
         if _has(result, key) and _number(result, key, where) != 1.0:
-            raise ValueError(f"{where}: {key}={result[key]!r} is not understood; want 1")
+            raise ValueError(f"{where}: {key}={result[key]!r} is not understood. It must be 1")
     gpus = _number(result, "tp", where)
     if gpus < 1.0:
         raise ValueError(f"{where}: tp={result['tp']!r} must be at least 1")
@@ -214,7 +214,7 @@ def _number(value: Json, path: str, where: str) -> float:
     value = value_at(value, path)
     if not isinstance(value, int | float) or isinstance(value, bool):
         raise ValueError(
-            f"{where}: no number under {path!r}; want what `vllm bench serve --save-result` or alike wrote"
+            f"{where}: no number under {path!r}. Give what `vllm bench serve --save-result` or alike wrote"
         )
     if value < 0.0:
         raise ValueError(f"{where}: {path}={value:g} must not be negative")
@@ -233,14 +233,14 @@ def _guidellm(path: str, options: dict[str, str]) -> Entries:
         raise ValueError(f"{TRACE} {path!r}: want an object with a list `benchmarks`, as guidellm writes")
     last = len(benchmarks) - 1
     if last > 0 and "benchmark" not in options:
-        raise ValueError(f"{TRACE} {path!r}: {last + 1} benchmarks in it; say which: FILE#benchmark=0 to {last}")
+        raise ValueError(f"{TRACE} {path!r}: {last + 1} benchmarks in it. Say which: FILE#benchmark=0 to {last}")
     index = number_of(options.get("benchmark", "0"), f"{TRACE} {path!r}", "benchmark")
     if index > last:
         raise ValueError(f"{TRACE} {path!r}: benchmark={index} must be 0 to {last}")
     where = f"{TRACE} {path!r} benchmark {index}"
     successful = value_at(benchmarks[index], "requests.successful")
     if not isinstance(successful, list):
-        raise ValueError(f"{where}: no list requests.successful; was it written with requests?")
+        raise ValueError(f"{where}: no list requests.successful. Was it written with requests?")
     for status in ("incomplete", "errored"):
         failed = value_at(benchmarks[index], f"requests.{status}")
         yield from [(where, None)] * (len(failed) if isinstance(failed, list) else 0)
@@ -273,7 +273,7 @@ def _vllm_bench(path: str, options: dict[str, str]) -> Entries:
         if values is None and name in ("start_times", "errors"):
             continue
         if not isinstance(values, list):
-            raise ValueError(f"{TRACE} {path!r}: no list {name!r}; was it saved with --save-detailed?")
+            raise ValueError(f"{TRACE} {path!r}: no list {name!r}. Was it saved with --save-detailed?")
         lists[name] = values
         if len(values) != len(lists["input_lens"]):
             raise ValueError(

@@ -155,15 +155,15 @@ def collect(
             first_s = row.arrival_s if first_s is None else first_s
             if is_in_order and newest_s is not None and row.arrival_s < newest_s:
                 raise ValueError(
-                    f"{where}: arrival is {newest_s - row.arrival_s:.6g} s before the row above; "
-                    "sort the file by arrival"
+                    f"{where}: arrival is {newest_s - row.arrival_s:.6g} s before the row above. "
+                    "Sort the file by arrival"
                 )
             newest_s = row.arrival_s
             if abs(newest_s - first_s) > MAX_SPAN_S:
                 side = "after" if newest_s > first_s else "before"
                 raise ValueError(
-                    f"{where}: arrival is {abs(newest_s - first_s):.3g} s {side} the first one; at most "
-                    f"{MAX_SPAN_S:g} are simulated"
+                    f"{where}: arrival is {abs(newest_s - first_s):.3g} s {side} the first one. At most "
+                    f"{MAX_SPAN_S:g} s are simulated"
                 )
         columns.add(row)
         if is_in_order and len(columns) == most:
@@ -177,5 +177,5 @@ def collect(
 def missing(what: str, name: str, present: list[str]) -> str:
     """Words for a missing field, and the nearest of those that are present."""
     nearest = get_close_matches(name, present, n=1, cutoff=0.5)
-    hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
+    hint = f". Did you mean {nearest[0]!r}?" if nearest else ""
     return f"no {what} {name!r}{hint} (it has: {', '.join(present)})"

@@ -138,7 +138,7 @@ def read_trace(name: str, source: str, num_prompts: int | None = None, block_tok
     is_in_order = not (columns.is_benchmark or (columns.delay and columns.session))
     rows = collect(path, requests, num_prompts, is_in_order=is_in_order)
     if num_prompts is not None and len(rows) < num_prompts:
-        raise ValueError(f"trace {path!r}: {len(rows)} requests, num_prompts={num_prompts}; lower num_prompts")
+        raise ValueError(f"trace {path!r}: {len(rows)} requests, num_prompts={num_prompts}. Lower num_prompts")
     return _to_trace(path, rows, num_prompts, content_tokens)
 
 

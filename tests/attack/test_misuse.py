@@ -138,7 +138,7 @@ MISUSES: dict[str, tuple[Callable[..., object], dict[str, Any], str]] = {
     "a lane without its share": (
         scheduling,
         {"build": unshared, "lanes": (("prefill",), ("decode",)), "settings": HALVES, "profile": PAIR},
-        "policy 'mine': build made stream 'prefill' with sm_share=None; want options.share('prefill'), which is 0.5",
+        "build made stream 'prefill' with sm_share=None. It must be options.share('prefill'), which is 0.5",
     ),
     "an escape in a policy": (scheduling, {"name": "a\x1b[2J"}, r"policy 'a\x1b[2J'"),
     "an escape in a summary": (scheduling, {"summary": "a\x1b[2J"}, r"summary='a\x1b[2J'"),
@@ -162,7 +162,7 @@ MISUSES: dict[str, tuple[Callable[..., object], dict[str, Any], str]] = {
     "a profile by its name": (lanesim.save_profile, {"profile": "cpu/tiny", "path": "x.json"}, "want a Profile"),
     "a profile with an escape": (saving, {"name": "a\x1b[2J"}, "'name' holds the control character"),
     "a change of no profile": (lanesim.changed, {"profile": {}, "source": "x"}, "{} is not a Profile"),
-    "an unknown field": (saving, {"sauce": "x"}, "did you mean 'source'"),
+    "an unknown field": (saving, {"sauce": "x"}, "Did you mean 'source'"),
     "a result that is a number": (lanesim.load, {"path": 5}, "load: 5"),
     "a scenario that is a number": (lambda: lanesim.compare(5), {}, "scenario 5: want"),
     "a quote that is a number": (lanesim.parse_quoted, {"text": 0.7}, "acceptance 0.7"),

@@ -87,7 +87,7 @@ def bars_of(sections: Sequence[JudgedSection]) -> pd.DataFrame:
 def main(data: Path, out: Path = PAGE, only: Sequence[str] = ()) -> int:
     wanted = [spec for spec in specs() if not only or spec.part in only]
     if not data.is_dir():
-        raise ValueError(f"{str(data)!r} is no folder; want the one with aiconfigurator/ and llmservingsim/ in it")
+        raise ValueError(f"{str(data)!r} is no folder. Give the one with aiconfigurator/ and llmservingsim/ in it")
     if not wanted:
         raise ValueError(f"--only {' '.join(only)}: no such part in {SECTIONS.name}")
     return write_report(wanted, data, out)

@@ -216,7 +216,7 @@ EVERY = [*WHOLE[:2], "TPOT", "median of TPOT", "TTFT", "median of TTFT"]
 
 def short(why: str) -> str:
     """A refusal without the folder of a file and without what would have been understood."""
-    return re.sub(r"'?/\S*/(\S+?_config\.json)'?", r"\1", why).partition("; want one of")[0]
+    return re.sub(r"'?/\S*/(\S+?_config\.json)'?", r"\1", why).partition(". Give one of")[0]
 
 
 def write_page(results: list[Path], out: Path = PAGE, table_path: Path = SERVED) -> None:

@@ -57,7 +57,7 @@ class CompactPasses(ModelPasses):
     def __init__(self, profile: Profile, shape: ModelShape, graph_sizes: Sequence[int]) -> None:
         super().__init__(profile, shape, graph_sizes)
         if not shape.is_plain:
-            raise ValueError(f"{shape.name}: compact constants price plain dense decoders; want a profile of points")
+            raise ValueError(f"{shape.name}: compact constants price plain dense decoders. Give a profile of points")
         kernels, gpu = profile.compact, profile.gpu
         self.kernels = kernels
         self._gemms = shape.gemms(profile.tensor_parallel)

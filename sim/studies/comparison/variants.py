@@ -152,7 +152,7 @@ class Variants:
     def _profile_with(self, raw: Raw, *, gpu: str | None = None, method: Drafter | None = None) -> str:
         """The profile of the same models on another GPU, or of the same target with a drafter of that method."""
         if self._profile is not None and gpu is not None:
-            raise ValueError("gpu: a profile that was loaded is of one GPU; give its name")
+            raise ValueError("gpu: a profile that was loaded is of one GPU. Give its name")
         name = spelling(str(raw.get("profile", "")))
         here, _, models = name.partition("/")
         if gpu is not None:
@@ -176,8 +176,8 @@ class Variants:
         if len(fitting) != 1:
             known = in_words(fitting or [each for each in near if drafts[each]]) or "none"
             raise ValueError(
-                f"speculation={method or ''}: {name} has no such draft; pairs shipped: "
-                f"{known}; `lanesim plan` and `calibrate import` make others"
+                f"speculation={method or ''}: {name} has no such draft. Shipped pairs: "
+                f"{known}. `lanesim plan` and `calibrate import` make others"
             )
         return fitting[0]
 

@@ -38,7 +38,7 @@ def test_another_name_of_a_gpu_is_understood_in_capitals() -> None:
     """What is refused then is the next thing that is wrong, with the drafters that there are."""
     line = planned("Qwen/Qwen3-32B", "--gpu", "RTX-PRO-6000", "--draft", "eagle", *QUESTION)
     known = "dspark, eagle3, mtp, ngram, none, or a model"
-    assert line == f"unknown drafter 'eagle'; did you mean 'eagle3'? (known: {known})"
+    assert line == f"unknown drafter 'eagle'. Did you mean 'eagle3'? Choose from {known}"
 
 
 @pytest.mark.parametrize(

@@ -164,7 +164,7 @@ DEFECTS: list[tuple[Row | str, str]] = [
     ({"input_len": 9_000_000}, "line 3: every request is rejected"),
     ("", "is empty"),
     (HEAD, "no cell below its header"),
-    (HEAD.replace("concurrency", "concurency") + "1,1,1,1\n", "did you mean 'concurency'"),
+    (HEAD.replace("concurrency", "concurency") + "1,1,1,1\n", "Did you mean 'concurency'"),
     (HEAD + "1,1,1\n", "line 2: 3 fields, and the header has 4"),
     ("prompt_tokens,output_tokens\n", "has no request below its header"),
     ("prompt_tokens,output_tokens\n5,0\n", "line 2: output_tokens='0': want `int` >= 1"),

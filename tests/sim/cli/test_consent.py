@@ -115,7 +115,7 @@ UNWRITABLE = {
 }
 TYPOS = ("validate typo", "report typo --out t", "check typo", "sweep typo --out t/s")
 REFUSED = {
-    "add --overwrite|is no store; choose another": [*OUTPUTS.values(), *UNNAMED.values()],
+    "add --overwrite|is no store. Choose another": [*OUTPUTS.values(), *UNNAMED.values()],
     "is in the installed package": SHIPPED_OUTPUTS.values(),
     "choose another": OVER_INPUTS.values(),
     "/proc/x.* cannot be written": UNWRITABLE.values(),
@@ -253,7 +253,7 @@ def test_a_second_process_is_refused_before_the_work(flag: str, tmp_path: Path) 
             text=True,
         )
     assert done.returncode == 2
-    assert done.stderr == f"lanesim: {flag} {str(place)!r} is being written by another process; wait for it, or " + (
+    assert done.stderr == f"lanesim: {flag} {str(place)!r} is being written by another process. Wait for it, or " + (
         "choose another\n"
     )
     assert list(tmp_path.iterdir()) == []

@@ -138,11 +138,11 @@ def test_places_that_cannot_be_written_are_refused_before_the_work(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").write_text("")
     for files, folders, problem in (
-        ({"--json": tmp_path}, {}, "is a directory; want a file"),
+        ({"--json": tmp_path}, {}, "is a directory. Give a file"),
         ({"--json": tmp_path / "file" / "x"}, {}, "cannot be written: "),
         ({"--json": "a\0b"}, {}, "cannot be written: "),
         ({"--json": "x" * 300}, {}, "cannot be written: File name too long"),
-        ({}, {"--out": tmp_path / "file"}, "is a file; want a directory"),
+        ({}, {"--out": tmp_path / "file"}, "is a file. Give a directory"),
         ({}, {"--out": Path()}, "is the directory that this runs in"),
         ({}, {"--out": Path("/proc")}, "is a mount point"),
     ):
