@@ -1,11 +1,14 @@
 """What every command prints for the example in its help: short sentences, few numbers, one bracket, 80 columns.
 
+And messages of errors, which are sentences. They have no semicolon.
+
 Not here: helps and pages (tests.test_words), whether figures are right (tests/twins), what a page shows
 (tests.test_page_commands).
 """
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 import shlex
@@ -81,9 +84,9 @@ def printed(line: str, capsys: pytest.CaptureFixture[str]) -> str:
 def parts(output: str) -> Iterator[tuple[str, str]]:
     """(label, text) of an answer; the answer itself has no label, and tables are left out."""
     for block in re.split(r"\n\s*\n", output):
-        lines = block.splitlines()
+        lines = block.strip("\n").splitlines() or [""]
         if any(lines[0].startswith(f"{label:<11}") for label in LABELS):
-            yield from ((line[:11].strip(), line[11:]) for line in re.split(r"\n(?! )", block))
+            yield from ((line[:11].strip(), line[11:]) for line in re.split(r"\n(?! )", "\n".join(lines)))
         elif "─" not in block and not any(re.search(r"\S  .*\S  ", line) for line in lines):
             yield "", block
 
@@ -93,11 +96,11 @@ def faults(path: str, output: str) -> list[str]:
     trailing = [line for line in output.splitlines() if line != line.rstrip()]
     answer, *_ = (text for label, text in parts(output) if not label)
     long = [answer] if len(answer.splitlines()) > MOST_LINES.get(path, 3) else []
-    said = [each for label, text in parts(output) if label not in TYPED for each in sentences(f"{text}\n")]
+    said = [each for label, text in parts(output) if label not in TYPED for each in sentences(" ".join(text.split()))]
     return [*wide, *trailing, *long, *(each for each in said if breaks_the_rule(each) or FULL.search(each))]
 
 
-@pytest.mark.parametrize("path", EXAMPLES.keys() - LEFT_OUT.keys())
+@pytest.mark.parametrize("path", [path for path in EXAMPLES if path not in LEFT_OUT])
 def test_the_example_of_a_command_prints_an_answer_that_a_stranger_can_read(
     path: str, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -118,3 +121,18 @@ def test_the_example_of_a_slow_command_prints_an_answer_that_a_stranger_can_read
     else:
         printed(EXAMPLES["sweep"], capsys)
     assert faults(path, printed(EXAMPLES[path], capsys)) == []
+
+
+def test_no_message_of_an_error_has_a_semicolon() -> None:
+    """Such as `request_rate is -1. It must be above 0.`"""
+    found = []
+    for folder in ("sim", "calibrate", "realrun", "validation", "lanesim"):
+        for file in sorted((Path(__file__).parent.parent / folder).rglob("*.py")):
+            raised = (node.exc for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Raise))
+            texts = (text for error in raised if error is not None for text in ast.walk(error))
+            found += [
+                f"{file}:{text.lineno}"
+                for text in texts
+                if isinstance(text, ast.Constant) and isinstance(text.value, str) and ";" in text.value
+            ]
+    assert found == []

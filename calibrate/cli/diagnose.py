@@ -137,7 +137,7 @@ def said(found: Diagnosis, console: Console) -> Said:
             ("possible causes (likely from weight 1 on)", new_table(["cause"], [speedup, "weight"], causes)),
         ],
         [
-            (SURE, f"Expected values are simulated: {found.notes[0]}."),
+            (SURE, f"Expected values are simulated with {found.notes[0].partition(',')[0]}."),
             (SURE, "The range is 95 % of the simulator's errors against measured servers."),
             *(("try", f"{each.remedy}.") for each in found.likely[:2]),
         ],

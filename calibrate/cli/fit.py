@@ -13,6 +13,7 @@ from msgspec import Meta
 from calibrate.cli.engine_flags import DRAFT_KEY, ServedFlags, cells_of, set_up
 from calibrate.cli.profile_output import check_out, save
 from sim.cli.flags import ARGUMENT, GIVEN, DraftTokens, Number, command, key
+from sim.names import capital
 
 if TYPE_CHECKING:
     from calibrate.served.fit import Production
@@ -127,7 +128,7 @@ def fit_of_steps(flags: SourceFlags, path: Path) -> None:
         from sim.report.tables import new_table
 
         worst = max(map(abs, fit.blocks_pct[fit.form]))
-        answer = f"{fit.form} predicts this server's time per token within {worst:.1f} %.\n"
+        answer = f"{capital(fit.form)} predicts this server's time per token within {worst:.1f} %.\n"
         answer += f"{flags.profile} was off by {fit.shipped_pct:+.0f} %."
         rows = [[form, *(f"{error:+.1f}" for error in each)] for form, each in fit.blocks_pct.items()]
         titles = [str(place) for place in range(1, len(fit.blocks_pct[fit.form]) + 1)]

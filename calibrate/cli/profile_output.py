@@ -81,10 +81,9 @@ def print_answer(
 def compared_table(headings: Sequence[str], rows: Iterable[tuple[Sequence[str], Compared]]) -> Table:
     """What was measured beside what was simulated, each row with its texts under `headings`, the first of which may
     fold."""
-    from sim.report.tables import new_table, percent, significant
+    from sim.report.tables import new_table, number, percent
 
     cells = [
-        (*texts, significant(each["real"]), significant(each["simulated"]), percent(each["error_pct"]))
-        for texts, each in rows
+        (*texts, number(each["real"]), number(each["simulated"]), percent(each["error_pct"])) for texts, each in rows
     ]
     return new_table(headings, ("measured", "simulated", "error"), cells, fold=headings[:1], padding=(0, 1, 0, 0))

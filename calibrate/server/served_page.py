@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from calibrate.served.line import pace_of, steps_of
 from calibrate.server.served_run import PARTS, ServedRun
 from sim.metrics.compared import LATENCIES, STATISTICS, THROUGHPUT
-from sim.report.tables import percent, significant
+from sim.report.tables import number, percent
 
 Rows = Iterable[Sequence[str]]
 DISTURBED = 0.1
@@ -56,7 +56,7 @@ def served_page(run: ServedRun, machine: Mapping[str, str]) -> Iterator[str]:
                 *(
                     text
                     for each in both
-                    for text in (significant(each["real"]), significant(each["simulated"]), percent(each["error_pct"]))
+                    for text in (number(each["real"]), number(each["simulated"]), percent(each["error_pct"]))
                 ),
             ]
             for name, both in rows

@@ -194,8 +194,7 @@ def _details(
     """Of each load every metric with its interval, differences, and all that they rest on."""
     lines: list[str | Table] = [f"simulated: {served}", *(f"note: {note}" for note in assumed)]
     for name, result in loads:
-        shared, differing = _caps_lines(result)
-        lines += [*[name] * bool(name), *(f"caps: {line}" for line in shared + differing), _scheduling_line(result)]
+        lines += [*[name] * bool(name), *_caps_lines(result), _scheduling_line(result)]
         lines += [*_metrics(result, width), *notes(result)]
     return lines
 
@@ -214,7 +213,7 @@ def _first_runs(result: Comparison) -> dict[str, Any]:
     return {row.policy: next(run for run in result.runs if run["policy"] == row.policy) for row in result.policies}
 
 
-def _caps_lines(result: Comparison) -> tuple[list[str], list[str]]:
+def _caps_lines(result: Comparison) -> list[str]:
     """The caps that all policies share, and those in which they differ; a line of each, if there are any."""
     caps = {policy: run.get("caps") or {} for policy, run in _first_runs(result).items()}
     shared, differing = [], []
@@ -223,8 +222,8 @@ def _caps_lines(result: Comparison) -> tuple[list[str], list[str]]:
         if len(set(known.values())) == 1:
             shared.append(f"{name} {next(iter(known.values()))}")
         elif known:
-            differing.append(f"{name} " + ", ".join(f"{value} ({policy})" for policy, value in known.items()))
-    return [", ".join(shared)] * bool(shared), ["; ".join(differing)] * bool(differing)
+            differing.append(f"{name} " + " and ".join(f"{value} ({policy})" for policy, value in known.items()))
+    return [f"caps: {', '.join(texts)}" for texts in (shared, differing) if texts]
 
 
 def _metrics(result: Comparison, width: int) -> Iterator[Table]:

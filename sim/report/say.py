@@ -35,7 +35,7 @@ from sim.studies.tune import IDLE, ContextTuning, Tuning
 
 MAX_ROWS = 3
 """Rows that a plan shows, more where more were simulated in draws; the others are in the JSON."""
-LOADED = "the drafter stays loaded and drafts nothing"
+LOADED = "the drafter stays loaded and drafts nothing."
 DISPUTE = "tables dispute: "
 """Begins a note on kernel tables that contradict each other."""
 UNMEASURED = "Nothing like it was measured."
@@ -109,9 +109,9 @@ def _tuned(answer: Tuning, console: Console) -> Said:
 def _lengths_table(answer: Tuning, shown: Sequence[int]) -> Table:
     """A row per concurrency, a column per draft length of `shown`."""
     lacking = len(answer.points[0].lengths) - len(shown)
-    captions = ["loss: mean loss of the draft length against the best one, in %"]
+    captions = ["loss: mean loss of the draft length against the best one, in %."]
     captions += [f"K = 0: {LOADED}"] * any(note.startswith(IDLE) and 0 in shown for note in answer.notes)
-    captions += [f"{lacking} of the lengths that were tried are in the JSON alone"] if lacking else []
+    captions += [f"{lacking} of the lengths that were tried are in the JSON alone."] if lacking else []
     drafts = _drafts(answer)
     rows = []
     for point in answer.points:
@@ -168,7 +168,9 @@ def _drafted(answer: Tuning) -> list[str]:
         ]
     rows = answer.k_table
     known = sorted(point.speedup for point in answer.points if point.speedup is not None)
-    times = f"{span(f'{speedup:.2f}' for speedup in known)} times the {answer.objective} of no speculation"
+    times = ""
+    if known:
+        times = f"{span(f'{speedup:.2f}' for speedup in known)} times the {answer.objective} of no speculation"
     if len(rows) > 1:
         table = ", ".join(f"{_tokens(k)} at {start} to {end}" for start, end, k in rows)
         gain = f"it has {_share(answer.gain.mean)} more than {answer.gain.over} on average"
@@ -278,7 +280,8 @@ def _held(answer: Attainment, console: Console) -> Said:
             for each in answer.fleets
         ]
         tables.append((f"replicas for {answer.target_rate:g} requests/s", table_of(rows, ["policy", "routing"])))
-    return Said(attainment_sentence(answer), tables, *_basis(answer, "Ranges: 90 % of", [], answer.notes))
+    lines, more = _basis(answer, "Ranges: 90 % of", [], answer.notes)
+    return Said(attainment_sentence(answer), tables, lines, more, height=4)
 
 
 def _load(highest: HighestLoad) -> str:

@@ -28,13 +28,6 @@ def number(value: float | None) -> str:
     return f"{value:.1f}" if size >= 10 else f"{value:.2f}"
 
 
-def significant(value: float | None) -> str:
-    """The number with two decimals, from 100 on with one, thousands grouped; a dash for unknown."""
-    if value is None:
-        return "–"
-    return f"{value:,.1f}" if abs(value) >= 100.0 else f"{value:.2f}"
-
-
 def percent(value: float | None) -> str:
     """An error with its sign; a dash for unknown."""
     return "–" if value is None else f"{value:+.2f} %"

@@ -75,7 +75,7 @@ FORMS = [
     ("vllm:.5~.9...4", "write the smaller one first"),
     ("vllm:.5~.2..11", "must be from 0 to 10"),
     ("vllm:.5~.2..", "'' is not a number"),
-    ("vllm:.3,.5~1", "write per-position:"),
+    ("vllm:.3,.5~1", "Write per-position:"),
 ]
 
 
@@ -330,7 +330,7 @@ SCENARIOS: list[tuple[dict[str, Any], str]] = [
     ({"speculation.drafts": SMALL_DRAFT, "speculation.controller": "feedback"}, "each has a length of its own"),
     ({"speculation.drafts": OTHER_VOCABULARY}, "128256 tokens in its vocabulary"),
     ({"policy_options.lanes": {"decod": {"max_num_seqs": 5}}}, "Did you mean 'decode'"),
-    ({"policy": "pdv", "devices.overlap": "processes"}, "a process of each lane of pd; those of 'pdv' share one"),
+    ({"policy": "pdv", "devices.overlap": "processes"}, "a process of each lane of pd. Those of 'pdv' share one"),
     (OF_HEAD, "speculation.stale_acceptance must say what is accepted then"),
     ({"speculation.controller": "goodput", TABLE_KEY: [[1, 8, 2]]}, "none by goodput"),
     ({"speculation.controller": "by_batch"}, "by_batch needs"),
@@ -409,8 +409,8 @@ VALUES: list[tuple[Callable[..., object], dict[str, Any], str]] = [
     (PolicyOptions, {"stream_priorities": "high"}, "stream_priorities='high' must be true, false or preemptive"),
     *((PolicyOptions, {"adaptive_table": rows}, named) for rows, named in (
         (((2, "pd"),), "rows begin at [2]. The first must be 1, and they must rise"),
-        (((1, "pd"), (1, "pdv")), "then rising"),
-        ((), "want 1 first"),
+        (((1, "pd"), (1, "pdv")), "they must rise"),
+        ((), "The first must be 1"),
         (((1, "continuous"),), "'continuous' is none of baseline, pd, pdv, unified"),
     )),
     *((ByBatch, {"table": rows, "draft_tokens_max": 4}, named) for rows, named in (

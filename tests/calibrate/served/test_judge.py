@@ -95,7 +95,7 @@ def test_the_search_ends_at_the_root() -> None:
     assert fitted.values_s == {"gap_s": pytest.approx(3.21e-3, abs=1e-8)}
     slow = fit_constant(load(PAIR), "gap_s", lambda profile: 5.0)
     assert (slow.values_s, slow.error_pct) == ({"gap_s": 0.0}, 5.0)
-    with pytest.raises(ValueError, match="does this constant act"):
+    with pytest.raises(ValueError, match="Does this constant act"):
         fit_constant(load(PAIR), "gap_s", lambda profile: -5.0)
 
 
@@ -141,8 +141,8 @@ def test_the_result_is_written(tmp_path: Path) -> None:
     table, out = measured(tmp_path, load(PAIR)), tmp_path / "out"
     done = invoke(file_command, str(table), "--profile", PAIR, "--out", str(out))
     assert done.exit_code == 0, done.exception
-    assert done.stdout.startswith("The profile is 0 % off these loads in time per token, over 6 judged.")
-    assert "speed-up: mean absolute error" in done.stdout
+    assert done.stdout.startswith("The profile is 0 % off these 6 loads in time per token.")
+    assert "errors over all loads" in done.stdout
     assert "…" not in done.stdout
     assert sorted(each.name for each in out.iterdir()) == ["validation.json"]
 

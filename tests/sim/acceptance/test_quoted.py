@@ -152,7 +152,7 @@ def test_a_bare_length_is_that_of_each_draft_length_and_says_so_once_there_are_t
         assert quoted.model(k) == IidAcceptance(iid_rate_for_length(1.9, k))
     assert quoted.notes([3, 3]) == ()
     (note,) = quoted.notes([1, 2])
-    assert "write length:1.9@K" in note
+    assert "Write length:1.9@K" in note
     with pytest.raises(ValueError, match=r"must be from 1 to 2 .*. Write length:2\.6@K"):
         parse_quoted("length:2.6").model(1)
 

@@ -117,7 +117,7 @@ TYPOS = ("validate typo", "report typo --out t", "check typo", "sweep typo --out
 REFUSED = {
     "add --overwrite|is no store. Choose another": [*OUTPUTS.values(), *UNNAMED.values()],
     "is in the installed package": SHIPPED_OUTPUTS.values(),
-    "choose another": OVER_INPUTS.values(),
+    "Choose another": OVER_INPUTS.values(),
     "/proc/x.* cannot be written": UNWRITABLE.values(),
     "typo": TYPOS,
 }

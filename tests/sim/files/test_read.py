@@ -66,7 +66,7 @@ FILES: list[tuple[str, bytes, Read, dict[str, int], str]] = [
     ("f.csv", b"a,b, a\n", all_rows, {}, "line 1: column 'a' is there twice"),
     ("f.csv", b"a,b\n1,2\n1\n", all_rows, {}, "line 3: 1 fields, and the header has 2"),
     ("f.csv", b'a,b\n1,"2\n', all_rows, {}, "line 2: not valid CSV: unexpected end of data"),
-    ("f.csv", b"a,b\n1,\x1b[31m\n", all_rows, {}, "line 2: control character '\\x1b'; is it no text?"),
+    ("f.csv", b"a,b\n1,\x1b[31m\n", all_rows, {}, "line 2: control character '\\x1b'. Is it no text?"),
 ]  # fmt: skip
 
 

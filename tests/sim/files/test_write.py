@@ -123,10 +123,10 @@ def test_an_output_that_is_an_input_is_refused_under_every_name(
 
 def test_two_outputs_in_one_place_are_refused(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    assert_refused_to("choose another", files={"--json": out, "--fitted": str(out)})
-    assert_refused_to("choose another", files={"--json": out}, folders={"--out": out})
+    assert_refused_to("Choose another", files={"--json": out, "--fitted": str(out)})
+    assert_refused_to("Choose another", files={"--json": out}, folders={"--out": out})
     given = {"files": {"--json": out / "summary.json"}, "folders": {"--out": out}}
-    assert_refused_to("choose another", **given, own_names=("summary.json",))
+    assert_refused_to("Choose another", **given, own_names=("summary.json",))
     with destinations(files={"--json": out / "own.json"}, folders={"--out": out}, own_names=("summary.json",)):
         pass
     assert content(tmp_path) == {}

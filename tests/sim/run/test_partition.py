@@ -125,7 +125,7 @@ def test_lanes_on_shares_neither_help_nor_disturb_each_other(
         ("pd", HALVES | {"deferred": 1.0}, "only_together and deferred as true or false"),
         ("pd", {"prefill": True}, "partition={'prefill': True}: want a share by lane, above 0 and at most 1"),
         ("pdv", HALVES, "leaves nothing for verify of 'pdv'"),
-        (["continuous", "baseline"], HALVES, "no lanes to give shares in continuous, baseline"),
+        (["continuous", "baseline"], HALVES, "continuous, baseline has no lanes"),
     ],
 )
 def test_what_no_lane_can_be_given_is_one_line(policy: Any, partition: object, named: str) -> None:
