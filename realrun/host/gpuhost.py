@@ -183,7 +183,7 @@ class GpuHost(TaskHost):
         """Take in what threads report: wait for the first of it until `until_s`, then take all there is."""
         message = self._inbox.get(until_s)
         if message is NOTHING and until_s is None:
-            raise HostStuck(f"nothing can happen any more: {self._who_waits()}")
+            raise HostStuck(f"nothing can happen any more: {self._waiting()}")
         while message is not NOTHING:
             self._last_event_s = self.now_s
             if isinstance(message, ThreadFailed):
