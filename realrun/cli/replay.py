@@ -166,16 +166,21 @@ def _note(replay: Replay) -> None:
 
 
 def _report(result: dict[str, Any], out: Path) -> None:
-    print(f"{'policy':<16}{'seed':>5}{'mean TTFT ms':>14}{'mean E2EL ms':>14}{'tokens/s':>10}")
-    for run in result["runs"]:
-        values = [run[key] for key in ("mean_ttft_ms", "mean_e2el_ms", "output_throughput")]
-        ttft, e2el, rate = ("-" if value is None else f"{value:.1f}" for value in values)
-        print(f"{run['policy']:<16}{run['seed']:>5}{ttft:>14}{e2el:>14}{rate:>10}")
-    for each in result["replay"].get("accepted", {}).get("classes", []):
-        rates = ",".join(f"{rate:.3f}" for rate in each["acceptance_rates"])
-        length = f"{each['acceptance_length']:.2f} tokens a round"
-        print(f"{each['class']}: {each['requests']} requests, {length}, --acceptance vllm:{rates}")
+    from rich.console import Console
+
+    from sim.report.said import NEXT, SURE, Said, print_said
+    from sim.report.tables import new_table, number
+
+    keys = ("mean_ttft_ms", "mean_e2el_ms", "output_throughput")
+    rows = [[run["policy"], str(run["seed"]), *(number(run[key]) for key in keys)] for run in result["runs"]]
+    lines = [
+        (SURE, f"{each['class']}: {each['requests']} requests accept {each['acceptance_length']:.2f} tokens a verify.")
+        for each in result["replay"].get("accepted", {}).get("classes", [])
+    ]
     if result["replay"]["is_disturbed_by_allocations"]:
         count = result["replay"]["num_device_allocations"]
-        print(f"note: the device allocator went to the driver {count} times during the runs. Their times are disturbed")
-    print(f"results in {out}")
+        lines.append((SURE, f"Times are disturbed: the device allocator went to the driver {count} times."))
+    table = new_table(["scheduler", "seed"], ["mean TTFT (ms)", "mean E2EL (ms)", "tokens/s"], rows)
+    answer = f"{len(rows)} runs were served. {out} has them."
+    lines.append((NEXT, f"lanesim validate {out}"))
+    print_said(Console(markup=False), Said(answer, [("", table)], lines, more=f"{out}/summary.json"))

@@ -31,7 +31,7 @@ class Curve(Points, frozen=True, kw_only=True, forbid_unknown_fields=True):
     >>> import lanesim
     >>> lanesim.Curve(tokens=(1, 64), seconds=(2e-4, 1e-4))
     Traceback (most recent call last):
-    ValueError: seconds must not fall along tokens, as it does to 0.0001 s; smooth it first
+    ValueError: seconds must not fall along tokens, as it does to 0.0001 s. Smooth it first
     """
 
     tokens: tuple[int, ...]

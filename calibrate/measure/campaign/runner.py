@@ -120,7 +120,7 @@ def _found(out: Path, name: str) -> list[str]:
         lines = [f"found: a profile, and what it predicts of every replay, to be committed now: {out / PREDICTION}"]
     again = [step for step in STEPS if disturbed(out, campaign, step)]
     if again:
-        lines.append(f"disturbed: {', '.join(again)}. The page states no verdict; --only {again[0]} does it again")
+        lines.append(f"disturbed: {', '.join(again)}. The page states no verdict. Repeat with --only {again[0]}")
     if left:
         command = f"lanesim evidence --device {device_of(name)} --out {out}"
         return [*lines, f"{_next(campaign, left)}; `{command}` goes on"]
