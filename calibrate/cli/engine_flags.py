@@ -1,28 +1,25 @@
-"""Flags that forms of `lanesim validate` share: how the real engine was set up, and where results go.
+"""Flags that forms of `lanesim validate` share: how the real engine was set up.
 
 Not here: the checks of the values (sim.run.scenario), tables on the terminal (calibrate.cli.profile_output).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 from msgspec import Struct
 
-from sim.cli.console import claim, write_text
 from sim.cli.flags import JsonFile, Overwrite, key
 from sim.cli.options import Overrides
 
 if TYPE_CHECKING:
     from calibrate.served.judge import LoadSetup
-    from sim.files.json_values import Json
 
-RESULT, DRAFT_KEY = "validation.json", "speculation.num_speculative_tokens"
+DRAFT_KEY = "speculation.num_speculative_tokens"
 
 
-class ServedFlags(Struct, frozen=True, kw_only=True):
+class LoadFlags(Struct, frozen=True, kw_only=True):
     """Flags of loads that a server had; None where not given."""
 
     profile: Annotated[str, "Cost profile of the GPU and models: gpu/target[+draft], or its file."]
@@ -33,7 +30,6 @@ class ServedFlags(Struct, frozen=True, kw_only=True):
     ] = None
     set: Overrides = ()
     json: JsonFile = None
-    out: Annotated[Path | None, "Directory for validation.json. With a server's URL, the profile to write."] = None
     overwrite: Overwrite = False
 
 
@@ -57,24 +53,3 @@ def cells_of(raw: Mapping[str, Any], requests: Sequence[tuple[int, int]] = ()) -
         )
     blocks = {name: raw.get(name, {}) for name in ("engine", "workload", "speculation")}
     return LoadSetup(**blocks, requests=requests, seed=raw.get("seed", 0))
-
-
-def check_outputs(flags: ServedFlags, inputs: Iterable[str | Path | None]) -> None:
-    """Hold --out and --json until the command ends. Raises ValueError, before any work, where one cannot be, or is one
-    of the `inputs`."""
-    out = flags.out
-    if out is not None and out.exists() and not out.is_dir():
-        raise ValueError(f"--out {str(out)!r} is a file. Give a directory")
-    claim(files={"--out": None if out is None else out / RESULT, "--json": flags.json}, inputs=inputs)
-
-
-def write_result(result: Mapping[str, Json], flags: ServedFlags) -> None:
-    """`result` as JSON into --out and --json."""
-    from sim.files import write
-    from sim.report.results import to_json
-
-    text = to_json(result)
-    if flags.out is not None:
-        write.write_text(flags.out / RESULT, text)
-    if flags.json is not None:
-        write_text(flags.json, text)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import click
 from msgspec import Meta
 
-from calibrate.cli.engine_flags import DRAFT_KEY, ServedFlags, cells_of, set_up
+from calibrate.cli.engine_flags import DRAFT_KEY, LoadFlags, cells_of, set_up
 from calibrate.cli.profile_output import check_out, save
 from sim.cli.flags import ARGUMENT, GIVEN, DraftTokens, Number, command, key
 from sim.names import capital
@@ -32,7 +32,7 @@ MAX_SPREAD_PCT = 15.0
 """Rounds that differ by more are said to be noisy: a median of them is no better than that."""
 
 
-class FitFlags(ServedFlags, frozen=True, kw_only=True):
+class FitFlags(LoadFlags, frozen=True, kw_only=True):
     """Flags of loads that a profile is fitted to."""
 
     out: Annotated[Path | None, "Profile to write, with the constants of the server."] = None

@@ -13,16 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from msgspec import Meta
 
-from calibrate.cli.engine_flags import (
-    DRAFT_KEY,
-    ServedFlags,
-    cells_of,
-    check_outputs,
-    set_up,
-    write_result,
-)
+from calibrate.cli.engine_flags import DRAFT_KEY, LoadFlags, cells_of, set_up
 from calibrate.cli.profile_output import compared_table, print_answer
-from sim.cli.console import progress
+from sim.cli.console import claim, progress, write_json
 from sim.cli.flags import ARGUMENT, command, key
 
 if TYPE_CHECKING:
@@ -39,7 +32,7 @@ SPREAD = {"mean_absolute": "", "mean": "+", "max_absolute": ""}
 TITLES = {ARRIVAL: "TTFT from arrival"}
 
 
-class FileFlags(ServedFlags, frozen=True, kw_only=True):
+class FileFlags(LoadFlags, frozen=True, kw_only=True):
     """Flags of a file."""
 
     path: Annotated[Path, ARGUMENT, Meta(title="FILE")]
@@ -77,7 +70,7 @@ def file_command(flags: FileFlags) -> None:
     raw = set_up(flags.engine, flags.set)
     tape = str(raw.get("speculation", {}).get("acceptance")).removeprefix("tape:")
     inputs = [flags.path, flags.beside, flags.profile, flags.engine, tape, tape.rpartition("#")[0]]
-    check_outputs(flags, inputs)
+    claim(files={"--json": flags.json}, inputs=inputs)
     ending, names = told_by(flags.path)
     if ending == ".jsonl" and (flags.beside is not None or {*STAMPS, "request_id"} & names):
         _recorded(flags, raw)
@@ -93,8 +86,7 @@ def file_command(flags: FileFlags) -> None:
     with progress() as on_step:
         judged = judge_loads(table, profile, setup, partial(on_step, "simulating"))
     result = result_of(table, judged, profile, setup)
-    write_result(result, flags)
-    if flags.json != "-":
+    if write_json(flags.json, result):
         _tell(result, judged)
 
 
@@ -151,8 +143,7 @@ def _recorded(flags: FileFlags, raw: dict[str, Any]) -> None:
             f"{loaded.name!r} is of {loaded.data_parallel}: import it with -dp{ranks} after the target"
         )
     result = judge_run(real, scenario, loaded)
-    write_result(result, flags)
-    if flags.json == "-":
+    if not write_json(flags.json, result):
         return
     from sim.report.said import SURE
 

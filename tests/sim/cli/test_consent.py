@@ -60,14 +60,12 @@ OUTPUTS: dict[tuple[str, str], str] = {
     ("plan", "--json"): f"plan llama-3.1-8b --gpu h200-sxm --input-len 8 --output-len 8 {SLO} --json there",
     ("replay", "--out"): "replay --profile cpu/tiny --policy pd --device cpu --out full",
     ("validate", "--json"): "validate r --json there",
-    ("validate", "--out"): "validate cells x.csv --profile {pair} --out figures",
+    ("validate", "--out"): "validate http://localhost:1 --fit-only --profile {pair} --out there.json",
 }
 """A command line by command and output option, which names a file that is there, or a folder with one."""
 UNNAMED = {
     "result of cells": "validate cells x.csv --profile {pair} --json there",
     "result of a run": VLLM + " --json there",
-    "a run's folder": VLLM + " --out figures",
-    "profile of a server": "validate http://localhost:1 --fit-only --profile {pair} --out there.json",
     "result of a fit": "validate http://localhost:1 --fit-only --profile {pair} --json there",
     "levels beside a profile": "validate http://localhost:1 --fit-only --profile {pair} --out new.json",
     "levels of no profile": "validate http://localhost:1 --fit-only --profile {pair}",
