@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from msgspec import Meta, structs
 
-from sim.cli.console import OnStep, claim, progress, say_runs, say_trace, show
+from sim.cli.console import OnStep, claim, progress, say_trace, show
 from sim.cli.flags import Draws, JsonFile, Overwrite, Seconds, Verbose, command, key
 from sim.cli.options import ServedFlags, gather, has_no_drafter, inputs_of, listed, with_assumptions
 from sim.files.json_values import value_at
@@ -100,8 +100,6 @@ def tune_command(flags: TuneFlags) -> None:
         claim(files={"--json": flags.json}, inputs=[*inputs_of(flags.scenario, scenario), flags.metrics])
         say_trace(scenario.workload, is_quiet=flags.json == "-")
         contexts = listed("--contexts", flags.contexts, _tokens, "token counts with commas, such as 1k,8k,32k")
-        # Each load, draft length and draw is a run, and so is each load without a drafter.
-        say_runs((flags.draws or 0) * len(concurrencies or [1]) * (len(lengths or [1]) + 1) * len(contexts or [1]))
         result = _answer(
             scenario, flags, contexts, lengths, {"concurrencies": concurrencies, "on_done": on_step}, served
         )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from msgspec import Meta
 
-from sim.cli.console import claim, progress, say_runs, say_trace, show
+from sim.cli.console import claim, progress, say_trace, show
 from sim.cli.flags import Draws, JsonFile, Overwrite, Verbose, Workers, command
 from sim.cli.options import SHARED, CompareScenario, gather, inputs_of, parse_goodput, with_assumptions
 
@@ -87,7 +87,6 @@ def compare_command(flags: CompareFlags) -> None:
         check_parquet()
     profile = load(scenario.profile)
     say_trace(scenario.workload, is_quiet=flags.json == "-")
-    say_runs(len(scenario.policy) * (scenario.replications + (flags.draws or 0)))
     result = _compared(scenario, profile, flags)
     show(flags.json, result, is_verbose=flags.verbose, out=flags.out)
 
@@ -110,10 +109,9 @@ def _varied_keys(flags: CompareFlags, lists: Collection[str]) -> dict[str, list[
 
 def _compare_values(raw: dict[str, Json], grid: dict[str, list[Json]], flags: CompareFlags) -> None:
     """Values of keys side by side."""
-    from sim.studies.comparison.variants import Variants, num_runs
+    from sim.studies.comparison.variants import Variants
     from sim.studies.comparison.varied import varied
 
-    say_runs(num_runs(raw, grid, flags.draws or 0))
     variants = Variants(raw, grid)
     scenarios = [one.scenario for _, settings in variants.by_load for one in settings]
     claim(files={"--json": flags.json}, inputs=[each for one in scenarios for each in inputs_of(flags.scenario, one)])

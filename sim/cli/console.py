@@ -30,8 +30,6 @@ OnStep = Callable[[str, int, int], None]
 LINE_EVERY_S = 10.0
 DRAWN_EVERY_S = 0.1
 """A bar."""
-MANY_RUNS = 1_000
-"""Runs of which a command says how many they are before it begins."""
 PART = 1 << 16
 """Characters that stdout is given at a time."""
 CONSENT = "lanesim.overwrite"
@@ -133,15 +131,6 @@ def _until_it_ends(hold: Callable[P, AbstractContextManager[None]]) -> Callable[
 
 claim = _until_it_ends(destinations)
 """Check, compare with its inputs and lock what the running command will write to. Raises ValueError."""
-
-
-def say_runs(count: int) -> None:
-    """A note before very many runs, of which `count` are sure."""
-    if count > MANY_RUNS:
-        print(
-            f"lanesim: note: at least {count:,} runs begin. Fewer values, replications or draws are faster",
-            file=sys.stderr,
-        )
 
 
 def say_trace(workload: Workload, *, is_quiet: bool) -> None:

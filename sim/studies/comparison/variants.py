@@ -12,7 +12,7 @@ from contextlib import suppress
 from copy import deepcopy
 from dataclasses import replace
 from itertools import product
-from math import inf, prod
+from math import inf
 from typing import Any
 
 from sim.acceptance.pairs import ANY, PROMPTS, SHORT_K
@@ -46,14 +46,6 @@ Keys = dict[str, Json]
 def replicated(raw: Raw) -> Raw:
     """`raw` with REPLICATIONS where it has several policies to compare and none are given."""
     return {"replications": REPLICATIONS} | raw if _num_policies(raw) > 1 else raw
-
-
-def num_runs(raw: Raw, grid: Mapping[str, Sequence[Json]], draws: int) -> int:
-    """Runs of all combinations, counted before a setting is resolved: thousands of them take minutes."""
-    given = _replicated(raw, grid).get("replications", 1)
-    replications = given if isinstance(given, int) else 1
-    num_policies = 1 if "policy" in grid else _num_policies(raw)
-    return num_policies * (replications + draws) * prod(map(len, grid.values()))
 
 
 def _replicated(raw: Raw, grid: Iterable[str]) -> Raw:
