@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from msgspec import Meta, structs
 
-from sim.cli.console import OnStep, claim, progress, say_trace, show
+from sim.cli.console import OnStep, claim, note_trace, progress, show
 from sim.cli.flags import Draws, JsonFile, Overwrite, Seconds, Verbose, command, key
 from sim.cli.options import ServedFlags, gather, has_no_drafter, inputs_of, listed, with_assumptions
 from sim.files.json_values import value_at
@@ -98,7 +98,7 @@ def tune_command(flags: TuneFlags) -> None:
             set_dotted(raw, "speculation.num_speculative_tokens", max(lengths))
         scenario = parse_scenario(with_assumptions(raw))
         claim(files={"--json": flags.json}, inputs=[*inputs_of(flags.scenario, scenario), flags.metrics])
-        say_trace(scenario.workload, is_quiet=flags.json == "-")
+        note_trace(scenario.workload)
         contexts = listed("--contexts", flags.contexts, _tokens, "token counts with commas, such as 1k,8k,32k")
         result = _answer(
             scenario, flags, contexts, lengths, {"concurrencies": concurrencies, "on_done": on_step}, served

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from msgspec import Meta
 
-from sim.cli.console import claim, progress, say_trace, show
+from sim.cli.console import claim, note_trace, progress, show
 from sim.cli.flags import Draws, JsonFile, Overwrite, Verbose, Workers, command
 from sim.cli.options import SHARED, CompareScenario, gather, inputs_of, parse_goodput, with_assumptions
 
@@ -86,7 +86,7 @@ def compare_command(flags: CompareFlags) -> None:
     if flags.out is not None:
         check_parquet()
     profile = load(scenario.profile)
-    say_trace(scenario.workload, is_quiet=flags.json == "-")
+    note_trace(scenario.workload)
     result = _compared(scenario, profile, flags)
     show(flags.json, result, is_verbose=flags.verbose, out=flags.out)
 
@@ -115,7 +115,7 @@ def _compare_values(raw: dict[str, Json], grid: dict[str, list[Json]], flags: Co
     variants = Variants(raw, grid)
     scenarios = [one.scenario for _, settings in variants.by_load for one in settings]
     claim(files={"--json": flags.json}, inputs=[each for one in scenarios for each in inputs_of(flags.scenario, one)])
-    say_trace(scenarios[0].workload, is_quiet=flags.json == "-")
+    note_trace(scenarios[0].workload)
     result = varied(variants, lambda settings: _run(settings, flags), **flags.repositories)
     show(flags.json, result, is_verbose=flags.verbose)
 

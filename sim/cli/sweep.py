@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 import click
 from msgspec import Meta, Struct, structs
 
-from sim.cli.console import claim, progress, say_trace, write_json
+from sim.cli.console import claim, note_trace, progress, write_json
 from sim.cli.flags import ARGUMENT, JsonFile, Overwrite, Workers, command
 from sim.cli.lazy import SOURCE
 
@@ -55,7 +55,7 @@ def sweep_command(flags: SweepFlags) -> None:
     claim(files={"--json": flags.json}, added_to={"--out": out}, inputs=[grid, *plan.inputs, out / MARK])
     for workload in read.workloads():
         with suppress(ValueError):  # What cannot be read is the error of its rows.
-            say_trace(workload, is_quiet=flags.json == "-")
+            note_trace(workload)
     store, executor = Store.open(out), None
     with progress() as on_step, ExitStack() as stack:
         if flags.pool == "ray":

@@ -129,7 +129,7 @@ def _columns(result: Comparison) -> list[tuple[str, str]]:
         columns.insert(0, ("completed", "ended"))
     if any(row.load.verdict is Verdict.BURST for row in result.policies):
         columns.append(("duration", "all done\n(s)"))
-    if result.scenario.get("energy"):
+    if any(row.mean.get("power_w") is not None for row in result.policies):
         columns += [("power_w", "W a GPU"), ("joules_per_output_token", "J a token")]
     if any(bound is not None for bound in result.scenario["goodput"].values()):
         columns += [("request_goodput", "goodput"), ("slo_attainment", "meet SLO\nof finished")]
@@ -194,18 +194,9 @@ def _details(
     """Of each load every metric with its interval, differences, and all that they rest on."""
     lines: list[str | Table] = [f"simulated: {served}", *(f"note: {note}" for note in assumed)]
     for name, result in loads:
-        lines += [*[name] * bool(name), *_caps_lines(result), _scheduling_line(result)]
+        lines += [*[name] * bool(name), *_caps_lines(result)]
         lines += [*_metrics(result, width), *notes(result)]
     return lines
-
-
-def _scheduling_line(result: Comparison) -> str:
-    """Policies by the way in which they hide the host's time behind the GPU's."""
-    names = {None: "planned between works", True: "planned while the GPU works", False: "planned after each step"}
-    by_regime: dict[str, list[str]] = {}
-    for policy, run in _first_runs(result).items():
-        by_regime.setdefault(names[run["async_scheduling"]], []).append(policy)
-    return "host: " + "; ".join(f"{regime} ({', '.join(policies)})" for regime, policies in by_regime.items())
 
 
 def _first_runs(result: Comparison) -> dict[str, Any]:
@@ -362,11 +353,9 @@ def _tail_lines(result: Comparison) -> list[str]:
 
 def _power(result: Comparison) -> list[str]:
     """The error of watts and joules, where they were requested."""
-    if not result.scenario.get("energy"):
-        return []
     gpu = result.profile.name.partition("/")[0]
     if all(row.mean.get("power_w") is None for row in result.policies):
-        return [f"Power of {gpu} was never measured."]
+        return [f"Power of {gpu} was never measured."] * bool(result.scenario.get("energy"))
     return ["Power was within 15 % on A100s." if gpu == "a100-sxm" else f"Power was measured on A100s, not on {gpu}."]
 
 

@@ -5,7 +5,7 @@ are searched (planning), the highest load of one that is given (sim.studies.atta
 from __future__ import annotations
 
 from calibrate.cli.plan.flags import PlanFlags
-from sim.cli.console import claim, progress, say_trace, show
+from sim.cli.console import claim, note_trace, progress, show
 from sim.cli.flags import command
 from sim.cli.options import gather, inputs_of, parse_goodput, with_assumptions
 
@@ -58,7 +58,7 @@ def _highest(flags: PlanFlags) -> None:
     profile = load(scenario.profile)
     if (gpus := profile.tensor_parallel * profile.data_parallel) > (flags.gpus or gpus):
         raise ValueError(f"{profile.name} takes {gpus} GPUs, more than --gpus {flags.gpus}")
-    say_trace(scenario.workload, is_quiet=flags.json == "-")
+    note_trace(scenario.workload)
     with progress() as on_step:
         result = highest_load(
             scenario,

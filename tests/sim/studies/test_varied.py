@@ -38,8 +38,8 @@ def test_a_context_that_is_no_count_is_refused_with_what_one_is(value: str) -> N
 
 
 def test_power_is_said_of_the_settings_that_have_it() -> None:
-    (line,) = [line for line in shown(answer(energy=[True, False])) if line.startswith("power ")]
-    assert line.split()[1] == "energy=True"
+    rows = [line.split() for line in shown(answer(energy=[True, False])) if line.startswith(("True", "False"))]
+    assert [row[8] == "–" for row in rows] == [False, True]
 
 
 def test_the_head_says_the_lengths_that_were_served_where_none_is_given() -> None:
