@@ -56,7 +56,7 @@ def plan(
     }
     bounds_ms = parse_goodput([f"{name.removesuffix('_ms')}:{plain_number(ms)}" for name, ms in goodput.items()])
     if not bounds_ms:
-        raise ValueError("plan: no SLO given; want some of goodput={'ttft': MS, 'tpot': MS, 'e2el': MS}")
+        raise ValueError("no limit on latency is given. Add such as goodput={'ttft': 1000, 'tpot': 40}")
     return shown_as(ShownRental, planned(_flags(PlanFlags, given | flags), bounds_ms, lambda stage, done, total: None))
 
 

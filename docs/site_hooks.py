@@ -78,7 +78,7 @@ def on_files(files: Files, config: Any) -> Files:
     for notebook in sorted(ROOT.glob("notebooks/*.ipynb")):
         found = json.loads(notebook.read_text())
         if found["metadata"].get("lanesim") != stamp(found):
-            raise PluginError(f"{notebook.name}: outputs of other code; run python -m validation notebooks --write")
+            raise PluginError(f"{notebook.name}: outputs of other code. Run python -m validation notebooks --write")
         files.append(File(f"notebooks/{notebook.name}", str(ROOT), config.site_dir, config.use_directory_urls))
     return files
 

@@ -61,17 +61,17 @@ def same_profile(name: str, known: Iterable[str]) -> str | None:
 
 
 def nearest_profile(name: str, known: Iterable[str]) -> str:
-    """` did you mean ...?`, of the same family of GPUs and line of models, or which GPUs there are."""
+    """` Did you mean ...?`, of the same family of GPUs and line of models, or which GPUs there are."""
     names = list(known)
     gpu = ProfileKey.of(name).gpu
     family = [each for each in names if each.partition("-")[0].partition("/")[0] == gpu.partition("-")[0]]
     if "/" in name and not family:
         gpus = ", ".join(dict.fromkeys(each.partition("/")[0] for each in names))
-        return f"; no shipped profile is of a GPU {gpu!r}, they are of {gpus}"
+        return f". No shipped profile is of a GPU {gpu!r}. GPUs: {gpus}"
     line = ProfileKey.of(name).target or name
     alike = [each for each in family or names if _is_of_line(ProfileKey.of(each).target, line)]
     nearest = get_close_matches(name.lower(), alike, n=1, cutoff=CLOSE)
-    return f"; did you mean {nearest[0]!r}?" if nearest else ""
+    return f". Did you mean {nearest[0]!r}?" if nearest else ""
 
 
 def _is_of_line(one: str, other: str) -> bool:

@@ -12,9 +12,9 @@ def unknown(what: str, name: str, known: Iterable[str]) -> str:
     """A line for `name` not being among `known`, with the nearest one if there is one, whatever its case.
 
     >>> unknown("GPU", "H200", ["gb200", "h200-sxm"])
-    "unknown GPU 'H200'; did you mean 'h200-sxm'? (known: gb200, h200-sxm)"
+    "unknown GPU 'H200'. Did you mean 'h200-sxm'? Choose from gb200, h200-sxm"
     >>> unknown("GPU", "4090", ["l4", "rtx-4090"])
-    "unknown GPU '4090'; did you mean 'rtx-4090'? (known: l4, rtx-4090)"
+    "unknown GPU '4090'. Did you mean 'rtx-4090'? Choose from l4, rtx-4090"
     """
     names = [str(each) for each in known]
     lower = {each.lower(): each for each in names}
@@ -22,8 +22,8 @@ def unknown(what: str, name: str, known: Iterable[str]) -> str:
     longer = longer or [each for each in lower if len(name) > 2 and name.lower() in each]
     found = get_close_matches(name.lower(), longer or lower, n=1, cutoff=0.0 if longer else 0.5)
     nearest = [lower[each] for each in found]
-    hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
-    return f"unknown {what} {name!r}{hint} (known: {', '.join(names)})"
+    hint = f". Did you mean {nearest[0]!r}?" if nearest else ""
+    return f"unknown {what} {name!r}{hint or '.'} Choose from {', '.join(names)}"
 
 
 def install_line(extras: str) -> str:

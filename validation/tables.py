@@ -36,7 +36,7 @@ def csv_rows(path: Path) -> list[dict[str, str]]:
     with path.open(newline="") as file:
         rows = list(csv.DictReader(file))
     if not rows:
-        raise ValueError(f"{str(path)!r} has no rows; want a CSV with a header")
+        raise ValueError(f"{str(path)!r} has no rows. Give a CSV with a header")
     return rows
 
 

@@ -70,7 +70,7 @@ def all_reduce_of(gpu: str, tensor_parallel: int) -> AllReduce:
             f"{other} with vLLM {reduces.version}: --tp {', '.join(map(str, reduces.by_degree))}"
             for other, reduces in sorted(REDUCES.items(), key=lambda item: item[0] != gpu)
         ]
-        raise ValueError(f"no all-reduce of {tensor_parallel} GPUs is known for {gpu!r}; known: {'; '.join(known)}")
+        raise ValueError(f"no all-reduce of {tensor_parallel} GPUs is known for {gpu!r}. Measured: {', '.join(known)}")
     fixed_s, bytes_per_s = REDUCES[gpu].by_degree[tensor_parallel]
     return AllReduce(fixed_s=fixed_s, bytes_per_s=bytes_per_s)
 
@@ -92,14 +92,14 @@ def derive(profile: Profile, gpu: str) -> Profile:
     origin = DATASHEETS.get(profile.gpu.name)
     if origin is None:
         raise ValueError(
-            f"profile {profile.name!r} is of {profile.gpu.name!r}, which has no datasheet here; "
-            f"derive from one of {', '.join(DATASHEETS)}"
+            f"profile {profile.name!r} is of {profile.gpu.name!r}, which has no datasheet here. "
+            f"Derive from one of {', '.join(DATASHEETS)}"
         )
     if (family := NEAR_FAMILY.get(sheet.family, sheet.family)) != origin.family:
         known = [name for name, other in DATASHEETS.items() if other.family == family]
         raise ValueError(
-            f"{gpu} ({sheet.family}) is of another family than {profile.gpu.name} ({origin.family}): kernels differ; "
-            f"derive it from a profile of {', '.join(known)}"
+            f"{gpu} ({sheet.family}) is of another family than {profile.gpu.name} ({origin.family}): kernels differ. "
+            f"Derive it from a profile of {', '.join(known)}"
         )
     if gpu == profile.gpu.name:
         raise ValueError(f"profile {profile.name!r} is of {gpu} already")

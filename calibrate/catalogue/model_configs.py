@@ -104,7 +104,7 @@ def source_of(name: str, *, plain: bool = True) -> ModelSource:
     if plain and not source.shape.is_plain:
         raise ValueError(
             f"{name}: {_special(source.shape)} has no cost form here, only in "
-            "`lanesim calibrate import aiconfigurator`; want a dense decoder in one number format"
+            "`lanesim calibrate import aiconfigurator`. Give a dense decoder in one number format"
         )
     return source
 
@@ -234,7 +234,7 @@ def _of_config(path: Path, config: Config) -> ModelSource:
         (each[key] for each in (config, outer) for key in ("dtype", "torch_dtype") if each.get(key)), "bfloat16"
     )
     if dtype not in tuple(SERVED_BYTES):  # A list has no hash.
-        raise ValueError(f"{path}: dtype={_short(dtype)} is not understood; want one of {', '.join(SERVED_BYTES)}")
+        raise ValueError(f"{path}: dtype={_short(dtype)} is not understood. Give one of {', '.join(SERVED_BYTES)}")
     name = (path.parent.name if path.name == "config.json" else path.stem).lower()
     layers = dimensions["layers"]
     window, window_layers = (0, 0) if config.get("compress_ratios") else _window(path, config, kind, layers)
@@ -462,7 +462,7 @@ def _quantised(path: Path, quantisation: Config, shape: ModelShape) -> ModelShap
     if wide:
         raise ValueError(
             f"{path}: quantization_config leaves matrices of {' and '.join(wide)} in 16 bits, which {stored.weights} "
-            "here has narrow; leave it out and write such as config.json-fp8"
+            "here has narrow. Leave it out and write such as config.json-fp8"
         )
     return quantised
 

@@ -97,13 +97,13 @@ def unknown_model(name: str, known: list[str]) -> str:
     config.json. A suggestion has the numbers of `name`: others are of other sizes, versions and architectures."""
     spelt = {_bare(each): each for each in [*LINES, *known] if _numbers(each) == _numbers(name)}
     close = get_close_matches(_bare(name), spelt, n=1, cutoff=CLOSE)
-    hint = f"; did you mean {spelt[close[0]]!r}?" if close else ""
+    hint = f". Did you mean {spelt[close[0]]!r}?" if close else ""
     if "/" not in name:
         return f"unknown model {name!r}{hint} (want a Hugging Face name, a config.json or a directory that holds one)"
     folder = name.rpartition("/")[2]
     other = "" if find_spec("huggingface_hub") else f", or let lanesim get them: {install_line('tables')}"
     return (
-        f"unknown model {name!r}{hint}; get its dimensions with `hf download {name} config.json --local-dir {folder}` "
+        f"unknown model {name!r}{hint}. Get its dimensions with `hf download {name} config.json --local-dir {folder}` "
         f"and name {folder}/config.json{other}"
     )
 

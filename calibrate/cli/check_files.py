@@ -36,12 +36,13 @@ class CheckFlags(Struct, frozen=True, kw_only=True):
 
 @command("check", CheckFlags, example="lanesim check scenario.yaml results/demo profile.json")
 def check_command(flags: CheckFlags) -> None:
-    """Say what each FILE is, and whether it is sound. Nothing is run.
+    """Say what each FILE is, and whether lanesim can read it. Nothing is run.
 
-    Known: scenarios, grids, profiles, engines, models' config.json, results and stores (folders), points, traces,
-    ShareGPT conversations, acceptance tapes, requests of a vLLM run and their prompts, tables of measured loads,
-    tuned tables; logs (.log), looks at /metrics (.txt), benchmark results, measured levels and served runs of a server.
-    The first one that is not sound ends the command with exit code 2.
+    A FILE may be a scenario, a grid, a profile, an engine, a model's config.json or a folder of results. It may be a
+    trace, ShareGPT conversations, an acceptance tape, or a table of measured loads. It may be what a server or its
+    benchmark wrote: a log (.log), a page of /metrics (.txt), a result, requests and prompts.
+
+    The first FILE that cannot be read ends the command with exit code 2.
     """
     meta = click.get_current_context().meta
     for path in flags.paths:
@@ -65,8 +66,10 @@ def check_file(path: Path) -> tuple[str, str]:
     for of_ending, signs, kind, read in FORMATS:
         if of_ending == ending and signs <= names:
             return kind, read(path)
-    shown = ", ".join(sorted(name for name in names if not name.startswith("<")))[:200]
-    raise ValueError(f"file {str(path)!r}: no kind of file that lanesim reads is {ending} with {shown or 'no names'}")
+    raise ValueError(
+        f"file {str(path)!r} is none that lanesim reads. `lanesim check --help` lists those that it does, such as "
+        ".yaml scenarios, .json profiles and benchmark results, .csv and .jsonl traces"
+    )
 
 
 # -- readers
@@ -109,7 +112,7 @@ def _tuned(path: Path) -> str:
     rows = convert(value_at(read_json(path, "table"), "table"), list[tuple[int, int, int]], f"table {str(path)!r}")
     for before, (first, last, k) in zip([0, *(last for _, last, _ in rows)], rows, strict=False):
         if not before < first <= last or k < 0:
-            raise ValueError(f"table {str(path)!r}: want rising [start, end, k]; got {first, last, k} after {before}")
+            raise ValueError(f"table {str(path)!r}: {first, last, k} after {before}. Rows [start, end, k] must rise")
     return f"{len(rows)} rows"
 
 

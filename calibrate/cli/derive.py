@@ -16,11 +16,11 @@ from sim.cli.lazy import SOURCE
 class DeriveFlags(Struct, frozen=True, kw_only=True):
     """Flags of `lanesim calibrate derive`."""
 
-    from_: Annotated[str, "Profile to start from: a name or a path."]
-    gpu: Annotated[str | None, "GPU of the same family, such as h200-sxm [the profile's]."] = None
-    target: Annotated[str | None, "Other target: a known name or a config.json [the profile's]."] = None
-    draft: Annotated[str | None, "Draft that goes with --target: likewise, or eagle3, the target's own head."] = None
-    tp: Annotated[int | None, Meta(ge=2, le=1024), "GPUs that share the models [one]."] = None
+    from_: Annotated[str, "Profile to start from: its name or its file."]
+    gpu: Annotated[str | None, "GPU of the same family, such as h200-sxm. [the profile's]"] = None
+    target: Annotated[str | None, "Other target: a name or a config.json. [the profile's]"] = None
+    draft: Annotated[str | None, "Draft for --target: a name, a config.json, or eagle3."] = None
+    tp: Annotated[int | None, Meta(ge=2, le=1024), "GPUs that share the models. [one]"] = None
     out: Annotated[Path, "Profile to write."]
     overwrite: Overwrite = False
 
@@ -39,7 +39,7 @@ def derive_command(flags: DeriveFlags) -> None:
     check_out(flags.out, [flags.from_, target, draft])
     click.get_current_context().meta[SOURCE] = flags.from_ if target is None else target
     if gpu is None and target is None and tp is None:
-        raise ValueError("derive: nothing to change; give --gpu, --tp, or --target with or without --draft")
+        raise ValueError("derive: nothing to change. Give --gpu, --tp, or --target with or without --draft")
     if draft is not None and target is None:
         raise ValueError(f"--draft {draft} needs --target: a draft belongs to its target")
     profile = load(flags.from_)

@@ -46,7 +46,7 @@ class DiagnoseFlags(Struct, frozen=True, kw_only=True):
     method: Method = None
     num_speculative_tokens: Annotated[DraftTokens | None, key(DRAFT_KEY), "Draft length of the second result."] = None
     acceptance: Annotated[
-        str | None, key("speculation.acceptance"), "Acceptance, if the result does not say it (docs/acceptance.md)."
+        str | None, key("speculation.acceptance"), "Acceptance, if the result does not say it. See docs/acceptance.md."
     ] = None
     engine: Annotated[Engine, key("engine.name")] = None
     set: Overrides = ()
@@ -56,11 +56,11 @@ class DiagnoseFlags(Struct, frozen=True, kw_only=True):
 
 @command("diagnose", DiagnoseFlags, example=EXAMPLE)
 def diagnose_command(flags: DiagnoseFlags) -> None:
-    """Whether a measured speed-up is normal, and what is likely wrong.
+    """Say whether the speed-up that you measured is normal, and what is likely wrong if it is not.
 
-    WITHOUT and WITH are results of one benchmark, of the server without and with speculation: JSON, JSON lines, the
-    block that `vllm bench serve` or SGLang prints, or a server's log. One result alone is compared with what is to be
-    expected. Both loads are simulated, then each of eleven faults.
+    WITHOUT and WITH are results of the same benchmark without and with speculation. A result is JSON, JSON lines, what
+    `vllm bench serve` or SGLang printed, or a server's log. Both loads are simulated, then eleven possible faults.
+    One result alone is compared with what the simulator expects.
     """
     from calibrate.served.diagnosis import Diagnosis, diagnose
     from sim.report.say import said_of
@@ -118,7 +118,7 @@ def _pair(flags: DiagnoseFlags, results: list[Path], model: Path | None) -> tupl
 
 def said(found: Diagnosis, console: Console) -> Said:
     """The answer, what was measured beside what was expected, and causes."""
-    from sim.report.said import SERVED, SURE, Said
+    from sim.report.said import SURE, Said
     from sim.report.tables import new_table, number
 
     rows = [
@@ -134,12 +134,12 @@ def said(found: Diagnosis, console: Console) -> Said:
         found.verdict,
         [
             ("", new_table(["", "metric"], ["measured", "expected", "off"], rows)),
-            ("possible causes, 1 and more count", new_table(["cause"], [speedup, "weight"], causes)),
+            ("possible causes (likely from weight 1 on)", new_table(["cause"], [speedup, "weight"], causes)),
         ],
         [
-            (SERVED, found.notes[0]),
-            *(("try", each.remedy) for each in found.likely[:2]),
-            (SURE, "Ranges are 95 % of the simulator's errors against measured servers."),
+            (SURE, f"Expected values are simulated with {found.notes[0].partition(',')[0]}."),
+            (SURE, "The range is 95 % of the simulator's errors against measured servers."),
+            *(("try", f"{each.remedy}.") for each in found.likely[:2]),
         ],
         more="--json FILE: everything. docs/accuracy.md: the errors.",
     )

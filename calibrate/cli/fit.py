@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import click
 from msgspec import Meta, Struct
 
-from calibrate.cli.profile_output import check_out, print_saved, save
+from calibrate.cli.profile_output import check_out, save
 from calibrate.served.load import DRAFT_KEY
 from sim.cli.flags import ARGUMENT, GIVEN, DraftTokens, JsonFile, Number, Overwrite, command, key
 from sim.cli.options import Overrides
+from sim.names import capital
 
 if TYPE_CHECKING:
     from calibrate.served.fit import Production
@@ -34,15 +35,14 @@ MAX_SPREAD_PCT = 15.0
 class LoadFlags(Struct, frozen=True, kw_only=True):
     """Flags of loads that a server had; None where not given."""
 
-    profile: Annotated[str, "Cost profile of the GPU and models: gpu/target[+draft], or a path."]
+    profile: Annotated[str, "Cost profile of the GPU and models: gpu/target[+draft], or its file."]
     engine: Annotated[
         str | None,
         key("engine.name"),
-        "Engine and version that served, such as vllm-0.12. [the profile's own, else vllm-0.33]",
+        "Engine and version that served, such as vllm-0.12. [default: the profile's, or vllm-0.33]",
     ] = None
     set: Overrides = ()
     json: JsonFile = None
-    out: Annotated[Path | None, "Profile to write, with the server's constants as its own."] = None
     overwrite: Overwrite = False
 
     @property
@@ -56,7 +56,13 @@ class LoadFlags(Struct, frozen=True, kw_only=True):
         return raw
 
 
-class SourceFlags(LoadFlags, frozen=True, kw_only=True):
+class FitFlags(LoadFlags, frozen=True, kw_only=True):
+    """Flags of loads that a profile is fitted to."""
+
+    out: Annotated[Path | None, "Profile to write, with the constants of the server."] = None
+
+
+class SourceFlags(FitFlags, frozen=True, kw_only=True):
     """Flags of `lanesim calibrate fit`."""
 
     files: Annotated[tuple[Path, ...], ARGUMENT, Meta(title="RESULT|LOG... | FORM FILE...")]
@@ -70,16 +76,17 @@ class SourceFlags(LoadFlags, frozen=True, kw_only=True):
 
 @command("fit", SourceFlags, example=EXAMPLE)
 def source_command(flags: SourceFlags) -> None:
-    """Fit the engine's constants and read the acceptance from what a running server, or its benchmark, wrote.
+    """Fit a profile to what your server or its benchmark wrote, and read its acceptance there.
 
-    RESULT is of vllm bench, GuideLLM, AIPerf or inference-perf. A LOG of the server needs its mean tokens: --set
-    workload.input_len=N and workload.output_len=N. Each is one or more loads, and each level is predicted from the
-    others, too. `metrics BEFORE AFTER` has two saved looks at /metrics, and their distance in SECONDS where the server
-    counts no steps.
+    RESULT is of vllm bench, GuideLLM, AIPerf or inference-perf. For a LOG of the server add its mean tokens: --set
+    workload.input_len=N and --set workload.output_len=N. Each load is also predicted from the others.
 
-    `steps FILE` has its forward-pass metrics, a JSON line per step: a cost model of this server, with its error on
-    blocks of time left out. `requests FILE` has a JSON line per request, of vLLM, SGLang or AIPerf: acceptance, by how
-    much requests differ, and the 90 % interval of that.
+    `metrics BEFORE AFTER` takes two saved pages of /metrics, and the SECONDS between them where the server counts no
+    steps.
+
+    `steps FILE` takes a JSON line per step of the server. It fits a cost model and tests it on the rest of the time.
+
+    `requests FILE` takes a JSON line per request of vLLM, SGLang or AIPerf. It estimates acceptance and its spread.
     """
     from calibrate.served.fit import fit_served
     from calibrate.served.judge import LoadSetup
@@ -128,7 +135,7 @@ def fit_of_steps(flags: SourceFlags, path: Path) -> None:
 
     for name, given in {"--set": flags.set, DRAFT_KEY: flags.num_speculative_tokens}.items():
         if given:
-            raise ValueError(f"{STEPS} and {name}: step records hold the time of drafts already; give one")
+            raise ValueError(f"{STEPS} and {name}: step records hold the time of drafts already. Give one")
     fit = fit_steps_of(load(flags.profile), read_steps(path), path.name)
     if flags.out is not None:
         save(fit.profile, flags.out)
@@ -140,16 +147,19 @@ def fit_of_steps(flags: SourceFlags, path: Path) -> None:
         "step_error_pct": fit.step_pct,
     }
     if write_json(flags.json, result):
-        errors = "; ".join(
-            f"{form} {', '.join(f'{error:+.1f}' for error in each)}" for form, each in fit.blocks_pct.items()
-        )
+        from calibrate.cli.profile_output import print_answer
+        from sim.report.said import SURE
+        from sim.report.tables import new_table
+
         worst = max(map(abs, fit.blocks_pct[fit.form]))
-        print(
-            f"Time per token of this server within {worst:.1f} % by {fit.form}; {flags.profile} was off by "
-            f"{fit.shipped_pct:+.0f} %.\n{fit.steps} steps; each fifth of the time by the others, error in percent: "
-            f"{errors}; a single step {fit.step_pct:.1f} % in the mean"
-        )
-        print("Nothing was written: add --out FILE.json" if flags.out is None else f"profile in {flags.out}")
+        answer = f"{capital(fit.form)} predicts this server's time per token within {worst:.1f} %.\n"
+        answer += f"{flags.profile} was off by {fit.shipped_pct:+.0f} %."
+        rows = [[form, *(f"{error:+.1f}" for error in each)] for form, each in fit.blocks_pct.items()]
+        titles = [str(place) for place in range(1, len(fit.blocks_pct[fit.form]) + 1)]
+        table = new_table(["cost model"], titles, rows, padding=(0, 1, 0, 0))
+        doubt = f"Each fifth of {fit.steps} steps is predicted from the others. One step is {fit.step_pct:.1f} % off."
+        more = "Nothing was written. Add --out FILE.json." if flags.out is None else f"The profile is in {flags.out}."
+        print_answer(answer, [("error by fifth of the time, in %", table)], [(SURE, doubt)], more)
 
 
 def show_acceptance(flags: SourceFlags, path: Path) -> None:
@@ -159,7 +169,7 @@ def show_acceptance(flags: SourceFlags, path: Path) -> None:
 
     for name, given in {"--set": flags.set, "--out": flags.out}.items():
         if given:
-            raise ValueError(f"{REQUESTS} and {name}: requests tell acceptance alone; give one of them")
+            raise ValueError(f"{REQUESTS} and {name}: requests tell acceptance alone. Give one of them")
     counts, without = read_requests(path)
     accepted, spread = acceptance_of(counts, path.name, flags.num_speculative_tokens)
     quote = accepted.quote + spread.form
@@ -175,10 +185,10 @@ def show_acceptance(flags: SourceFlags, path: Path) -> None:
     if write_json(flags.json, result):
         words = ["lanesim", "tune", "--profile", flags.profile, "--acceptance", quote]
         print(
-            f"{len(counts)} requests accept {accepted.length:.2f} tokens a round of {accepted.draft_tokens}, and "
-            f"differ by {spread.value:g} (90 %: {spread.low:g} to {spread.high:g}) on the logit scale; {without} lines "
-            "have no drafts."
-            f"\nDraft lengths with that: {shlex.join(words)}"
+            f"{len(counts)} requests accept {accepted.length:.2f} tokens a verify, of {accepted.draft_tokens} drafted."
+            f"\nRequests differ by {spread.value:g} on the logit scale (90 %: {spread.low:g} to {spread.high:g})."
+            f"\n{without} lines have no drafts."
+            f"\n\nmore       {shlex.join(words)}"
         )
 
 
@@ -201,13 +211,13 @@ def read_served(flags: SourceFlags, workload: dict[str, Any]) -> list[ServedLoad
     for accepted, source in ((each.accepted, each.source) for each in served):
         if accepted is not None and num_tokens not in (None, accepted.draft_tokens):
             raise ValueError(
-                f"{source}: its drafts have {accepted.draft_tokens} tokens, not {DRAFT_KEY}={num_tokens}; "
-                "leave that out"
+                f"{source}: its drafts have {accepted.draft_tokens} tokens, not {DRAFT_KEY}={num_tokens}. "
+                "Leave that out"
             )
     return served
 
 
-def finish(production: Production, flags: LoadFlags, served: Sequence[ServedLoad]) -> None:
+def finish(production: Production, flags: FitFlags, served: Sequence[ServedLoad]) -> None:
     """Write and print what came of a fit to `served`, and the command to go on with."""
     from sim.cli.console import write_json
 
@@ -215,12 +225,7 @@ def finish(production: Production, flags: LoadFlags, served: Sequence[ServedLoad
         save(production.profile, flags.out)
     ending = advice(production, flags.profile, flags.out)
     if write_json(flags.json, plain(production) | {"next": ending}):
-        show(production)
-        for line in _noise(production, served):
-            print(line)
-        if flags.out is not None:
-            print_saved(production.profile, flags.out)
-        print(ending)
+        show(production, ending, _noise(production, served))
 
 
 def _noise(production: Production, served: Sequence[ServedLoad]) -> Iterator[str]:
@@ -228,12 +233,12 @@ def _noise(production: Production, served: Sequence[ServedLoad]) -> Iterator[str
     seen = [level.served for level in production.levels]
     for each in seen:
         if spreads := ", ".join(f"{name} ±{spread:.0f} %" for name, spread in each.spreads_pct.items()):
-            yield f"{each.source}, over its rounds: {spreads}"
+            yield f"Rounds of {each.source} differ: {spreads}."
     requests = [request for each in served for request in each.requests]
     if failed := [request.failed for request in requests if request.failed]:
-        yield f"{len(failed)} of {len(requests)} requests failed: {failed[0]}"
+        yield f"{len(failed)} of {len(requests)} requests failed: {failed[0]}."
     if any(spread > MAX_SPREAD_PCT for each in seen for spread in each.spreads_pct.values()):
-        yield "rounds of one load differ: let nothing else use the server and this machine, or add server.rounds"
+        yield "Let nothing else use the server and this machine, or add server.rounds."
 
 
 def advice(production: Production, profile_name: str, out: Path | None) -> str:
@@ -314,38 +319,34 @@ def plain(production: Production) -> dict[str, Json]:
     }
 
 
-def show(production: Production) -> None:
-    """The verdict, then constants, acceptance, and the error left at each load."""
-    from calibrate.cli.profile_output import print_columns
+def show(production: Production, ending: str, doubts: Iterable[str]) -> None:
+    """The verdict, then the error left at each load, constants and acceptance."""
+    from calibrate.cli.profile_output import print_answer
+    from sim.report.said import NEXT, SURE
+    from sim.report.tables import new_table
 
-    print(production.verdict)
-    rows = [
-        [
-            level.served.source,
-            f"{level.served.concurrency:.1f}",
-            *(f"{tokens:.0f}" for tokens in level.served.lengths),
-            _signed(level.errors_pct),
-            _signed(level.predicted_pct) or "–",
-        ]
-        for level in production.levels
-    ]
-    lines = list(map(str, production.fits))
+    rows = []
+    for level in production.levels:
+        served, predicted = level.served, level.predicted_pct
+        first = [served.source, f"{served.concurrency:.1f}", *(f"{tokens:.0f}" for tokens in served.lengths)]
+        for metric, error in level.errors_pct.items():
+            rows.append([*first, metric, f"{error:+.1f}", f"{predicted[metric]:+.1f}" if metric in predicted else "–"])
+            first = [""] * len(first)
+    lines = [("fitted", f"{fit}.") for fit in production.fits]
+    if production.accepted is not None:
+        lines.append(("fitted", f"--acceptance {production.accepted.quote}"))
     if production.tried:
         forms = ", ".join(f"{each.form} {each.error_pct:+.1f} %" for each in production.tried)
-        lines.append(
-            f"form of a step, fitted without the largest load, and its error there, the chosen one first: {forms}"
-        )
-    if production.unfitted:
-        names_by_reason: dict[str, list[str]] = {}
-        for name, reason in production.unfitted.items():
-            names_by_reason.setdefault(reason, []).append(name)
-        why = "; ".join(f"{', '.join(names)}: {reason}" for reason, names in names_by_reason.items())
-        lines.append(f"Unchanged: {why}")
-    if production.accepted is not None:
-        lines.append(f"acceptance: --acceptance {production.accepted.quote}")
-    headings = ["in flight", "prompt", "output", "errors left %", "predicted from the others %"]
-    print_columns("levels of load, simulated with the fitted constants", ["source"], headings, rows, lines)
-
-
-def _signed(errors_pct: dict[str, float]) -> str:
-    return ", ".join(f"{name} {error:+.1f}" for name, error in errors_pct.items())
+        lines.append((SURE, f"Error at the largest load by the form of a step, the chosen one first: {forms}."))
+    names_by_reason: dict[str, list[str]] = {}
+    for name, reason in production.unfitted.items():
+        names_by_reason.setdefault(reason, []).append(name)
+    lines += [(SURE, f"{', '.join(names)} unchanged: {reason}.") for reason, names in names_by_reason.items()]
+    sentence, _, typed = ending.partition(": lanesim ")
+    lines += [*((SURE, doubt) for doubt in [*doubts, f"{sentence}:"]), (NEXT, f"lanesim {typed}")]
+    headings = ["in flight", "prompt", "output", "metric", "fitted", "from others"]
+    table = new_table(["load"], headings, rows, fold=["load"], padding=(0, 1, 0, 0))
+    answer = production.verdict.replace(". ", ".\n")
+    print_answer(
+        answer, [("error of the simulation in %, with constants of all loads and of the others", table)], lines
+    )

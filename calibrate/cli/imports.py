@@ -48,11 +48,12 @@ class ImportFlags(Struct, frozen=True, kw_only=True):
 
 @command("import", ImportFlags, example=EXAMPLE)
 def import_command(flags: ImportFlags) -> None:
-    """Make a profile from NVIDIA's kernel tables: those of the wheel that LANESIM_TABLES names or of the installed
-    aisimulate or aiconfigurator-core (`pip install '.[tables]'` in a clone), or those of PATH: a wheel, or a folder
-    that holds GPU folders and their YAML datasheets.
+    """Make a profile from NVIDIA's kernel tables, or from what vLLM measured.
 
-    vllm-forward: of what `vllm bench forward` measured with the commands of `lanesim calibrate cases`."""
+    The tables are those of the installed package aiconfigurator-core, which `pip install '.[tables]'` installs in a
+    clone. LANESIM_TABLES may name a wheel instead, and PATH a wheel or a folder of GPU folders.
+
+    vllm-forward reads the results of `vllm bench forward` for the commands that `lanesim calibrate cases` prints."""
     from calibrate.catalogue.published_tables import published_tables, tables_of_wheel
 
     if flags.words[:1] == (FORWARD,):
@@ -70,7 +71,7 @@ def import_command(flags: ImportFlags) -> None:
     name, _, version = flags.engine.partition("-")
     if name not in TABLE_ENGINES:
         raise ValueError(
-            f"--engine {flags.engine!r}: there are kernel tables of {', '.join(TABLE_ENGINES)}; a -VERSION may follow"
+            f"--engine {flags.engine!r}: there are kernel tables of {', '.join(TABLE_ENGINES)}. A -VERSION may follow"
         )
     try:
         from calibrate.importers.aiconfigurator.deployment import Deployment, import_deployment

@@ -26,4 +26,4 @@ SUB_COMMANDS: Commands = {
     epilog="Example: lanesim calibrate derive --from h100-sxm/llama-2-7b --gpu h200-sxm --out p.json",
 )
 def calibrate_command() -> None:
-    """Cost profiles: measure, import, derive, fit to a running server."""
+    """Make cost profiles: measure, import, derive, or fit to a running server."""

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from sim.cli.console import claim
 from sim.names import install_line
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from sim.costs.profile import Profile
     from sim.metrics.compared import Compared
 
@@ -50,51 +52,38 @@ def save(profile: Profile, out: Path) -> None:
 
 
 def print_saved(profile: Profile, out: Path) -> None:
-    print_errors(profile)
-    print(f"profile {profile.name} in {out}")
+    """Name and errors of a profile that was written."""
+    from sim.report.said import SURE
+    from sim.report.tables import new_table
 
-
-def print_errors(profile: Profile) -> None:
-    kinds_by_reason: dict[str, list[str]] = {}
+    reasons = dict.fromkeys(error.held_out for error in profile.errors.values())
     rows = []
     for kind, error in profile.errors.items():
-        kinds_by_reason.setdefault(error.held_out, []).append(kind)
         figures = ["–" if value is None else f"{value:.1f}" for value in (error.mean_error_pct, error.max_error_pct)]
         rows.append([kind, *figures, str(error.points)])
-    reasons = (f"{', '.join(kinds)}: {reason}" for reason, kinds in kinds_by_reason.items())
-    print_columns(f"{profile.name}: error of costs", ["kind"], ["mean %", "max %", "points"], rows, reasons)
+    doubt = f"{'. '.join(reasons)}." if len(reasons) == 1 else "Errors are of measurements that the fit did not use."
+    table = new_table(["error of GPU times"], ["mean %", "max %", "points"], rows, padding=(0, 1))
+    more = f"lanesim profiles show {out}"
+    print_answer(f"{profile.name} is in {out}.", [("", table)], [(SURE, doubt)], more)
 
 
-def print_compared(
-    title: str, headings: Sequence[str], rows: Iterable[tuple[Sequence[str], Compared]], lines: Iterable[str]
+def print_answer(
+    answer: str, tables: Sequence[tuple[str, Table]], lines: Iterable[tuple[str, str]], more: str = ""
 ) -> None:
-    """A table of what was measured beside what was simulated, each row with its texts under `headings`, the first of
-    which may fold; `lines` below it."""
-    from sim.report.tables import percent, significant
-
-    print_columns(
-        title,
-        headings,
-        ("real", "simulated", "error"),
-        (
-            (*texts, significant(each["real"]), significant(each["simulated"]), percent(each["error_pct"]))
-            for texts, each in rows
-        ),
-        lines,
-    )
-
-
-def print_columns(
-    title: str, left: Sequence[str], right: Sequence[str], rows: Iterable[Sequence[str]], lines: Iterable[str]
-) -> None:
-    """A table on the terminal with columns to the left, the first of which may fold, and to the right; `lines` below
-    it."""
+    """Print an answer of this package, whose texts have no markup."""
     from rich.console import Console
 
-    from sim.report.tables import new_table, print_table
+    from sim.report.said import IN_JSON, Said, print_said
 
-    console = Console(markup=False)
-    look: dict[str, Any] = {"title": title, "title_justify": "left", "padding": (0, 1)}
-    print_table(console, new_table(left, right, rows, fold=left[:1], **look))
-    for line in lines:
-        console.print(line, highlight=False)
+    print_said(Console(markup=False), Said(answer, tables, list(lines), more=more or IN_JSON))
+
+
+def compared_table(headings: Sequence[str], rows: Iterable[tuple[Sequence[str], Compared]]) -> Table:
+    """What was measured beside what was simulated, each row with its texts under `headings`, the first of which may
+    fold."""
+    from sim.report.tables import new_table, number, percent
+
+    cells = [
+        (*texts, number(each["real"]), number(each["simulated"]), percent(each["error_pct"])) for texts, each in rows
+    ]
+    return new_table(headings, ("measured", "simulated", "error"), cells, fold=headings[:1], padding=(0, 1, 0, 0))

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from msgspec import Meta, structs
 
-from sim.cli.console import OnStep, claim, progress, say_runs, say_trace, show
+from sim.cli.console import OnStep, claim, note_trace, progress, show
 from sim.cli.flags import Draws, JsonFile, Overwrite, Seconds, Verbose, command, key
 from sim.cli.options import ServedFlags, gather, has_no_drafter, inputs_of, listed, with_assumptions
 from sim.files.json_values import value_at
@@ -41,24 +41,26 @@ class TuneFlags(ServedFlags, frozen=True, kw_only=True):
 
     lengths: Annotated[
         str | None,
-        "Draft lengths to try. [default: 0,1,.. while the last is best, to the one that acceptance was measured at]",
+        "Draft lengths to try, such as 0,1,3. [default: longer ones until the last is not the best]",
     ] = None
     concurrencies: Annotated[str | None, "Requests in flight to try. [default: 1,2,4,.. to max_num_seqs]"] = None
     contexts: Annotated[
         str | None,
-        "Prompt lengths with a table each, such as 1k,8k,32k, and what one table for all loses. [default: none]",
+        "Prompt lengths, such as 1k,8k,32k. Each gets a table of draft lengths.",
     ] = None
-    draws: Annotated[Draws | None, "Draws within the errors of costs and acceptance. [default: 20]"] = None
+    draws: Annotated[Draws | None, "How often to vary GPU times and acceptance within their errors. [default: 20]"] = (
+        None
+    )
     metrics: Annotated[
         str | None,
         Meta(title="URL"),
-        "A running server, or FILE of a look at its /metrics: its acceptance, lengths and load, and whether to change "
-        "its draft length. No request is sent.",
+        "A running server, or a file with its /metrics. Acceptance, lengths and load are read there. The answer says "
+        "whether to change its draft length. No request is sent.",
     ] = None
     over_s: Annotated[
         Seconds | None,
         key(OVER),
-        "Seconds between two reads of --metrics; for a FILE, the seconds that it counts. [since the start]",
+        "Seconds between two reads of --metrics. For a file, the seconds that it covers. [since the start]",
     ] = None
     verbose: Verbose = False
     json: JsonFile = None
@@ -67,10 +69,10 @@ class TuneFlags(ServedFlags, frozen=True, kw_only=True):
 
 @command("tune", TuneFlags, example=EXAMPLE)
 def tune_command(flags: TuneFlags) -> None:
-    """Best draft length by load, as a vLLM table and SGLang's bands, with what it gains and how sure that is.
+    """Find the draft length that is best at each load, and say what it gains and how sure that is.
 
-    Runs a closed loop at every concurrency and draft length, several times, each with costs and acceptance drawn anew
-    within their measured errors. With --goodput it maximises requests per second that meet the SLOs.
+    It simulates every number of requests in flight with every draft length. Each is repeated with GPU times and
+    acceptance varied within their errors. With --goodput it maximises requests per second within the limits.
     """
     from sim.run.scenario import parse_scenario
     from sim.run.scenario_file import set_dotted
@@ -96,10 +98,8 @@ def tune_command(flags: TuneFlags) -> None:
             set_dotted(raw, "speculation.num_speculative_tokens", max(lengths))
         scenario = parse_scenario(with_assumptions(raw))
         claim(files={"--json": flags.json}, inputs=[*inputs_of(flags.scenario, scenario), flags.metrics])
-        say_trace(scenario.workload, is_quiet=flags.json == "-")
+        note_trace(scenario.workload)
         contexts = listed("--contexts", flags.contexts, _tokens, "token counts with commas, such as 1k,8k,32k")
-        # Each load, draft length and draw is a run, and so is each load without a drafter.
-        say_runs((flags.draws or 0) * len(concurrencies or [1]) * (len(lengths or [1]) + 1) * len(contexts or [1]))
         result = _answer(
             scenario, flags, contexts, lengths, {"concurrencies": concurrencies, "on_done": on_step}, served
         )
@@ -141,7 +141,7 @@ def served_by(server: str, over_s: float | None, on_step: OnStep, num_tokens: in
         length = Growth(before, after, source).accept_length
         if length is not None and not num_tokens:
             raise ValueError(
-                f"{source}: this server drafts, with acceptance length {length:.2f}; give its draft length K: "
+                f"{source}: this server drafts, with acceptance length {length:.2f}. Give its draft length K: "
                 f"{DRAFT_LENGTH}"
             )
         return served_between(before, after, source, over_s, num_tokens, f"--set {OVER}")

@@ -13,6 +13,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
+from calibrate.cli.validate_file import EXAMPLE
 from sim.cli.flags import FlagsCommand, made, parameters
 from sim.cli.lazy import command_at
 
@@ -38,7 +39,9 @@ def _options() -> list[click.Parameter]:
     """Options of all forms, each once and none of them required: that is seen when the form is known."""
     words = click.Argument(["words"], nargs=-1, metavar="DIRECTORY | FILE | URL [--fit-only]")
     only = click.Option(
-        ["--fit-only"], is_flag=True, help="Fit a profile to the server at URL. One level is held back and predicted."
+        ["--fit-only"],
+        is_flag=True,
+        help="Fit a profile to the server at URL. The largest load is predicted from the others.",
     )
     options: dict[str | None, click.Parameter] = {"words": words, "fit_only": only}
     for kind in FORMS:
@@ -78,7 +81,7 @@ def _validate(words: tuple[str, ...], fit_only: bool, **values: Any) -> None:
         if param.required and name not in given:
             raise click.UsageError(f"Missing option '{param.opts[0]}'.")
     if kind == DIRECTORY and not Path(words[0]).exists():
-        raise click.UsageError(f"no file or directory {words[0]!r} is there; a server's address begins with http://")
+        raise click.UsageError(f"no file or directory {words[0]!r} is there. A server's address begins with http://")
     form.body(made(form.flags, given))
 
 
@@ -86,19 +89,20 @@ validate_command = FlagsCommand(
     "validate",
     params=_options(),
     callback=_validate,
-    short_help="The simulator against a replay, a file of measured loads or a server: how far off, and why.",
-    epilog="\b\nExample:\n  lanesim validate results/replay --json -",
+    short_help="How far off the simulator is: on your server, a benchmark's file or a replay.",
+    epilog=f"\b\nExample:\n  {EXAMPLE}",
     help="""Say how far off the simulator was.
 
-    DIRECTORY, a replay's: its scenario and tape are simulated. mechanism: every work given its measured time; cost: the
-    profile's times, streams alone; contention: the simulation as `lanesim compare` runs it.
+    URL: lanesim predicts the load that you describe, sends it to your server, and compares. It calls only that address.
 
-    FILE, what a benchmark wrote or printed: each of its loads. A table of loads: columns concurrency, input_len,
-    output_len; optional num_prompts, acceptance, num_speculative_tokens, max_num_seqs, label, role and the like; and
-    what was measured: ttft_ms, tpot_ms, itl_ms, e2el_ms, output_throughput, percentiles such as ttft_p95_ms. A list
-    of requests may follow it. The requests of a vLLM run: at their recorded arrivals; their prompts may follow.
+    URL --fit-only: it sends several numbers of parallel requests and fits a profile to the answers. The largest number
+    is predicted from the others.
 
-    URL: the scenario's own requests, at their own times, predicted before they are sent. Only that address is called.
+    FILE: what a benchmark wrote or printed, a CSV of loads, or the requests of a vLLM run. A CSV has columns
+    concurrency, input_len and output_len, and what was measured, such as ttft_ms, tpot_ms or output_throughput.
+    Optional columns are num_speculative_tokens, acceptance, max_num_seqs and label. A list of requests or prompts
+    may follow FILE.
 
-    URL --fit-only: closed loops of streamed requests at several levels. One level is held back and predicted.""",
+    DIRECTORY: results of `lanesim replay`. Its error has three parts. mechanism: with the measured time of each pass.
+    cost: with the times of the profile. contention: with streams that slow each other down.""",
 ).take([_form(kind).flags for kind in FORMS])

@@ -14,21 +14,22 @@ from typing import TYPE_CHECKING, Annotated, Any
 from msgspec import Meta
 
 from calibrate.cli.fit import LoadFlags
-from calibrate.cli.profile_output import print_compared
+from calibrate.cli.profile_output import compared_table, print_answer
 from calibrate.served.load import DRAFT_KEY
-from sim.cli.console import claim, progress, write_text
+from sim.cli.console import claim, progress, write_json
 from sim.cli.flags import ARGUMENT, command, key
 
 if TYPE_CHECKING:
     from calibrate.served.load import JudgedLoad
-    from sim.files.json_values import Json
     from sim.metrics.compared import Compared
 
 EXAMPLE = (
     "printf 'concurrency,input_len,output_len,tpot_ms\\n8,1000,200,7.9\\n' > loads.csv\n"
     "  lanesim validate loads.csv --profile h100-sxm/llama-3.1-8b"
 )
-RESULT, ARRIVAL = "validation.json", "ttft_arrival"
+ARRIVAL = "ttft_arrival"
+SPREAD = {"mean_absolute": "", "mean": "+", "max_absolute": ""}
+"""Statistics of errors, and the sign with which they are printed."""
 TITLES = {ARRIVAL: "TTFT from arrival"}
 
 
@@ -71,10 +72,7 @@ def file_command(flags: FileFlags) -> None:
     raw = flags.raw
     tape = str(raw.get("speculation", {}).get("acceptance")).removeprefix("tape:")
     inputs = [flags.path, flags.beside, flags.profile, flags.engine, tape, tape.rpartition("#")[0]]
-    if flags.out is not None and flags.out.exists() and not flags.out.is_dir():
-        raise ValueError(f"--out {str(flags.out)!r} is a file; want a directory")
-    out = None if flags.out is None else flags.out / RESULT
-    claim(files={"--out": out, "--json": flags.json}, inputs=inputs)
+    claim(files={"--json": flags.json}, inputs=inputs)
     ending, names = told_by(flags.path)
     if ending == ".jsonl" and (flags.beside is not None or {*STAMPS, "request_id"} & names):
         _recorded(flags, raw)
@@ -90,42 +88,35 @@ def file_command(flags: FileFlags) -> None:
     with progress() as on_step:
         judged = judge_loads(table, profile, setup, partial(on_step, "simulating"))
     result = result_of(table, judged, profile, setup)
-    _write(result, flags)
-    if flags.json != "-":
+    if write_json(flags.json, result):
         _tell(result, judged)
-
-
-def _write(result: Mapping[str, Json], flags: FileFlags) -> None:
-    """`result` as JSON into --out and --json."""
-    from sim.files import write
-    from sim.report.results import to_json
-
-    text = to_json(result)
-    if flags.out is not None:
-        write.write_text(flags.out / RESULT, text)
-    if flags.json is not None:
-        write_text(flags.json, text)
 
 
 def _tell(result: dict[str, Any], judged: Sequence[JudgedLoad]) -> None:
     """A row per load and metric, and the errors over all of them."""
+    from sim.report.said import SURE
+    from sim.report.tables import new_table
+
     rows: list[tuple[Sequence[str], Compared]] = []
     for each in judged:
         name = each.cell.name, "fit" if each.is_fit else "judged"
         for index, (metric, values) in enumerate(each.metrics.items()):
             rows.append(((*(name if index == 0 else ("", "")), metric), values))
     rows += [((pair["name"], pair["role"], "speed-up"), pair) for pair in result["speedups"]]
-    lines = [
-        f"{metric}: mean absolute error {errors['mean_absolute_error_pct']:.2f} %, mean "
-        f"{errors['mean_error_pct']:+.2f} %, largest {errors['max_absolute_error_pct']:.2f} % over "
-        f"{errors['cells']} loads"
-        for metric, errors in [*result["judged"].items(), ("speed-up", result["speedup"])]
-        if errors["cells"]
+    errors = [
+        [metric, *(f"{each[f'{name}_error_pct']:{sign}.1f}" for name, sign in SPREAD.items()), str(each["cells"])]
+        for metric, each in [*result["judged"].items(), ("speed-up", result["speedup"])]
+        if each["cells"]
     ]
-    if result["verdict"]:
-        print(result["verdict"])
-    title = f"{result['profile']['name']}: measured loads"
-    print_compared(title, ("load", "", "metric"), rows, [*lines, *result["notes"]])
+    tables = [("", compared_table(("load", "", "metric"), rows))]
+    if errors:
+        titles = ["mean size", "mean", "largest", "loads"]
+        tables.append(("errors over all loads, in %", new_table(["metric"], titles, errors, padding=(0, 1, 0, 0))))
+    name = result["profile"]["name"]
+    verdict = result["verdict"] or f"{name}: no load is judged."
+    print_answer(
+        verdict, tables, [(SURE, f"Simulated with {name}."), *((SURE, f"{note}.") for note in result["notes"])]
+    )
 
 
 def _recorded(flags: FileFlags, raw: dict[str, Any]) -> None:
@@ -140,9 +131,9 @@ def _recorded(flags: FileFlags, raw: dict[str, Any]) -> None:
         if name not in raw["engine"]:
             raise ValueError(f"{str(flags.path)!r} does not say the server's limits: add --set engine.{name}=N")
     if tokens > 0 and raw.get("policy") == "autoregressive":
-        raise ValueError(f"{DRAFT_KEY}={tokens}: autoregressive drafts nothing; use continuous")
+        raise ValueError(f"{DRAFT_KEY}={tokens}: autoregressive drafts nothing. Use continuous")
     if tokens > 0 and acceptance is None:
-        raise ValueError(f"{DRAFT_KEY}={tokens}: none is assumed; --set speculation.acceptance=iid:.7")
+        raise ValueError(f"{DRAFT_KEY}={tokens}: none is assumed. Add --set speculation.acceptance=iid:.7")
     set_dotted(raw, "speculation.num_speculative_tokens", tokens)
     loaded = load(flags.profile)
     scenario = scenario_of(flags.path, loaded.name, raw)
@@ -154,20 +145,21 @@ def _recorded(flags: FileFlags, raw: dict[str, Any]) -> None:
             f"{loaded.name!r} is of {loaded.data_parallel}: import it with -dp{ranks} after the target"
         )
     result = judge_run(real, scenario, loaded)
-    _write(result, flags)
-    if flags.json == "-":
+    if not write_json(flags.json, result):
         return
-    hit_rate = result["prefix_cache_hit_rate"] or 0.0
-    print_compared(
-        f"{result['profile']['name']}, {result['policy']}: {result['num_requests']} requests",
-        ("metric", ""),
-        list(metric_rows(result["metrics"], ARRIVAL)),
-        [
-            f"{result['preemptions']} preemptions simulated; {hit_rate:.1%} of the prompts' tokens found in the prefix "
-            "cache",
-            *result["notes"],
-        ],
-    )
+    from sim.report.said import SURE
+
+    hit_rate, errors = result["prefix_cache_hit_rate"] or 0.0, result["metrics"]
+    off_pct = errors["e2el"]["mean"]["error_pct"]
+    off = "has no latency to compare" if off_pct is None else f"is {abs(off_pct):.0f} % off in mean latency"
+    doubts = [
+        f"Simulated with {result['profile']['name']} and {result['policy']}: {result['preemptions']} preemptions, "
+        f"{hit_rate:.1%} of prompt tokens from the prefix cache.",
+        *(f"{note}." for note in result["notes"]),
+    ]
+    table = compared_table(("metric", ""), metric_rows(errors, ARRIVAL))
+    answer = f"The simulation of {result['num_requests']} requests {off}."
+    print_answer(answer, [("", table)], [(SURE, doubt) for doubt in doubts])
 
 
 def metric_rows(errors: Mapping[str, Any], *more: str) -> Iterator[tuple[Sequence[str], Compared]]:

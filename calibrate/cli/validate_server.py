@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Annotated
 import click
 from msgspec import Meta, Struct
 
-from calibrate.cli.fit import LoadFlags, finish, priced
+from calibrate.cli.fit import FitFlags, finish, priced
 from calibrate.cli.profile_output import check_out
 from sim.cli.console import progress
 from sim.cli.flags import ARGUMENT, COUNT, Overwrite, Tokens, command, key
@@ -71,7 +71,9 @@ class ServerFlags(Struct, frozen=True, kw_only=True):
 
     url: Annotated[str, ARGUMENT, Meta(title="URL")]
     scenario: Annotated[Path | None, ARGUMENT] = None
-    profile: Annotated[str | None, "Cost profile: gpu/target[+draft], or a path. [a line, of the server itself]"] = None
+    profile: Annotated[
+        str | None, "Cost profile: gpu/target[+draft], or its file. [default: a line fitted to the server]"
+    ] = None
     request_rate: RequestRate = None
     num_prompts: NumPrompts = None
     input_len: Annotated[int | None, "Prompt tokens."] = None
@@ -88,7 +90,7 @@ class ServerFlags(Struct, frozen=True, kw_only=True):
     restart: Annotated[
         tuple[str, ...],
         Meta(title="COMMAND"),
-        "Starts URL's server. It runs without its options of speculation, then with them. Or give two commands.",
+        "Command that starts the server of URL. It is run without speculation, then with it. Or give two commands.",
     ] = ()
     out: Annotated[Path, "File of the prediction, what was sent and the errors."] = Path("served-run.json")
     overwrite: Overwrite = False
@@ -109,11 +111,10 @@ def server_command(flags: ServerFlags) -> None:
         e2el_ms, tpot_ms = run.predicted["mean_e2el_ms"] or 0.0, run.predicted["mean_tpot_ms"] or 0.0
         low_ms, high_ms = run.intervals.get("mean_e2el_ms", (e2el_ms, e2el_ms))
         within = f"{low_ms:,.0f} to {high_ms:,.0f}, 95 %"
-        print(f"predicted: E2EL {e2el_ms:,.0f} ms ({within}), TPOT {tpot_ms:.2f} ms in the mean; more in {flags.out}")
-        print("the same command with --overwrite and without server.predict_only sends the requests")
+        print(f"Predicted: mean E2EL {e2el_ms:,.0f} ms ({within}), mean TPOT {tpot_ms:.2f} ms. {flags.out} has more.")
+        print("To send the requests, repeat the command with --overwrite and without server.predict_only.")
         return
-    _tell(run)
-    print(f"prediction, requests and errors in {flags.out}")
+    _tell(run, flags.out)
 
 
 def served(flags: ServerFlags, on_step: OnDone) -> ServedRun:
@@ -142,14 +143,14 @@ def served(flags: ServerFlags, on_step: OnDone) -> ServedRun:
     if scenario.workload.request_rate in (None, inf) and scenario.workload.max_concurrency is None:
         raise ValueError("all requests would be sent at once: give --request-rate, or --set workload.max_concurrency=N")
     if len(scenario.policy) > 1:
-        raise ValueError(f"a server has one scheduler; policy names {', '.join(scenario.policy)}")
+        raise ValueError(f"a server has one scheduler. Name one of {', '.join(scenario.policy)}")
     levels = [] if flags.levels == "none" else levels_of(flags.levels)
     if flags.profile is None and not levels:
         raise ValueError("server.levels none: without --profile the server's own line is fitted to them")
     if (flags.pair or commands) and not levels and "speculation" not in raw:
         raise ValueError("server.levels none: say what URL drafts, --set speculation.num_speculative_tokens=K")
     if flags.pair is not None and (commands or len(set(bases)) < len(bases)):
-        raise ValueError("--pair is the address of another server, which does not speculate; or --restart starts URL's")
+        raise ValueError("--pair is the address of a server that does not speculate. Without it, give --restart")
     profile = line_of_server() if flags.profile is None else load(scenario.profile)
     planned = Experiment(resolve_all(scenario, profile)[0], scenario.seed).requests()
     prompts = [each.prompt_tokens for each in planned]
@@ -281,33 +282,30 @@ def _look_and_fit(
         side.doubt = Doubt(pace, drawn, intake_error_s(side.scenario, side.profile, side.light))
 
 
-def _tell(run: ServedRun) -> None:
-    from calibrate.cli.profile_output import print_compared
+def _tell(run: ServedRun, out: Path) -> None:
+    from calibrate.cli.profile_output import compared_table, print_answer
     from calibrate.cli.validate_file import metric_rows
     from calibrate.served.judge import off_in_words
     from calibrate.server.served_run import PARTS, lateness, means
+    from sim.report.said import SURE
 
-    for sentence in run.verdict:
-        print(sentence)
-    off_pct = run.errors[PARTS[0]]["e2el"]["mean"]["error_pct"]
-    if not run.verdict and off_pct is not None:
-        print(off_in_words(abs(off_pct), "this load in mean latency"))
-    for name, side in (("", run), ("without speculation: ", run.plain)):
+    sentences, off_pct = list(run.verdict), run.errors[PARTS[0]]["e2el"]["mean"]["error_pct"]
+    if not sentences and off_pct is not None:
+        sentences.append(off_in_words(abs(off_pct), "this load in mean latency"))
+    tables, lines = [], []
+    for name, side in (("", run), ("without speculation", run.plain)):
         if side is None:
             continue
-        lines = [f"{part}: {means(errors)}" for part, errors in side.errors.items()]
-        failed = [each.failed for each in side.sent if each.failed]
-        if failed:
-            lines.append(f"{len(failed)} failed: {failed[0]}")
-        print_compared(
-            f"{name}{side.profile['name']}, predicted {side.predicted_at}",
-            ("metric", ""),
-            list(metric_rows(next(iter(side.errors.values())))),
-            [lateness(side.sent), *lines],
-        )
+        lines += [(SURE, f"{name}: {lateness(side.sent)}".removeprefix(": "))]
+        lines += [(SURE, f"{part}: {means(errors)}") for part, errors in side.errors.items()]
+        if failed := [each.failed for each in side.sent if each.failed]:
+            lines.append((SURE, f"{len(failed)} failed: {failed[0]}."))
+        tables.append((name, compared_table(("metric", ""), metric_rows(next(iter(side.errors.values()))))))
+    more = f"{out} has the prediction of {run.predicted_at}, the requests and the errors."
+    print_answer("\n".join(sentences), tables, lines, more)
 
 
-class ProbeFlags(LoadFlags, frozen=True, kw_only=True):
+class ProbeFlags(FitFlags, frozen=True, kw_only=True):
     """Flags about the loads and the fit."""
 
     url: Annotated[str, ARGUMENT, Meta(title="URL")]
@@ -361,7 +359,7 @@ def fit_command(flags: ProbeFlags) -> None:
             words = [str(word) for pair in given.items() if pair[1] is not None for word in pair]
             words += [word for override in flags.set for word in ("--set", override)]
             again = shlex.join(["lanesim", "calibrate", "fit", str(measured), *words])
-            kept = f"{done} of {flags.rounds} rounds are in {str(measured)!r}; to fit them: {again}"
+            kept = f"{done} of {flags.rounds} rounds are in {str(measured)!r}. To fit them: {again}"
             if isinstance(error, ValueError):
                 error.add_note(f"({kept})")
             else:
@@ -381,7 +379,7 @@ def server_key() -> str | None:
 def levels_of(text: str) -> list[int]:
     levels = sorted(set(listed("server.levels", text, int, "numbers of requests at once, such as 1,4,16") or ()))
     if levels[0] < 1 or len(levels) < 2:
-        raise ValueError(f"server.levels {text!r}: want at least two different ones, each at least 1: one is held back")
+        raise ValueError(f"server.levels {text!r}: want at least two different ones, each at least 1")
     if levels[-1] > MAX_LEVEL:
-        raise ValueError(f"server.levels {text!r}: want {MAX_LEVEL} requests at once at most")
+        raise ValueError(f"server.levels {text!r}: want at most {MAX_LEVEL} requests at once")
     return levels

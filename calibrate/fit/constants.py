@@ -88,7 +88,7 @@ class Fitted:
         for name, value in self.values_s.items():
             scale, unit = (1.0, "") if name.startswith(RATIO) else (1e3, " ms")
             width = f" ± {self.half_widths_s[name] * scale:.2g}" if self.half_widths_s else ""
-            doubt = "" if self.told.get(name, True) else f" (its interval holds {_plain(name):g})"
+            doubt = "" if self.told.get(name, True) else f" (may be {_plain(name):g})"
             told.append(f"{name} = {value * scale:.4g}{width}{unit}{doubt}")
         return ", ".join(told)
 
@@ -139,7 +139,7 @@ def fit_constant(profile: Profile, name: str, slowness_pct: Callable[[Profile], 
             low_s, high_s = high_s, 2.0 * high_s
             if high_s > LONGEST_S:
                 raise ValueError(
-                    f"--fit: with {name} = {low_s * 1e3:.0f} ms the simulation is still too fast; does this "
+                    f"--fit: with {name} = {low_s * 1e3:.0f} ms the simulation is still too fast. Does this "
                     "constant act on what is marked?"
                 )
         value_s = float(brentq(slowness, low_s, high_s, xtol=TOLERANCE_S))

@@ -107,7 +107,7 @@ def fit_passes(start: Profile, points: Sequence[MeasuredPoint]) -> Profile:
     """`start` with kernels fitted to `points`, their errors, and the points themselves."""
     used = [point for point in points if not point.is_held_out]
     if not used:
-        raise ValueError("no points to fit: the budget was too small for a single pass; raise measure.budget_s")
+        raise ValueError("no points to fit: the budget was too small for a single pass. Raise measure.budget_s")
     free = _free(start)
     start = msgspec.structs.replace(start, kernels=msgspec.structs.replace(start.compact, measured=_measured(points)))
     kernels = _least_squares_of_logs(start, used, free)

@@ -129,11 +129,11 @@ def read(path: Path) -> MeasuredSession:
     """The content; an unfinished last line is ignored. Raises ValueError naming the line that is wrong."""
     lines = read_text(path, "points file").split("\n")[:-1]
     if not lines:
-        raise ValueError(f"points file {str(path)!r} is empty or cut off in its first line; remove it")
+        raise ValueError(f"points file {str(path)!r} is empty or cut off in its first line. Remove it")
     header = _object(path, 1, lines[0])
     if (schema := header.get("schema")) != SCHEMA:
         is_newer = isinstance(schema, int) and schema > SCHEMA
-        hint = "is newer than what this version reads; update lanesim" if is_newer else f"must be {SCHEMA}"
+        hint = "is newer than what this version reads. Update lanesim" if is_newer else f"must be {SCHEMA}"
         raise ValueError(f"points file {str(path)!r}: schema={schema!r} {hint}")
     begun = convert(header, _Header, f"points file {str(path)!r} line 1: no valid header")
     held = MeasuredSession(fingerprint=begun.fingerprint, options=begun.options)
@@ -178,12 +178,12 @@ def check_host(path: Path, held: MeasuredSession) -> None:
     """Raise ValueError where host times are there but not all of them: a measurement writes them at once."""
     missing = [key for key in HOST_KEYS if key not in held.host]
     if held.host and missing:
-        raise ValueError(f"points file {str(path)!r}: its host line lacks {missing[0]!r}; remove that line")
+        raise ValueError(f"points file {str(path)!r}: its host line lacks {missing[0]!r}. Remove that line")
 
 
 def check_same(path: Path, held: MeasuredSession, fingerprint: dict[str, str], options: Mapping[str, Json]) -> None:
     """Raise ValueError unless `held` was measured on this machine, with as many cores, and with these options."""
-    where, advice = f"points file {str(path)!r} is of", "choose another --out or remove it"
+    where, advice = f"points file {str(path)!r} is of", "Choose another --out or remove it"
     check_alike(f"{where} another machine", fixed(held.fingerprint), fixed(fingerprint), advice)
     check_alike(f"{where} other options", held.options, options, advice)
 
@@ -192,7 +192,7 @@ def check_alike(where: str, held: Mapping[str, Json], ours: Mapping[str, Json], 
     """Raise ValueError naming the first key in which `held` is not `ours`."""
     for key in sorted({*held, *ours}):
         if held.get(key) != ours.get(key):
-            raise ValueError(f"{where}: {key} was {held.get(key)!r}, is now {ours.get(key)!r}; {advice}")
+            raise ValueError(f"{where}: {key} was {held.get(key)!r}, is now {ours.get(key)!r}. {advice}")
 
 
 def fixed(fingerprint: dict[str, str]) -> dict[str, str]:

@@ -110,7 +110,7 @@ def kernels_of(tables: Path, gpu: str) -> str:
         served = [*known, *(each for each in DATASHEETS if each not in known and nearest(each, known))]
         # Data sheets are NVIDIA's. A suggestion from another maker or another line of GPUs is none.
         alike = [each for each in DATASHEETS if LETTERS.findall(gpu)[0] in ("", LETTERS.findall(each)[0])]
-        raise ValueError(f"{unknown('GPU', gpu, alike).partition(' (known')[0]} (known: {', '.join(served)})")
+        raise ValueError(f"{unknown('GPU', gpu, alike).partition(' Choose from')[0]} Choose from {', '.join(served)}")
     return origin
 
 

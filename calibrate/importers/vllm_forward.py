@@ -132,7 +132,7 @@ def points_of(paths: Sequence[Path]) -> tuple[list[MeasuredPoint], list[tuple[Mi
         where = f"result of vllm bench forward {str(path)!r}"
         for case in convert(read_json(path, "result"), list[Case], where):
             if len(case.ranks) > 1:
-                raise ValueError(f"{where}: {len(case.ranks)} GPUs; want a run on one GPU")
+                raise ValueError(f"{where}: {len(case.ranks)} GPUs. Give a run on one GPU")
             groups = [_target_pass(alike) for alike in _alike(case.requests)]
             timed = groups[0]
             if len(groups) > 1:
@@ -144,10 +144,10 @@ def points_of(paths: Sequence[Path]) -> tuple[list[MeasuredPoint], list[tuple[Mi
     for where, length, timed, case in both:
         alone = measured.get(timed)
         if alone is None:
-            raise ValueError(f"{where}: case {case.case!r} has no twin without the drafter; add the other result")
+            raise ValueError(f"{where}: case {case.case!r} has no twin without the drafter. Add the other result")
         seconds, spread_pct, count = _timing(case)
         if seconds <= alone[0]:
-            raise ValueError(f"{where}: case {case.case!r} is faster with the drafter than without; measure it again")
+            raise ValueError(f"{where}: case {case.case!r} is faster with the drafter than without. Measure it again")
         draft_s = seconds - alone[0]
         width_pct = (spread_pct * seconds + alone[1] * alone[0]) / draft_s
         drafted = timed._replace(model="draft")
@@ -196,7 +196,7 @@ def _mixed_pass(case: Case, groups: Sequence[TimedPass], where: str) -> MixedPas
     kinds = [each.kind for each in groups]
     if kinds not in (["verify", "prefill"], ["decode", "prefill"]) or groups[1].context_tokens:
         raise ValueError(
-            f"{where}: case {case.case!r} mixes lengths; want rows of one length with whole prompts of one length, and "
+            f"{where}: case {case.case!r} mixes lengths. Give rows of one length with whole prompts of one length, and "
             "--kv-len-jitter 0, as `lanesim calibrate cases` prints them"
         )
     return MixedPass(groups[0], groups[1].rows, groups[1].tokens)
@@ -205,7 +205,7 @@ def _mixed_pass(case: Case, groups: Sequence[TimedPass], where: str) -> MixedPas
 def _draft_length(case: Case, where: str) -> int:
     name = case.case.partition("-")[0]
     if not name.startswith("draft") or not name.removeprefix("draft").isdecimal():
-        raise ValueError(f"{where}: case {case.case!r} does not say its draft length; name it such as draft3-...")
+        raise ValueError(f"{where}: case {case.case!r} does not say its draft length. Name it such as draft3-...")
     return int(name.removeprefix("draft"))
 
 

@@ -25,7 +25,7 @@ MIN_BUDGET_S = 5.0
 
 class MeasureFlags(Struct, frozen=True, kw_only=True):
     device: Annotated[Literal["cpu", "cuda"], "What to measure."]
-    target: Annotated[str, "Target: a known name, a config.json, or a directory of weights."]
+    target: Annotated[str, "Target: a name, a config.json, or a directory of weights."]
     draft: Annotated[str | None, "Draft model, likewise."] = None
     out: Annotated[Path, "Profile to write. Its measurements lie beside it."]
     set: Annotated[tuple[str, ...], Meta(title="KEY=VALUE"), "One of the keys below."] = ()
@@ -51,8 +51,8 @@ class MeasureFlags(Struct, frozen=True, kw_only=True):
 def measure_command(flags: MeasureFlags) -> None:
     """Time this machine's prefill, draft and verify passes, alone and in pairs, and fit a profile to them.
 
-    Runs the passes of `lanesim replay`, with random weights of the exact dimensions. What was measured is kept in
-    OUT.points.jsonl as it comes; the same command again goes on from there. The profile has constants fitted to them.
+    It runs the passes of `lanesim replay`, with random weights of the exact dimensions. Measurements are saved in
+    OUT.points.jsonl. Run the command again to continue.
     """
     out, device, budget = flags.out, flags.device, flags.budget
     if flags.set:
@@ -85,16 +85,16 @@ def measure_command(flags: MeasureFlags) -> None:
                 say=lambda line: print(line, file=sys.stderr),
             )
     except KeyboardInterrupt:
-        kept = f"points so far are in {points_path}; " if points_path.exists() else ""
-        print(f"lanesim: {stopped_word()}; {kept}the same command goes on from there", file=sys.stderr)
+        kept = f"Points so far are in {points_path}. " if points_path.exists() else ""
+        print(f"lanesim: {stopped_word()}. {kept}The same command goes on from there", file=sys.stderr)
         raise SystemExit(exit_code()) from None
     except cuda.OutOfMemory:
         raise ValueError(
             f"{spec.target.shape.name} with {spec.rows} rows of {spec.slot_tokens} tokens does not fit the device "
-            "beside its activations; lower measure.rows or measure.context"
+            "beside its activations. Lower measure.rows or measure.context"
         ) from None
     if doubt := verdict(of_profile(profile)):
         print(doubt)
     write(profile, out)
     if num_noisy := sum(point.is_noisy for point in profile.points):
-        print(f"{num_noisy} of {len(profile.points)} passes are noisy; {points_path} marks them")
+        print(f"{num_noisy} of {len(profile.points)} passes are noisy. {points_path} marks them.")

@@ -156,7 +156,7 @@ class Session:
             if len(planned) == len(grid.grid(allowed)):
                 break
         if not self._decodes(planned):
-            raise ValueError(f"measure.budget_s={budget_s:g} is too small to time a single decode pass; raise it")
+            raise ValueError(f"measure.budget_s={budget_s:g} is too small to time a single decode pass. Raise it")
         self.append("plan", {"visits": visits, "passes": planned})
 
     def _points(self, budget_s: float) -> None:

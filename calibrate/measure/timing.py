@@ -180,7 +180,7 @@ class Bench:
                     return issue_s, pending
                 raise ValueError(
                     f"issuing a graph took {host_s:.3g} s, longer than a stream is held: the host is too busy to "
-                    "measure; end what else runs on it"
+                    "measure. End what else runs on it"
                 )
             self._hold_s = min(MAX_HOLD_S, HOLD_SHARE * host_s)
 
@@ -267,7 +267,7 @@ def at_once(jobs: Sequence[Callable[[Barrier], None]]) -> None:
     if errors:
         raise errors[0]
     if barrier.broken:
-        raise RuntimeError("threads that were to begin together did not; the machine is too busy")
+        raise RuntimeError("threads that were to begin together did not. The machine is too busy")
 
 
 def repeat(

@@ -245,7 +245,7 @@ CAUSES = (
         min_gain=MIN_ACCEPTANCE_GAIN,
     ),
     Cause("drafts are too long for this load", "lower num_speculative_tokens", None, _shorter_drafts),
-    Cause("the server seats too few requests", "raise --max-num-seqs", _few_seats, _enough_seats, counts_tokens=True),
+    Cause("max_num_seqs is too small", "raise --max-num-seqs", _few_seats, _enough_seats, counts_tokens=True),
     Cause(
         "KV memory is short",
         "raise --gpu-memory-utilization, or lower --max-model-len",

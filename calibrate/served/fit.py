@@ -59,6 +59,7 @@ MAX_LEFT_PCT = 10.0
 MOST_RUNS = 100
 """Simulations of each load that a fit takes at most, or about so."""
 ONE_LOAD = "One load fits almost any profile, so small errors prove nothing"
+MORE_LOADS = "Give loads at three numbers in flight, so that one is predicted from the others."
 TIED_PCT = 1.0
 """Points by which a form must predict the largest load better than a simpler one."""
 
@@ -144,16 +145,16 @@ class Production:
         side = "faster" if self.faster_pct > 0.0 else "slower"
         told = f"This server is {abs(self.faster_pct):.0f} % {side} than the profile"
         if self.held_back is None or self.caution:
-            return f"{told}. {self.caution or 'No load was held back: give loads at three numbers in flight.'}"
+            return f"{told}. {self.caution or MORE_LOADS}"
         off_pct = self.held_back.predicted_pct[self.held_back.fitted_metric]
-        return f"{told}. After the fit, the largest load, held back, is {abs(off_pct):.0f} % off."
+        return f"{told}. Predicted from the other loads, the largest is {abs(off_pct):.0f} % off."
 
     @property
     def left(self) -> tuple[float, str]:
         """The largest error, percent, of what the steps were fitted on, and of which level; that of the form on the
         largest load without it counts, too."""
         errors = [(level.errors_pct[level.fitted_metric], level.served.source) for level in self.levels]
-        errors += [(each.error_pct, "the largest load, held back") for each in self.tried[:1]]
+        errors += [(each.error_pct, "the largest load, predicted from the others") for each in self.tried[:1]]
         return max(errors, key=lambda error: abs(error[0]))
 
 
@@ -216,7 +217,7 @@ def fit_served(
     for each in served:
         if each.concurrency < 1.0 or not set(FITTED) & set(each.measured):
             raise ValueError(
-                f"{each.source}: a fit needs requests in flight and a time per output token or tokens per second; "
+                f"{each.source}: a fit needs requests in flight and a time per output token or tokens per second. "
                 "`lanesim validate FILE` compares what has none"
             )
     served = _of_rounds(served)
@@ -402,8 +403,8 @@ def _frontend(profile: Profile, timed: Seen, near: Mapping[str, float]) -> Fitte
     if value_s > LONGEST_FRONTEND_S:
         raise Undetermined(
             FRONTEND,
-            f"cannot be determined: first tokens came {value_s:.1f} s later than the engine explains, which is no "
-            "frontend but requests that waited for a seat; measure with as many in flight as the server has seats for",
+            f"cannot be determined: first tokens came {value_s:.1f} s later than the engine explains, because "
+            "requests waited for a place in the batch. Measure with fewer requests in flight than max_num_seqs",
         )
     return fit
 

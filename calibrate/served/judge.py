@@ -201,7 +201,8 @@ def verdict(judged: Sequence[JudgedLoad]) -> str:
     """How far off a profile is, in a sentence, by the first of TOLD_BY that the loads have; empty for none of them."""
     for metric, means in TOLD_BY.items():
         if errors := judged_errors(judged, metric):
-            return off_in_words(fmean(map(abs, errors)), f"these loads in {means}, over {len(errors)} judged")
+            count = "this load" if len(errors) == 1 else f"these {len(errors)} loads"
+            return off_in_words(fmean(map(abs, errors)), f"{count} in {means}")
     return ""
 
 

@@ -86,7 +86,7 @@ class Accepted(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         for is_so, problem in (
             (len(self.rates) in (0, tokens), f"{len(self.rates)} acceptance rates for drafts of {tokens} tokens"),
             (falls, f"acceptance rates {told} must be 0 to 1, none above the one before it"),
-            (1 <= tokens <= MAX_DRAFT_TOKENS, f"drafts of {tokens} tokens; want 1 to {MAX_DRAFT_TOKENS}"),
+            (1 <= tokens <= MAX_DRAFT_TOKENS, f"drafts of {tokens} tokens. Give 1 to {MAX_DRAFT_TOKENS}"),
             (
                 1.0 <= self.length <= tokens + 1.0,
                 f"acceptance length {self.length:g} must be 1 to {tokens + 1}, bonus included",
@@ -108,11 +108,11 @@ def check_counts(where: str, accepted: float, drafted: float, drafts: float = 0.
     """Raise ValueError where counts of one source contradict each other: more tokens accepted than drafted, or `length`
     tokens a round of `drafts` rounds beside as many accepted. A count of 0 is not known."""
     if drafted and accepted > drafted:
-        raise ValueError(f"{where}: {accepted:g} tokens accepted of {drafted:g} drafted; want counts of one period")
+        raise ValueError(f"{where}: {accepted:g} tokens accepted of {drafted:g} drafted. Give counts of one period")
     counted = 1.0 + accepted / drafts if drafts and accepted else length
     if length is not None and counted is not None and abs(length / counted - 1.0) > COUNTS_AGREE:
         raise ValueError(
-            f"{where}: acceptance length {length:.2f} by position and {counted:.2f} by its counts; want one of the two"
+            f"{where}: acceptance length {length:.2f} by position and {counted:.2f} by its counts. Give one of the two"
         )
 
 
@@ -125,7 +125,7 @@ def of_length(
         drafting = (
             f"{where}: this server drafts, with acceptance length {length:.2f}, and is fitted as one that does not"
         )
-        warnings.warn(f"{drafting}; give its draft length K: {flag or DRAFT_LENGTH}", stacklevel=2)
+        warnings.warn(f"{drafting}. Give its draft length K: {flag or DRAFT_LENGTH}", stacklevel=2)
     if not length or not num_speculative_tokens:
         return None
     return Accepted(drafts=drafts, draft_tokens=num_speculative_tokens, rates=(), mean_length=length)
@@ -325,7 +325,7 @@ def pooled(parts: Sequence[Accepted], source: str) -> Accepted | None:
         return None
     lengths = sorted({part.draft_tokens for part in parts})
     if len(lengths) > 1:
-        raise ValueError(f"{source}: draft lengths {', '.join(map(str, lengths))} in one source; want one")
+        raise ValueError(f"{source}: draft lengths {', '.join(map(str, lengths))} in one source. Give one")
     drafts = sum(part.drafts for part in parts)
     if drafts <= 0.0:
         return parts[0]

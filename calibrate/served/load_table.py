@@ -106,9 +106,9 @@ def _header(names: Sequence[str], where: str, *, has_requests: bool) -> list[str
     load = () if "request_rate" in header else REQUIRED
     for name in load if has_requests else (*load, *LENGTHS):
         if name not in header:
-            raise ValueError(f"{where}: {unknown('column', name, header)}; the header must name it")
+            raise ValueError(f"{where}: {unknown('column', name, header)}. The header must name it")
     if not set(MEASURED) & set(header):
-        raise ValueError(f"{where}: no measured mean; want any of {', '.join(MEASURED)}")
+        raise ValueError(f"{where}: no measured mean. Give any of {', '.join(MEASURED)}")
     return header
 
 
@@ -121,11 +121,11 @@ def _cell(
     fields: dict[str, Any] = {name: _value(given[name], KINDS[name], name, where) for name in given if name in KINDS}
     measured = {name: _value(given[name], Positive, name, where) for name in MEASURED if name in given}
     if not measured:
-        raise ValueError(f"{where}: nothing measured; want any of {', '.join(MEASURED)}")
+        raise ValueError(f"{where}: nothing measured. Give any of {', '.join(MEASURED)}")
     acceptance = _acceptance(given, fields.get("num_speculative_tokens"), where)
     most, mean = fields.get("output_len_max"), fields.get("output_len")
     if all(given.get(name) for name in VARIED):
-        raise ValueError(f"{where}: both {' and '.join(VARIED)} vary the outputs; want one of them")
+        raise ValueError(f"{where}: both {' and '.join(VARIED)} vary the outputs. Give one of them")
     if most is not None and mean is not None and most < mean:
         raise ValueError(f"{where}: output_len_max={most} is below the mean, output_len={mean}")
     return ServedLoad(**{**fields, "line": line, "acceptance": acceptance, "measured": measured, "texts": texts})

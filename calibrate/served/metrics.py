@@ -148,7 +148,7 @@ def served_between(
         concurrency = num_requests * e2el_s / duration_s
     else:
         raise ValueError(
-            f"{source}: the server counts no steps, so requests in flight follow from its seconds; give {flag} SECONDS"
+            f"{source}: the server counts no steps, so requests in flight follow from its seconds. Give {flag} SECONDS"
         )
     return mean_load(
         source=source,

@@ -211,7 +211,7 @@ def _level(row: Mapping[str, Json], where: str, source: str, num_speculative_tok
     known = {name: value for name, value in medians.items() if value is not None and None in (ttft_ms, tpot_ms)}
     usual_ms = ttft_ms or result.median_ttft_ms, tpot_ms or result.median_tpot_ms
     if None in usual_ms:
-        raise ValueError(f"{where}: no mean_tpot_ms and no median_tpot_ms; want one of them")
+        raise ValueError(f"{where}: no mean_tpot_ms and no median_tpot_ms. Give one of them")
     e2el_s = ((usual_ms[0] or 0.0) + (output_tokens - 1.0) * (usual_ms[1] or 0.0)) / 1e3
     in_flight = result.output_throughput / output_tokens * e2el_s
     limit, rate = result.max_concurrency, float(result.request_rate or 0.0)
@@ -365,7 +365,7 @@ def loads_of(path: Path, draft_tokens: int | None = None, workload: dict[str, An
         return levels(path, prompt_tokens, output_tokens, draft_tokens)
     raise ValueError(
         f"file {str(path)!r} holds no load of a server: want a log, a result that `vllm bench serve --save-result` or "
-        f"alike wrote or printed, or a table; `lanesim check {path}` says what it is"
+        f"alike wrote or printed, or a table. `lanesim check {path}` says what it is"
     )
 
 

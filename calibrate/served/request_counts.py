@@ -93,7 +93,7 @@ def read_requests(path: Path) -> tuple[list[RequestCounts], int]:
             others += 1
     if len(counts) < MIN_REQUESTS:
         raise ValueError(
-            f"requests {str(path)!r}: {len(counts)} lines count a request's drafts and {others} do not; want "
+            f"requests {str(path)!r}: {len(counts)} lines count a request's drafts and {others} do not. Give "
             f"{MIN_REQUESTS} with {', '.join(ALIASES['steps'])}"
         )
     return counts, others
@@ -108,10 +108,10 @@ def acceptance_of(
     counted = max(ceil(each.drafted / each.steps) for each in counts)
     tokens = draft_tokens or counted
     if not tokens:
-        raise ValueError(f"{source}: no count of drafted tokens; add {DRAFT_LENGTH}")
+        raise ValueError(f"{source}: no count of drafted tokens. Add {DRAFT_LENGTH}")
     is_fixed = counted > 0 and all(each.drafted == counted * each.steps for each in counts)
     if tokens < counted or (is_fixed and tokens > counted):
-        raise ValueError(f"{source}: drafts of {counted} tokens, not num_speculative_tokens={tokens}; leave that out")
+        raise ValueError(f"{source}: drafts of {counted} tokens, not num_speculative_tokens={tokens}. Leave that out")
     rates: tuple[float, ...] = ()
     if all(each.histogram for each in counts):
         rates = tuple(sum(sum(each.histogram[place:]) for each in counts) / steps for place in range(1, tokens + 1))

@@ -67,7 +67,7 @@ def read_requests(path: Path, prompts: Path | None = None, block_tokens: int = B
         lines[name] = number
         rows.append(row)
     if not rows:
-        raise ValueError(f"{where} is empty; want one JSON object per request")
+        raise ValueError(f"{where} is empty. Give one JSON object per request")
     contents = {} if prompts is None else _joined(rows, where, prompts, block_tokens)
     rows.sort(key=lambda row: (row.arrival_time, row.queued_ts, row.line))
     offset_s, start_s = _clock_offset_s(rows, where), rows[0].arrival_time
@@ -94,7 +94,7 @@ def _joined(rows: Sequence[Stamped], path: str, prompts: Path, block_tokens: int
     """Content by line of the requests' file: the first row's is in the first row of `prompts`, and so on."""
     read = read_prompts(prompts, block_tokens)
     if len(read) != len(rows):
-        raise ValueError(f"prompts {str(prompts)!r} has {len(read)}, and {path} {len(rows)}; want one per request")
+        raise ValueError(f"prompts {str(prompts)!r} has {len(read)}, and {path} {len(rows)}. Give one per request")
     for number, (row, (_, length)) in enumerate(zip(rows, read, strict=True), start=1):
         if length is not None and length != row.input_toks:
             raise ValueError(

@@ -142,7 +142,7 @@ def base_of(url: str) -> str:
     if not is_address:
         raise ValueError(f"{url!r}: want the address of a server, such as http://localhost:8000")
     if "@" in parts.netloc:
-        raise ValueError(f"the address of {parts.hostname!r} holds a password; want the key in LANESIM_API_KEY")
+        raise ValueError(f"the address of {parts.hostname!r} holds a password. Give the key in LANESIM_API_KEY")
     path = parts.path.rstrip("/")
     return urlunsplit((parts.scheme, parts.netloc, path.removesuffix("/v1"), "", ""))
 
@@ -159,7 +159,7 @@ def find(client: Client, model: str | None) -> Endpoint:
         models = [each.id for each in _typed(client, MODELS, text, _Models, "").data or ()]
         if len(models) != 1:
             served = f"serves {len(models)} models: {', '.join(models[:5])}" if models else "names no model"
-            raise client.failure("", f"{served:.150}; say which with --model")
+            raise client.failure("", f"{served:.150}. Say which with --model")
         model = models[0]
     for is_chat, is_strict in product((False, True), repeat=2):
         endpoint = Endpoint(model=model, is_chat=is_chat, is_strict=is_strict)

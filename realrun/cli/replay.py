@@ -40,14 +40,15 @@ class ReplayFlags(WorkloadFlags, frozen=True, kw_only=True):
     overwrite: Overwrite = False
 
 
-@command("replay", ReplayFlags, example=EXAMPLE, short_help="The same policies on real hardware.")
+@command("replay", ReplayFlags, example=EXAMPLE, short_help="Run the same schedulers on a real GPU.")
 def replay_command(flags: ReplayFlags) -> None:
-    """Run the same policies on real hardware, in real time, and record what happened.
+    """Run the same schedulers on a real GPU, in real time, and record what happened.
 
-    The profile's models get their exact dimensions and random weights. Which drafts are accepted is dictated by the
-    scenario's acceptance and seed (a tape), so that against a simulation only times can differ. With replay.weights
-    the models decide: `validate` simulates what they were seen to accept, and it is written as
-    tapes for --acceptance tape:FILE, of all requests and of each content class.
+    The models have the profile's dimensions and random weights. The scenario's acceptance and seed decide which drafts
+    are accepted, so only times can differ from a simulation.
+
+    With replay.weights the models decide which drafts they accept. The command writes that as tapes for --acceptance
+    tape:FILE, and `lanesim validate` simulates it.
     """
     from sim.costs.profile_files import load
     from sim.files.arrow_tables import check_parquet
@@ -79,8 +80,8 @@ def replay_command(flags: ReplayFlags) -> None:
         write_tapes(scratch, tapes)
     _report(result, folder)
     if is_partial:
-        kept = "" if folder == out else f"; {out} holds the complete one still"
-        print(f"lanesim: {stopped_word()}; {folder} holds a partial record{kept}", file=sys.stderr)
+        kept = "" if folder == out else f". {out} still has the complete one"
+        print(f"lanesim: {stopped_word()}. {folder} holds a partial record{kept}", file=sys.stderr)
         raise SystemExit(exit_code())
 
 
@@ -93,8 +94,8 @@ def _check_installed() -> None:
     except (ImportError, OSError) as error:
         # A torch that is installed and does not load names the library that it lacks.
         raise ValueError(
-            f"replay runs real models and writes parquet: {' '.join(str(error).split())}; "
-            f"{install_line('gpu,analysis')}"
+            f"replay runs real models and writes parquet: {' '.join(str(error).split())}. "
+            f"Run {install_line('gpu,analysis')}"
         ) from None
 
 
@@ -162,16 +163,21 @@ def _note(replay: Replay) -> None:
 
 
 def _report(result: dict[str, Any], out: Path) -> None:
-    print(f"{'policy':<16}{'seed':>5}{'mean TTFT ms':>14}{'mean E2EL ms':>14}{'tokens/s':>10}")
-    for run in result["runs"]:
-        values = [run[key] for key in ("mean_ttft_ms", "mean_e2el_ms", "output_throughput")]
-        ttft, e2el, rate = ("-" if value is None else f"{value:.1f}" for value in values)
-        print(f"{run['policy']:<16}{run['seed']:>5}{ttft:>14}{e2el:>14}{rate:>10}")
-    for each in result["replay"].get("accepted", {}).get("classes", []):
-        rates = ",".join(f"{rate:.3f}" for rate in each["acceptance_rates"])
-        length = f"{each['acceptance_length']:.2f} tokens a round"
-        print(f"{each['class']}: {each['requests']} requests, {length}, --acceptance vllm:{rates}")
+    from rich.console import Console
+
+    from sim.report.said import NEXT, SURE, Said, print_said
+    from sim.report.tables import new_table, number
+
+    keys = ("mean_ttft_ms", "mean_e2el_ms", "output_throughput")
+    rows = [[run["policy"], str(run["seed"]), *(number(run[key]) for key in keys)] for run in result["runs"]]
+    lines = [
+        (SURE, f"{each['class']}: {each['requests']} requests accept {each['acceptance_length']:.2f} tokens a verify.")
+        for each in result["replay"].get("accepted", {}).get("classes", [])
+    ]
     if result["replay"]["is_disturbed_by_allocations"]:
         count = result["replay"]["num_device_allocations"]
-        print(f"note: the device allocator went to the driver {count} times during the runs; their times are disturbed")
-    print(f"results in {out}")
+        lines.append((SURE, f"Times are disturbed: the device allocator went to the driver {count} times."))
+    table = new_table(["scheduler", "seed"], ["mean TTFT (ms)", "mean E2EL (ms)", "tokens/s"], rows)
+    answer = f"{len(rows)} runs were served. {out} has them."
+    lines.append((NEXT, f"lanesim validate {out}"))
+    print_said(Console(markup=False), Said(answer, [("", table)], lines, more=f"{out}/summary.json"))

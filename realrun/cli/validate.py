@@ -14,11 +14,12 @@ from msgspec import Meta, Struct
 from sim.cli.console import claim, write_json
 from sim.cli.flags import ARGUMENT, JsonFile, Overwrite, command
 from sim.cli.lazy import SOURCE
+from sim.names import span
 
 
 class DirectoryFlags(Struct, frozen=True, kw_only=True):
     directory: Annotated[Path, ARGUMENT, Meta(title="DIRECTORY")]
-    profile: Annotated[str | None, "Cost profile: gpu/target[+draft], or a path [a replay's own]."] = None
+    profile: Annotated[str | None, "Cost profile: gpu/target[+draft], or its file. [the replay's]"] = None
     json: JsonFile = None
     overwrite: Overwrite = False
 
@@ -41,39 +42,46 @@ def directory_command(flags: DirectoryFlags) -> None:
     result = result_of(summary, profile, judged)
     doubt = verdict([*of_profile(profile), *of_replay(result)])
     if write_json(flags.json, result | {"verdict": doubt or None}):
-        if doubt:
-            print(doubt)
-        _tell(judged)
+        _tell(judged, doubt)
 
 
-def _tell(verdicts: list[dict[str, Any]]) -> None:
-    """Print of each run the headline, each part of the error, and where the schedules part."""
-    print("simulated in Python, with the policy object that the replay ran")
+def _tell(verdicts: list[dict[str, Any]], doubt: str) -> None:
+    """Print how far off latency was, each part of the error of each run, and where the schedules part."""
+    from rich.console import Console
+
+    from sim.report.said import IN_JSON, SURE, Said, print_said
+    from sim.report.tables import new_table
+
+    rows, lines = [], []
     for verdict in verdicts:
-        print(f"{verdict['policy']}, seed {verdict['seed']}: error in % of the real run")
-        print(f"  {'':<12}{'TTFT':>8}{'TPOT':>8}{'ITL':>8}{'E2EL':>8}{'p95 E2EL':>10}{'tokens/s':>10}")
+        name = f"{verdict['policy']}, seed {verdict['seed']}"
         for part, metrics in verdict["decomposition"].items():
-            means = [metrics[name]["mean"] for name in ("ttft", "tpot", "itl", "e2el")]
+            means = [metrics[metric]["mean"] for metric in ("ttft", "tpot", "itl", "e2el")]
             values = [*means, metrics["e2el"]["p95"], metrics["output_throughput"]]
-            cells = ["-" if value["error_pct"] is None else f"{value['error_pct']:+.1f}" for value in values]
-            print(
-                f"  {part:<12}" + "".join(f"{cell:>{w}}" for cell, w in zip(cells, (8, 8, 8, 8, 10, 10), strict=True))
-            )
+            errors = ["–" if each["error_pct"] is None else f"{each['error_pct']:+.1f}" for each in values]
+            rows.append([verdict["policy"], part, *errors])
         lookups = verdict["lookups"]
-        print(f"  measured times: {lookups['found']} works found, {lookups['missed']} by nearest shape")
+        lines.append(f"{name}: {lookups['found']} measured times, {lookups['missed']} by the nearest shape.")
         if verdict["machine"]:
-            told = zip(("before", "after"), verdict["machine"], strict=False)
-            slower = ", ".join(f"{ratio:.2f} {when} the run" for when, ratio in told)
-            print(f"  the machine: fixed passes took {slower}, times as long as with the profile")
-        print(f"  {_divergence(verdict['divergence'])}")
+            when = zip(("before", "after"), verdict["machine"], strict=False)
+            slower = " and ".join(f"{ratio:.2f} {each} the run" for each, ratio in when)
+            lines.append(f"Fixed passes took {slower}, times as long as with the profile.")
+        lines.append(_divergence(verdict["divergence"]))
+    off_pct = [verdict["metrics"]["e2el"]["mean"]["error_pct"] for verdict in verdicts]
+    off = span(f"{each:+.1f}" for each in sorted(each for each in off_pct if each is not None))
+    answer = (
+        f"{doubt}\nMean latency of {len(verdicts)} simulated run{'s' * (len(verdicts) != 1)} is off by {off} %.".strip()
+    )
+    table = new_table(["scheduler", "error in %"], ["TTFT", "TPOT", "ITL", "E2EL", "p95 E2EL", "tokens/s"], rows)
+    print_said(Console(markup=False), Said(answer, [("", table)], [(SURE, line) for line in lines], more=IN_JSON))
 
 
 def _divergence(parting: dict[str, Any] | None) -> str:
     if parting is None:
-        return "schedules: the same decisions throughout"
+        return "Both made the same scheduling decisions."
     sides = {name: parting[name] for name in ("real", "simulated")}
-    told = [
+    parts = [
         f"{name} {side['kind']} of requests {side['requests']} at {side['time_s']:.4f} s" if side else f"{name} nothing"
         for name, side in sides.items()
     ]
-    return f"schedules part at work {parting['number']} of stream {parting['stream']!r}: {', '.join(told)}"
+    return f"Schedules part at work {parting['number']} of stream {parting['stream']!r}: {', '.join(parts)}."

@@ -30,7 +30,7 @@ def find(where: str | torch.device) -> RealDevice:
     if not torch.cuda.is_available():
         built = torch.version.cuda
         why = f"torch's CUDA is {built}: is the driver as new?" if built else "this torch was built without CUDA"
-        raise ValueError(f"--device cuda: torch finds no CUDA device on this machine ({why}); use --device cpu")
+        raise ValueError(f"--device cuda: torch finds no CUDA device on this machine ({why}). Use --device cpu")
     return Cuda(where)
 
 
@@ -54,8 +54,8 @@ class Cuda(RealDevice):
                 made = _STREAMS[raw.cuda_stream] = _CudaStream(raw)
                 return made
         raise ValueError(
-            f"{len(_STREAMS)} streams are in use and {CONNECTIONS} is {connections}: one more would queue behind them; "
-            f"use fewer, or set {CONNECTIONS}={MAX_CONNECTIONS}, the most there are"
+            f"{len(_STREAMS)} streams are in use and {CONNECTIONS} is {connections}: one more would queue behind them. "
+            f"Use fewer, or set {CONNECTIONS}={MAX_CONNECTIONS}, the most there are"
         )
 
     def run_now(self, work: Callable[[], object]) -> None:

@@ -76,6 +76,6 @@ def check_whole(stream: Stream) -> None:
     """Raise ValueError for any device but the one GPU there is, and for a share of it."""
     if stream.device != 0 or stream.sm_share is not None:
         raise ValueError(
-            f"stream {stream.name!r}: device={stream.device!r}, sm_share={stream.sm_share!r}; a real run has device 0, "
+            f"stream {stream.name!r}: device={stream.device!r}, sm_share={stream.sm_share!r}. A real run has device 0, "
             "whole"
         )

@@ -180,7 +180,7 @@ class GpuHost(TaskHost):
         """Take in what threads report: wait for the first of it until `until_s`, then take all there is."""
         message = self._inbox.get(until_s)
         if message is NOTHING and until_s is None:
-            raise HostStuck(f"nothing can happen any more: {self._who_waits()}")
+            raise HostStuck(f"nothing can happen any more: {self._waiting()}")
         while message is not NOTHING:
             self._last_event_s = self.now_s
             if isinstance(message, ThreadFailed):
@@ -227,12 +227,12 @@ class GpuHost(TaskHost):
         oldest = next(iter(self._in_flight))
         quiet_s = self.now_s - max(self._last_event_s, oldest.submitted_s)
         if quiet_s > self.watchdog_s:
-            raise HostStuck(f"no work has ended for {quiet_s:.1f} s: {_described(oldest)} first; {self._who_waits()}")
+            raise HostStuck(f"no work has ended for {quiet_s:.1f} s: {_described(oldest)} first. {self._waiting()}")
         self._last_event_s = max(self._last_event_s, oldest.submitted_s)
 
-    def _who_waits(self) -> str:
+    def _waiting(self) -> str:
         waits = [(baton.name, baton.waits_for) for baton in self._batons if baton.waits_for is not None]
-        return "; ".join(f"{name} waits for {_described(wait)}" for name, wait in waits) or "no coroutine waits"
+        return ", ".join(f"{name} waits for {_described(wait)}" for name, wait in waits) or "No coroutine waits"
 
 
 def _described(wait: HostWait[Any]) -> str:

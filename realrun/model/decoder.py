@@ -150,11 +150,11 @@ def _fuse(*projections: nn.Linear) -> tuple[torch.Tensor, torch.Tensor | None]:
 def _check_supported(config: PretrainedConfig) -> None:
     """Refuse a model whose forward pass is not the one written here."""
     if config.model_type not in FAMILIES:
-        raise ValueError(f"model_type={config.model_type!r} is not supported; use one of {', '.join(FAMILIES)}")
+        raise ValueError(f"model_type={config.model_type!r} is not supported. Use one of {', '.join(FAMILIES)}")
     if getattr(config, "hidden_act", "silu") != "silu":
-        raise ValueError(f"hidden_act={config.hidden_act!r} is not supported; wanted 'silu'")
+        raise ValueError(f"hidden_act={config.hidden_act!r} is not supported. Use 'silu'")
     if getattr(config, "use_sliding_window", False) and getattr(config, "sliding_window", None):
-        raise ValueError("sliding-window attention is not supported; set use_sliding_window=false")
+        raise ValueError("sliding-window attention is not supported. Set use_sliding_window=false")
     rope = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
     if rope not in STATIC_ROPE:
         raise ValueError(f"rope_type={rope!r} depends on the sequence length and is not supported")

@@ -100,6 +100,6 @@ def check_fits(num_bytes: int, what: str, device: torch.device) -> None:
     has = cuda.find(device).free_bytes()
     if num_bytes > has:
         raise ValueError(
-            f"{what} needs {num_bytes / GIB:.1f} GiB and {device} has {has / GIB:.1f} GiB; "
-            "choose a smaller model, fewer slots or fewer tokens per slot"
+            f"{what} needs {num_bytes / GIB:.1f} GiB and {device} has {has / GIB:.1f} GiB. "
+            "Choose a smaller model, fewer slots or fewer tokens per slot"
         )

@@ -103,7 +103,7 @@ def load_model(
         reason = " ".join(str(error).split())[:MAX_REASON]
         if isinstance(error, UnpicklingError) or "weights_only" in str(error):
             # The library advises to load it all the same, which would run what is in it.
-            reason = "a pickle that is damaged, or holds more than tensors and may run code; want safetensors"
+            reason = "a pickle that is damaged, or holds more than tensors and may run code. Give safetensors"
         raise ValueError(f"{str(path)!r}: the weights cannot be loaded: {reason}") from error
     defects = [str(key) for name in ("missing_keys", "mismatched_keys") for key in loaded[name]]
     if defects:
@@ -118,11 +118,11 @@ def library_config(shape: ModelShape, family: Family | None = None) -> Pretraine
     whose layers are not those of the families here.
     """
     if shape.fused_features or shape.input_features or shape.projects_context:
-        raise ValueError(f"{shape.name} is a head on a target's features and has no real passes here; simulate it only")
+        raise ValueError(f"{shape.name} is a head on a target's features and has no real passes here. Simulate it only")
     if not shape.is_plain or shape.window or shape.has_query_gate or not shape.is_gated:
         raise ValueError(
             f"{shape.name} has experts, latent attention, a window, an ungated MLP or number formats of its own: no "
-            "real passes are written for those; simulate it only"
+            "real passes are written for those. Simulate it only"
         )
     if shape.head_dim % 2:
         raise ValueError(f"{shape.name}: head_dim={shape.head_dim} must be even: rotary embeddings turn pairs of it")

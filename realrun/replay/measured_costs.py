@@ -265,7 +265,7 @@ class RecordedDraws:
             if len(work.accepted) != record.rows:
                 raise ValueError(
                     f"the replay recorded accepted counts of {len(work.accepted)} of {record.rows} rows of a "
-                    f"{record.kind} work; without them it cannot be simulated: replay it again"
+                    f"{record.kind} work. Without them it cannot be simulated: replay it again"
                 )
             rows = zip(record.requests, work.emitted, work.accepted, strict=False)
             self._accepted.update(((index, emitted), count) for index, emitted, count in rows)
@@ -277,7 +277,7 @@ class RecordedDraws:
         if count is None:
             raise ValueError(
                 f"the simulation drafts for request {index} with {position} output tokens out, where the replay "
-                "did not (it was cut short, or shortened a draft): what the models would accept there is unknown; "
-                "validate a whole replay, or one whose acceptance a tape dictates"
+                "did not (it was cut short, or shortened a draft): what the models would accept there is unknown. "
+                "Validate a whole replay, or one whose acceptance a tape dictates"
             )
         return min(count, most)

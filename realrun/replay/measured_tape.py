@@ -61,12 +61,12 @@ class Folders:
         """Raise ValueError unless there is a prompt for each request, as long as the workload has it."""
         for request in requests:
             if request.index >= len(self.prompts):
-                raise ValueError(f"the file of prompts holds {len(self.prompts)}; workload.num_prompts asks for more")
+                raise ValueError(f"the file of prompts holds {len(self.prompts)}. Lower workload.num_prompts")
             tokens, _ = self.prompts[request.index]
             if len(tokens) != request.prompt_tokens:
                 raise ValueError(
                     f"prompts: line {request.index + 1} has {len(tokens)} tokens and its request "
-                    f"{request.prompt_tokens}; take lengths from the same file: --set workload.dataset_name=jsonl"
+                    f"{request.prompt_tokens}. Take lengths from the same file: --set workload.dataset_name=jsonl"
                 )
             if not all(0 <= token < vocab for token in tokens):
                 raise ValueError(
@@ -135,7 +135,7 @@ def load_pair(
     """
     drafted = max(experiment.resolved.lengths.max for experiment in experiments)
     if not drafted:
-        raise ValueError("replay.weights: nothing is drafted; want speculation.num_speculative_tokens above 0")
+        raise ValueError("replay.weights: nothing is drafted. Give speculation.num_speculative_tokens above 0")
     assert profile.draft is not None
     for experiment in experiments:
         folders.check(experiment.requests(), profile.target.vocab)
@@ -150,7 +150,7 @@ def load_pair(
     words = [_words(path) for path in (folders.target, folders.draft)]
     if None not in words and words[0] != words[1]:
         raise ValueError(
-            f"replay.weights: {str(folders.draft)!r}: its tokenizer.json has other tokens than the target's; want a "
+            f"replay.weights: {str(folders.draft)!r}: its tokenizer.json has other tokens than the target's. Give a "
             "draft that shares the target's vocabulary"
         )
     for model, shape, path in ((target, profile.target, folders.target), (draft, profile.draft, folders.draft)):
@@ -170,8 +170,8 @@ def _check_same(config: PretrainedConfig, shape: ModelShape, where: str) -> None
     for key, name in SIZES.items():
         if getattr(config, key) != getattr(shape, name):
             raise ValueError(
-                f"{where}: {key}={getattr(config, key)}, and {shape.name} of the profile has {getattr(shape, name)}; "
-                "want a --profile of this pair (lanesim calibrate measure --target DIR --draft DIR)"
+                f"{where}: {key}={getattr(config, key)}, and {shape.name} of the profile has {getattr(shape, name)}. "
+                "Give a --profile of this pair (lanesim calibrate measure --target DIR --draft DIR)"
             )
 
 
@@ -182,7 +182,7 @@ def _check_context(target: PreTrainedModel, draft: PreTrainedModel, longest: int
         if longest + draft_tokens > context:
             raise ValueError(
                 f"prompt and output of {longest} tokens and a draft of {draft_tokens} exceed the {what}'s context of "
-                f"{context}; want shorter requests or a smaller speculation.num_speculative_tokens"
+                f"{context}. Give shorter requests or a smaller speculation.num_speculative_tokens"
             )
 
 

@@ -108,8 +108,8 @@ class PairExecutor:
                 slot.drafted = drafted
             return [kernels.verify(slots, issuer, chunks=self._chunks(job), forced=job.forced)]
         raise ValueError(
-            f"a {work.kind.value} work that computes tokens again (kv: reforward, none) or copies has no real passes; "
-            "use kv: rollback"
+            f"a {work.kind.value} work that computes tokens again (kv: reforward, none) or copies has no real passes. "
+            "Use kv: rollback"
         )
 
     def _draft(self, job: SubmittedWork, issuer: Issuer) -> list[Submitted]:
@@ -137,7 +137,7 @@ class PairExecutor:
         give_up_s = time.monotonic() + SLOT_PATIENCE_S
         while (slot := self._admit(request)) is None:
             if not self._lock.wait(give_up_s - time.monotonic()):
-                raise ValueError(f"all {self.kernels.options.slots} slots are taken; lower max_concurrency")
+                raise ValueError(f"all {self.kernels.options.slots} slots are taken. Lower max_concurrency")
         return slot
 
     def _admit(self, request: Request) -> Slot | None:

@@ -43,7 +43,7 @@ def check_replayable(experiment: Experiment) -> None:
         (
             resolved.options.partition is not None,
             "policy_options.partition",
-            "a replay's streams share all multiprocessors; leave it out",
+            "a replay's streams share all multiprocessors. Leave it out",
         ),
     )
     for applies, what, why in simulated_only:
@@ -55,15 +55,15 @@ def check_replayable(experiment: Experiment) -> None:
     requests = experiment.requests()
     if len(acceptance.tapes) < len(requests):
         raise ValueError(
-            f"acceptance tape holds {len(acceptance.tapes)} requests and the run has {len(requests)}; "
-            f"record more, or --set workload.num_prompts={len(acceptance.tapes)}"
+            f"acceptance tape holds {len(acceptance.tapes)} requests and the run has {len(requests)}. "
+            f"Record more, or --set workload.num_prompts={len(acceptance.tapes)}"
         )
     for request in requests:
         positions = len(acceptance.tapes[request.index])
         if positions < request.output_tokens:
             raise ValueError(
                 f"acceptance tape of request {request.index} has {positions} positions and its output "
-                f"{request.output_tokens} tokens; want as many, or a smaller --output-len"
+                f"{request.output_tokens} tokens. Give as many, or a smaller --output-len"
             )
 
 

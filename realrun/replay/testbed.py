@@ -66,7 +66,7 @@ def sizes_for(experiments: Sequence[Experiment], device: torch.device) -> Sizes:
         if needed.total <= has:
             return sizes
     raise ValueError(
-        f"{' + '.join(shape.name for shape in models)} and one request need {needed}; {device} has "
+        f"{' + '.join(shape.name for shape in models)} and one request need {needed}, and {device} has "
         f"{has / GIB:.1f} GiB within gpu_memory_utilization: choose a smaller pair or shorter requests"
     )
 
@@ -96,12 +96,12 @@ def _check_attention(profile: Profile, device: str) -> None:
         draft = f" --draft {profile.draft.name}" if profile.draft else ""
         raise ValueError(
             f"profile {profile.name!r} was measured with attention {measured!r}, which was removed: a replay would run "
-            f"another program; use {attention_on(device)!r}: lanesim calibrate measure --device {device} "
+            f"another program. Use {attention_on(device)!r}: lanesim calibrate measure --device {device} "
             f"--target {profile.target.name}{draft} --out measured.json"
         )
 
 
 def dtype_of(shape: ModelShape) -> torch.dtype:
     if shape.dtype_bytes not in DTYPES:
-        raise ValueError(f"{shape.name}: weights of {shape.dtype_bytes} bytes cannot be replayed; want 2, 4 or 8")
+        raise ValueError(f"{shape.name}: weights of {shape.dtype_bytes} bytes cannot be replayed. Give 2, 4 or 8")
     return DTYPES[shape.dtype_bytes]

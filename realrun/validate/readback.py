@@ -70,9 +70,9 @@ def read_summary(directory: Path) -> tuple[Scenario, dict[str, Any]]:
     try:
         summary = parse_json(read_text(path, "summary"), where)
     except Unreadable as error:
-        raise ValueError(f"{error}; want a directory of `lanesim replay`") from None
+        raise ValueError(f"{error}. Give a directory of `lanesim replay`") from None
     if not isinstance(summary, dict) or "replay" not in summary:
-        raise ValueError(f"{str(directory)!r} holds no replay (no `replay` in {SUMMARY}); want one of `lanesim replay`")
+        raise ValueError(f"{str(directory)!r} holds no replay (no `replay` in {SUMMARY}). Give one of `lanesim replay`")
     if summary.get("schema") != RESULT_SCHEMA:
         raise ValueError(f"{where}: schema={summary.get('schema')!r} must be {RESULT_SCHEMA}")
     stated = convert(summary, _Summary, where)
@@ -116,7 +116,7 @@ def read_replay(directory: Path, scenario: Scenario, summary: Mapping[str, Any],
             )
         )
     if not observed:
-        raise ValueError(f"results {str(directory)!r}: no run was served to its end; replay it again")
+        raise ValueError(f"results {str(directory)!r}: no run was served to its end. Replay it again")
     return observed
 
 

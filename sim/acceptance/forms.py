@@ -143,7 +143,7 @@ class QuotedForm(AtEveryLength):
         with naming_plugin(what):
             model = self.build(self.values, k)
         if not isinstance(model, Acceptance):
-            raise PluginError(f"{what} gave {shown(model)}; want a lanesim.Acceptance")
+            raise PluginError(f"{what} gave {shown(model)}. It must give a lanesim.Acceptance")
         if type(model).__module__.startswith("sim.acceptance."):
             return model
         checked = CheckedAcceptance(model, what)
@@ -166,7 +166,7 @@ class CheckedAcceptance(Acceptance):
         with naming_plugin(f"{what} gave {shown(given)}"):
             rates = tuple(float(rate) for rate in given)
         if len(rates) != num_speculative_tokens or not all(0.0 <= rate <= 1.0 + SLACK for rate in rates):
-            raise PluginError(f"{what} gave {shown(given)}; want {num_speculative_tokens} numbers from 0 to 1")
+            raise PluginError(f"{what} gave {shown(given)}. It must give {num_speculative_tokens} numbers from 0 to 1")
         if any(rate > before + SLACK for before, rate in pairwise(rates)):
             raise PluginError(f"{what} gave {shown(given)}; they cannot rise")
         return rates
@@ -177,13 +177,13 @@ class CheckedAcceptance(Acceptance):
             lengths = self.model.run_lengths(window, depth)
         if not isinstance(lengths, np.ndarray) or lengths.dtype.kind not in "iu":
             kind = lengths.dtype if isinstance(lengths, np.ndarray) else type(lengths).__name__
-            raise PluginError(f"{what} gave {kind}; want an array of whole numbers [positions]")
+            raise PluginError(f"{what} gave {kind}. It must give an array of whole numbers [positions]")
         num_positions = int(window.widths.sum())
         if lengths.shape != (num_positions,):
-            raise PluginError(f"{what} gave an array of shape {lengths.shape}; want ({num_positions},)")
+            raise PluginError(f"{what} gave an array of shape {lengths.shape}. It must be ({num_positions},)")
         least, most = int(lengths.min()), int(lengths.max())
         if least < 0 or most > depth:
-            raise PluginError(f"{what} gave lengths from {least} to {most}; want 0 to {depth}, the depth requested")
+            raise PluginError(f"{what} gave lengths from {least} to {most}. They must be 0 to {depth}")
         return lengths.astype(np.uint8, copy=False)
 
 
@@ -207,11 +207,11 @@ def parse_quoted(text: str) -> Quoted:
     name, colon, rest = text.partition(":")
     name, rest = name.strip().lower(), rest.strip()
     if not colon and name in PROMPTS:
-        raise ValueError(f"acceptance {text!r} is known of a profile's own drafter alone; write {FORMS['length']}")
+        raise ValueError(f"acceptance {text!r} is known of a profile's own drafter alone. Write {FORMS['length']}")
     registered = None if name in FORMS else _form_of(name)
     form = FORMS[name] if registered is None else registered.form
     if not colon or not rest:
-        raise ValueError(f"acceptance {text!r}: nothing after {name!r}; write {form}")
+        raise ValueError(f"acceptance {text!r}: nothing after {name!r}. Write {form}")
     if name == "tape":
         return QuotedTape(TapeAcceptance(read_tapes(rest)))
     rest, tilde, spread = rest.partition("~")
@@ -226,7 +226,7 @@ def parse_quoted(text: str) -> Quoted:
         try:
             alike = _built_in(text, name, values)
         except ValueError as error:
-            raise ValueError(f"{error}; write {_nearest(name, values)}") from None
+            raise ValueError(f"{error}. Write {_nearest(name, values)}") from None
     if not tilde:
         return AssumedSpread(alike) if name in OF_REQUESTS else alike
     if spread in SPREADS:
@@ -282,12 +282,12 @@ def _length(text: str, name: str, rest: str) -> Quoted:
     if not measured.strip().isdecimal() or not 1 <= int(measured) <= MAX_DRAFT_TOKENS:
         raise ValueError(
             f"acceptance {text!r}: {measured.strip()!r} after @ must be the draft length that was measured, a whole "
-            f"number in 1..{MAX_DRAFT_TOKENS}; write {FORMS[name]}"
+            f"number in 1..{MAX_DRAFT_TOKENS}. Write {FORMS[name]}"
         )
     try:
         measured_length = MeasuredLength(length, int(measured))
     except ValueError as error:
-        raise ValueError(f"{error}; write {FORMS[name]}") from None
+        raise ValueError(f"{error}. Write {FORMS[name]}") from None
     return measured_length if name == "length" else Synthetic((length,), is_clamped=True)
 
 
@@ -315,9 +315,9 @@ def _numbers(spec: str, form: str, text: str, *, most: int | None = None) -> lis
         try:
             values.append(float(part))
         except ValueError:
-            raise ValueError(f"acceptance {spec!r}: {part.strip()!r} is not a number; write {form}") from None
+            raise ValueError(f"acceptance {spec!r}: {part.strip()!r} is not a number. Write {form}") from None
     if most is not None and len(values) > most:
-        raise ValueError(f"acceptance {spec!r}: got {len(values)} numbers; write {form}")
+        raise ValueError(f"acceptance {spec!r}: got {len(values)} numbers. Write {form}")
     return values
 
 

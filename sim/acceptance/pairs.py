@@ -107,7 +107,7 @@ def measured_of(text: str, target: str, params: int, method: str) -> tuple[tuple
         if pair is not None:
             found.append(tuple(Measured(kind, prompts, pair) for prompts in pair.lengths[kind]))
     if not found:
-        raise ValueError(f"acceptance {text!r}: not measured of {method}; want {ANY}, or a number")
+        raise ValueError(f"acceptance {text!r}: not measured with {method}. Give {ANY}, or a number")
     return tuple(found)
 
 

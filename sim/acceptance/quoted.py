@@ -248,7 +248,7 @@ class LengthInUse(AtEveryLength):
             return IidAcceptance(iid_rate_for_length(self.length, k))
         except ValueError as error:
             raise ValueError(
-                f"{error}; write length:{self.length:g}@K with the draft length K it was measured at"
+                f"{error}. Write length:{self.length:g}@K with the draft length K it was measured at"
             ) from None
 
     def notes(self, ks: Iterable[int]) -> tuple[str, ...]:
@@ -256,7 +256,7 @@ class LengthInUse(AtEveryLength):
             return ()
         return (
             f"length:{self.length:g} is taken as the acceptance length at every draft length, so the shortest looks "
-            f"best; write length:{self.length:g}@K with the draft length K it was measured at",
+            f"best. Write length:{self.length:g}@K with the draft length K it was measured at",
         )
 
 

@@ -75,7 +75,7 @@ def read_tapes(source: str) -> Tapes:
         where = f"acceptance tape {name!r} line {number}"
         tapes.append(_tape(row[_column(row, wanted, where)] if isinstance(row, dict) else row, where))
     if not tapes:
-        raise ValueError(f"acceptance tape {name!r}: no request in it; want JSON lines, one list per request")
+        raise ValueError(f"acceptance tape {name!r}: no request in it. Give JSON lines, one list per request")
     return tuple(tapes)
 
 
@@ -87,7 +87,7 @@ def _column(row: Mapping[str, Json], wanted: str, where: str) -> str:
             raise ValueError(f"{where}: {unknown('list field', wanted, lists)}")
         return wanted
     if len(lists) != 1:
-        raise ValueError(f"{where}: {len(lists)} list fields ({', '.join(lists) or 'none'}); name one as FILE#FIELD")
+        raise ValueError(f"{where}: {len(lists)} list fields ({', '.join(lists) or 'none'}). Name one as FILE#FIELD")
     return lists[0]
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from msgspec import Meta
 
-from sim.cli.console import claim, progress, say_runs, say_trace, show
+from sim.cli.console import claim, note_trace, progress, show
 from sim.cli.flags import Draws, JsonFile, Overwrite, Verbose, Workers, command
 from sim.cli.options import SHARED, CompareScenario, gather, inputs_of, parse_goodput, with_assumptions
 
@@ -37,7 +37,7 @@ class CompareFlags(CompareScenario, frozen=True, kw_only=True):
     ] = ()
     json: JsonFile = None
     out: Annotated[Path | None, "Results directory."] = None
-    plots: Annotated[bool, "Draw latencies, and lanes while the first 100 requests are served, into --out."] = False
+    plots: Annotated[bool, "Draw pictures of latencies and of the GPU's work into --out."] = False
     workers: Workers = None
     draws: Annotated[
         Draws | None,
@@ -56,8 +56,9 @@ class CompareFlags(CompareScenario, frozen=True, kw_only=True):
 
 @command("compare", CompareFlags, example=EXAMPLE)
 def compare_command(flags: CompareFlags) -> None:
-    """Run policies, or with --vary values of any key, side by side on the same draws: which is fastest, means with
-    intervals, and paired differences."""
+    """Compare schedulers, or with --vary values of any key, on the same requests: which is fastest, and by how much.
+
+    Add --policy for each scheduler, or --vary for each key."""
     from sim.costs.profile_files import load
     from sim.files.arrow_tables import check_parquet
     from sim.report.results import OWN_FILES
@@ -85,8 +86,7 @@ def compare_command(flags: CompareFlags) -> None:
     if flags.out is not None:
         check_parquet()
     profile = load(scenario.profile)
-    say_trace(scenario.workload, is_quiet=flags.json == "-")
-    say_runs(len(scenario.policy) * (scenario.replications + (flags.draws or 0)))
+    note_trace(scenario.workload)
     result = _compared(scenario, profile, flags)
     show(flags.json, result, is_verbose=flags.verbose, out=flags.out)
 
@@ -109,14 +109,13 @@ def _varied_keys(flags: CompareFlags, lists: Collection[str]) -> dict[str, list[
 
 def _compare_values(raw: dict[str, Json], grid: dict[str, list[Json]], flags: CompareFlags) -> None:
     """Values of keys side by side."""
-    from sim.studies.comparison.variants import Variants, num_runs
+    from sim.studies.comparison.variants import Variants
     from sim.studies.comparison.varied import varied
 
-    say_runs(num_runs(raw, grid, flags.draws or 0))
     variants = Variants(raw, grid)
     scenarios = [one.scenario for _, settings in variants.by_load for one in settings]
     claim(files={"--json": flags.json}, inputs=[each for one in scenarios for each in inputs_of(flags.scenario, one)])
-    say_trace(scenarios[0].workload, is_quiet=flags.json == "-")
+    note_trace(scenarios[0].workload)
     result = varied(variants, lambda settings: _run(settings, flags), **flags.repositories)
     show(flags.json, result, is_verbose=flags.verbose)
 
@@ -125,7 +124,7 @@ def _check(flags: CompareFlags, *, is_grid: bool) -> None:
     """Raise ValueError for flags that do not go together; several values per flag, a grid, go with few."""
     for name in ("out", "plots"):
         if is_grid and getattr(flags, name):
-            raise ValueError(f"--{name} goes with one value per flag; for a grid, see `lanesim sweep --help`")
+            raise ValueError(f"--{name} goes with one value per flag. For a grid, see `lanesim sweep --help`")
     if flags.plots and flags.out is None:
         raise ValueError("--plots draws into a results directory: add --out DIR")
 

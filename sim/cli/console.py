@@ -30,8 +30,6 @@ OnStep = Callable[[str, int, int], None]
 LINE_EVERY_S = 10.0
 DRAWN_EVERY_S = 0.1
 """A bar."""
-MANY_RUNS = 1_000
-"""Runs of which a command says how many they are before it begins."""
 PART = 1 << 16
 """Characters that stdout is given at a time."""
 CONSENT = "lanesim.overwrite"
@@ -135,26 +133,14 @@ claim = _until_it_ends(destinations)
 """Check, compare with its inputs and lock what the running command will write to. Raises ValueError."""
 
 
-def say_runs(count: int) -> None:
-    """A note before very many runs, of which `count` are sure."""
-    if count > MANY_RUNS:
-        print(
-            f"lanesim: note: at least {count:,} runs begin; fewer values, replications or draws are faster",
-            file=sys.stderr,
-        )
-
-
-def say_trace(workload: Workload, *, is_quiet: bool) -> None:
-    """The head of a run on a trace: what was recorded, and a note where its clock is odd and counts."""
+def note_trace(workload: Workload) -> None:
+    """A note on what the run takes of a trace, and on a clock that is odd and counts."""
     from sim.workload.generate import TraceArrivals, recorded
 
-    trace = recorded(workload)
-    if trace is None:
-        return
-    if not is_quiet:
-        print(f"{trace.source}: {trace.in_words}")
-    if trace.note is not None and workload.trace_arrivals is TraceArrivals.RECORDED:
-        warnings.warn(trace.note, stacklevel=2)
+    if (trace := recorded(workload)) is not None:
+        warnings.warn(f"{trace.source}: {trace.in_words}", stacklevel=2)
+        if trace.note is not None and workload.trace_arrivals is TraceArrivals.RECORDED:
+            warnings.warn(trace.note, stacklevel=2)
 
 
 def write_text(path: str, text: str) -> None:

@@ -41,8 +41,8 @@ def _keep(context: click.Context, param: click.Parameter, value: Any) -> None:
 
 _SAID = {
     "json": ("FILE", "Write the result as JSON, to stdout with -."),
-    "verbose": (None, "Print all that the answer rests on. The JSON always has it."),
-    "overwrite": (None, "Replace output files that are there."),
+    "verbose": (None, "Print sources, assumptions and intervals as well. The JSON always has them."),
+    "overwrite": (None, "Replace output files that exist."),
 }
 EVERYWHERE = {
     name: click.Option([f"--{name}"], metavar=value, is_flag=not value, expose_value=False, callback=_keep, help=said)
@@ -274,14 +274,12 @@ class FlagsCommand(click.Command):
             raise
 
     def _instead(self, option: str) -> str | None:
-        """What stands for an option that the command lacks: a key, or what WENT says."""
+        """The key that stands for an option that the command lacks."""
         from sim.run.scenario import dotted_keys
         from sim.run.scenario_file import FLAT_NAMES
 
         name = option.lstrip("-").replace("-", "_")
         own = next((dotted for dotted, param in self.keys.items() if param.name == name), None)
-        if own is None and name in WENT:
-            return WENT[name]
         if own is None and not any(param.name == "set" for param in self.params):
             return None
         if name == "workers":  # of processes; policy_options.workers is part of a policy
@@ -289,39 +287,6 @@ class FlagsCommand(click.Command):
         known = {key.rpartition(".")[2]: key for key in dotted_keys()} | FLAT_NAMES
         dotted = own or known.get(name)
         return None if dotted is None else f"--set {dotted}=VALUE"
-
-
-BY_NAME = "lanesim calibrate fit FILE --profile h100-sxm/llama-3.1-8b"
-WEIGHTS = "--set replay.weights=DIR, of folders target and draft, and prompts.jsonl"
-WENT = {degree: f"write Qwen/Qwen3-32B-{degree}2 for the model" for degree in ("tp", "ep", "dp")} | {
-    **dict.fromkeys(("target_weights", "draft_weights"), WEIGHTS),
-    **dict.fromkeys(("metrics_before", "metrics_after"), "lanesim calibrate fit metrics BEFORE AFTER"),
-    "bench_json": f"name the file, as in `{BY_NAME}`",
-    "log": f"name the file, as in `{BY_NAME}`",
-    "help_all": "--help shows all options",
-    "emit_vllm": "compare --vary, tune and plan print the line that starts the server",
-    "save_detailed": "--verbose --json FILE has the requests of each run",
-    "figures": "the page of --out has the pictures",
-    "where": "the page of --out filters its points",
-    "series": "the page of --out chooses the lines",
-    "attainment": "the share of requests that meets all SLOs is 0.95, and another one in Python",
-    "weights": "write such as Qwen/Qwen3-32B-FP8 for the model",
-    "kv_dtype": "write such as Qwen/Qwen3-32B-kv8 for the model",
-    "dtype": "a device has its usual one",
-    "attention": "a device has its usual one",
-    "no_serving": "what serving adds is always measured",
-    "duration_s": "lanesim calibrate fit metrics BEFORE AFTER SECONDS",
-    "steps": "lanesim calibrate fit steps FILE",
-    "columns": "the header of the table names the columns as ours",
-    "requests": "name the file behind the table, or behind the word `requests` of calibrate fit",
-    "gpu": "`lanesim profiles list h200` lists those of a GPU",
-    "policy": "--set policy=pd, or policy=[pd,pdv]",
-    "prompts": "validate takes the file behind the requests of a run, replay in the folder of replay.weights",
-    "max_requests": "at most 10,000 are sent",
-    "api_key_env": "the variable LANESIM_API_KEY holds the key",
-    "dry_run": "a sweep says how far it is, and goes on where it was stopped",
-}
-"""Option that a command had -> what stands for it."""
 
 
 def command(

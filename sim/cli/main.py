@@ -22,22 +22,22 @@ from sim.cli.lazy import SOURCE, LazyGroup
 from sim.cli.signals import exit_code, have_streams, listen, stop, stopped_word
 
 COMMANDS = {
-    "compare": ("sim.cli.compare:compare_command", "Policies side by side on the same draws, with intervals."),
-    "sweep": ("sim.cli.sweep:sweep_command", "A grid of scenarios into a store: resumed, merged, in parallel."),
-    "report": ("sim.cli.report:report_command", "A store as a page, and as pictures."),
-    "check": ("calibrate.cli.check_files:check_command", "What a file is, and whether it is sound. Nothing is run."),
-    "profiles": ("sim.cli.profiles:profiles_command", "Shipped cost profiles: source and held-out error."),
+    "compare": ("sim.cli.compare:compare_command", "Which scheduler, drafter or setting is fastest, and by how much."),
+    "sweep": ("sim.cli.sweep:sweep_command", "Run a grid of scenarios into a store, in parallel."),
+    "report": ("sim.cli.report:report_command", "Make an HTML page with pictures of a store."),
+    "check": ("calibrate.cli.check_files:check_command", "What a file is, and whether lanesim can read it."),
+    "profiles": ("sim.cli.profiles:profiles_command", "GPU times that are shipped: source and error."),
     "tune": (
         "calibrate.cli.tune:tune_command",
-        "Best draft length by load: a vLLM table, what it gains and how sure that is.",
+        "Best draft length at each load, and what it gains.",
     ),
     "diagnose": (
         "calibrate.cli.diagnose:diagnose_command",
-        "Two benchmark results: is the speed-up normal, and what is wrong?",
+        "Is my measured speed-up normal, and what is wrong if not?",
     ),
     "evidence": (
         "calibrate.measure.campaign.evidence_command:evidence_command",
-        "Whether lanes pay on this machine: measured, predicted, replayed.",
+        "Measure and predict whether lanes pay on this machine.",
     ),
 }
 
@@ -101,7 +101,7 @@ def run(args: Sequence[str]) -> int:
     if nulls := [arg for arg in args if "\0" in arg]:
         return _fail(f"{nulls[0]!r}: no path or value holds a null character", 2)
     if foreign := [arg for arg in args if not _is_text(arg)]:
-        return _fail(f"{foreign[0]!r}: the name is not UTF-8 text, so no result could hold it; rename the file", 2)
+        return _fail(f"{foreign[0]!r}: the name is not UTF-8 text, so no result could hold it. Rename the file", 2)
     try:
         with notes(_tell):
             lanesim.main(args=list(args), prog_name="lanesim", standalone_mode=False)
@@ -113,7 +113,7 @@ def run(args: Sequence[str]) -> int:
     except click.ClickException as error:
         return _fail(error.format_message(), 2)
     except (Interrupted, KeyboardInterrupt, click.Abort):
-        return _fail(f"{stopped_word()}; nothing incomplete was left", exit_code())
+        return _fail(f"{stopped_word()}. Nothing incomplete was left", exit_code())
     except BrokenPipeError:
         return _nowhere(0)
     except ValueError as error:
@@ -124,7 +124,7 @@ def run(args: Sequence[str]) -> int:
         place = error.filename or ("stdout" if error.errno in FULL else "a file or stream")
         return _fail(f"{place}: {error.strerror or error}", 2)
     except MemoryError:
-        return _fail("not enough memory for this run; fewer --num-prompts need less", 1)
+        return _fail("not enough memory for this run. Fewer --num-prompts need less", 1)
     except RuntimeError as error:
         if os.environ.get("LANESIM_DEBUG"):
             raise
@@ -174,7 +174,7 @@ def main() -> None:
         have_streams()
         code = _run_and_flush()
     except KeyboardInterrupt:
-        code = _fail(f"{stopped_word()}; nothing incomplete was left", exit_code())
+        code = _fail(f"{stopped_word()}. Nothing incomplete was left", exit_code())
     finally:
         listen(signal.SIG_IGN)
     gc.freeze()  # The process ends: it need not look for cycles once more.

@@ -25,31 +25,34 @@ T = TypeVar("T")
 
 RequestRate = Annotated[float | None, "Requests per second. inf sends all at once."]
 MaxConcurrency = Annotated[int | None, "Most requests in flight. Without --request-rate, as many are always in flight."]
-NumPrompts = Annotated[str | None, "Requests per run. auto takes as many as steady means need."]
-Goodput = Annotated[tuple[str, ...], Meta(title="NAME:MS"), "SLO as ttft:200 tpot:50 e2el:5000."]
+NumPrompts = Annotated[str | None, "Requests per run. auto: as many as steady means need."]
+Goodput = Annotated[tuple[str, ...], Meta(title="NAME:MS"), "Limits on latency, such as ttft:200 tpot:50 e2el:5000."]
 Gpu = Annotated[str | None, "GPU that serves MODEL, such as h200."]
 Serve = Annotated[
     str | None,
     Meta(title="LINE"),
-    "What starts the server, as 'vllm serve MODEL ...' or SGLang's, instead of MODEL.",
+    "In place of MODEL: the command that starts your server, such as 'vllm serve MODEL -tp 2'.",
 ]
 Method = Annotated[
     str | None,
     Meta(extra={"spelling": "--draft"}),
-    "Drafts: draft_model, eagle3, mtp, parallel, dspark, ngram, or a drafter's repository. [default: the profile's "
-    "draft]",
+    "Drafter: draft_model, eagle3, mtp, parallel, dspark, ngram, or a model on Hugging Face. [default: the profile's]",
 ]
-Engine = Annotated[str | None, "Engine, such as vllm-0.33 or sglang-0.5. [default: the profile's own, else vllm-0.33]"]
+Engine = Annotated[str | None, "Engine, such as vllm-0.33 or sglang-0.5. [default: the profile's, or vllm-0.33]"]
 DRAFT_LENGTH = "Draft length, 0 for no speculation."
-Policies = Annotated[tuple[str, ...], "Policy to run, or several: repeat it. [default: continuous]"]
-Overrides = Annotated[tuple[str, ...], Meta(title="KEY=VALUE"), "Any scenario key, dotted (docs/scenario.md)."]
+Policies = Annotated[tuple[str, ...], "Scheduler to run. May be repeated. [default: continuous]"]
+Overrides = Annotated[
+    tuple[str, ...],
+    Meta(title="KEY=VALUE"),
+    "Any scenario key, such as engine.max_num_seqs=64. docs/scenario.md lists them.",
+]
 
 
 class WorkloadFlags(Struct, frozen=True, kw_only=True):
     """Flags of every command that takes a scenario; any other key of it is set by --set."""
 
     scenario: Annotated[Path | None, ARGUMENT, Meta(title="[MODEL|SCENARIO]")] = None
-    profile: Annotated[tuple[str, ...], "Cost profile: gpu/target[+draft], or a path."] = ()
+    profile: Annotated[tuple[str, ...], "Cost profile: gpu/target[+draft], or its file."] = ()
     set: Overrides = ()
 
 
@@ -93,8 +96,10 @@ class CompareScenario(ServedFlags, frozen=True, kw_only=True):
     request_rate: RequestRate = None
     max_concurrency: MaxConcurrency = None
     seed: Annotated[int | None, "Seed of arrivals, lengths and acceptance."] = None
-    replications: Annotated[int | None, "Runs per policy: 4 of several, 1 of one."] = None
-    speculative_config: Annotated[str | None, Meta(title="JSON"), "vLLM's, as it stands. Other options win."] = None
+    replications: Annotated[int | None, "Runs per scheduler. [default: 4, or 1 where nothing is compared]"] = None
+    speculative_config: Annotated[
+        str | None, Meta(title="JSON"), "The JSON that `vllm serve` takes. Other options win."
+    ] = None
 
 
 SHARED = CompareScenario.__struct_fields__
@@ -130,7 +135,7 @@ def gather(flags: WorkloadFlags, lists: dict[str, list[Json]] | None = None) -> 
     elif flags.scenario is not None and is_model(flags.scenario):
         profiles.append(profile_named(str(flags.scenario), gpu))
     elif gpu is not None:
-        other = "; --profile names its own GPU" * bool(profiles)
+        other = ". --profile names its own GPU" * bool(profiles)
         raise ValueError(f"--gpu {gpu} goes with MODEL, such as `meta-llama/Llama-3.1-8B --gpu {gpu}`{other}")
     profiles = _distinct(profiles, several=lists is not None)
     if given.get("method") is not None:
@@ -160,7 +165,7 @@ def _distinct(profiles: list[str], *, several: bool) -> list[str]:
 
     by_spelling = {spelling(each): each for each in profiles}
     if len(by_spelling) > 1 and not several:
-        raise ValueError(f"{' and '.join(by_spelling)}: one profile at a time here; `lanesim compare` takes several")
+        raise ValueError(f"{' and '.join(by_spelling)}: one profile at a time here. `lanesim compare` takes several")
     return list(by_spelling.values())
 
 
@@ -201,7 +206,7 @@ def _served_as(given: dict[str, Any], raw: dict[str, Json]) -> str:
         given["method"] = line.draft
     named = ", ".join([line.model, *(f"{dotted}={value}" for dotted, value in line.keys.items())])
     named += ", with vLLM's kernel times" * ("engine.name" in line.keys)
-    left = f"; not read: {', '.join(line.unread)}" if line.unread else ""
+    left = f". Not read: {', '.join(line.unread)}" if line.unread else ""
     warnings.warn(f"--serve: simulated as {named}{left}", stacklevel=2)
     if given["gpu"] is None:
         raise ValueError("--serve says no GPU: want such as --gpu h200")
@@ -225,7 +230,7 @@ def profile_named(model: str, gpu: str | None) -> str:
         return spelling(f"{gpu}/{model}")
     if spelling(model) not in shipped():
         raise ValueError(
-            f"--gpu is missing: {model!r} is a model, want such as `{model} --gpu h200`; a file ends in .yaml"
+            f"--gpu is missing: {model!r} is a model, want such as `{model} --gpu h200`. A file ends in .yaml"
         )
     return spelling(model)
 

@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from msgspec import Meta, Struct
 
 from sim.cli.console import claim, write_text
 from sim.cli.flags import ARGUMENT, JsonFile, Overwrite, command
-
-if TYPE_CHECKING:
-    from sim.files.json_values import Json
-
-LONGEST_LIST = 12
-"""Values shown of a list."""
 
 
 class ProfilesFlags(Struct, frozen=True, kw_only=True):
@@ -27,14 +20,14 @@ class ProfilesFlags(Struct, frozen=True, kw_only=True):
 
 @command("profiles", ProfilesFlags, example="lanesim profiles show h100-sxm/llama-2-7b+tinyllama-1.1b")
 def profiles_command(flags: ProfilesFlags) -> None:
-    """List the shipped cost profiles with their mean held-out errors, all or those of a GPU such as h200.
+    """List the shipped cost profiles with their mean errors, all or those of a GPU such as h200.
 
-    `show` prints source, fingerprint, errors and constants of one, by its name or path; --json has it as its file is.
+    `show` prints source, machine and errors of one profile, by its name or path. --json writes its file.
     """
     names = flags.names[1:] if flags.names[:1] in (("show",), ("list",)) else flags.names
     is_list = flags.names[:1] == ("list",) or not flags.names
     if len(names) > 1 or not (names or is_list) or (flags.json and is_list):
-        raise ValueError("profiles show: want one NAME of a profile, or its path")
+        raise ValueError("profiles show takes one NAME or path, such as: lanesim profiles show cpu/tiny")
     if is_list:
         _list("".join(names))
     else:
@@ -46,13 +39,10 @@ def _list(gpu: str) -> None:
 
     from sim.costs.profile import SERVED
     from sim.costs.profile_files import load, shipped
-    from sim.report.tables import new_table, print_table
+    from sim.report.said import SURE, Said, print_said
+    from sim.report.tables import new_table
 
-    caption = (
-        "mean error on held-out points, percent; – = not validated; verify was measured on an H100 and an H200 alone, "
-        "without experts; s = layers fitted to a served GPU, under load; * = overlap of streams measured"
-    )
-    kinds, rows = ("body", "decode", "prefill", "draft", "verify"), []
+    kinds, rows = ("decode", "prefill", "draft", "verify"), []
     for name in shipped():
         profile = load(name)
         if f"-{gpu}" not in f"-{profile.gpu.name}":
@@ -63,44 +53,42 @@ def _list(gpu: str) -> None:
         rows.append([name + marks, *cells])
     if not rows:
         gpus = ", ".join(dict.fromkeys(name.partition("/")[0] for name in shipped()))
-        raise ValueError(f"no shipped profile of a GPU {gpu}; GPUs: {gpus}")
-    table = new_table(["profile"], kinds, rows, caption=caption, padding=(0, 0, 0, 1))
-    table.columns[0].min_width = max(map(len, shipped()))
-    print_table(Console(markup=False), table)
+        raise ValueError(f"no shipped profile of a GPU {gpu}. GPUs: {gpus}")
+    table = new_table(["profile, and mean error of GPU times in %"], kinds, rows, padding=(0, 0, 0, 1))
+    doubts = (
+        "Errors are of measurements that no constant was fitted on. –: not checked.",
+        "verify was measured on an H100 and an H200, for models without experts.",
+        "s: fitted to a server under load. *: how two streams share the GPU was measured.",
+    )
+    answer = f"{len(rows)} profiles are shipped. Others are made when you name MODEL and --gpu."
+    more = "lanesim profiles show NAME"
+    print_said(Console(markup=False), Said(answer, [("", table)], [(SURE, doubt) for doubt in doubts], more=more))
 
 
 def _show(name: str, json_path: str | None) -> None:
     import msgspec
+    from rich.console import Console
 
     from sim.costs.profile_files import load
-    from sim.files.yaml_values import yaml_text
+    from sim.report.said import SURE, Said, print_said
+    from sim.report.tables import new_table
 
     profile = load(name)
-    plain = msgspec.to_builtins(profile)
     if json_path is not None:
         claim(files={"--json": json_path})
-        write_text(json_path, msgspec.json.format(msgspec.json.encode(plain), indent=1).decode() + "\n")
+        write_text(json_path, msgspec.json.format(msgspec.json.encode(profile), indent=1).decode() + "\n")
         return
-    print(f"{profile.name}  (schema {profile.schema}, {profile.date})")
-    print(f"measured: {profile.conditions or 'not said'}")
-    print(f"source: {profile.source}")
-    print(f"fingerprint: {profile.fingerprint or 'none: published tables'}")
-    print("errors on held-out points:")
-    for kind, error in profile.errors.items():
-        figures = f"mean {error.mean_error_pct} %, max {error.max_error_pct} %, {error.points} points"
-        print(f"  {kind}: {figures if error.points else 'none'} ({error.held_out})")
-    blocks = {block: plain[block] for block in ("gpu", "target", "draft", "kernels", "host", "overlap")}
-    print(yaml_text(_shortened(blocks)), end="")
-
-
-def _shortened(values: Json) -> Json:
-    """The same with lists as one line each."""
-    if isinstance(values, Mapping):
-        return {key: _shortened(value) for key, value in values.items()}
-    if not isinstance(values, list | tuple):
-        return values
-    if values and isinstance(values[0], list | tuple):
-        return f"{len(values)} x {len(values[0])} values; --json has them"
-    if len(values) > LONGEST_LIST:
-        return f"{len(values)} values, {values[0]} to {values[-1]}; --json has them"
-    return ", ".join(map(str, values))
+    rows = [
+        [kind, *("–" if each is None else f"{each:.1f}" for each in (error.mean_error_pct, error.max_error_pct))]
+        for kind, error in profile.errors.items()
+    ]
+    table = new_table(["error of GPU times"], ["mean %", "max %"], rows, padding=(0, 1, 0, 0))
+    lines = [
+        (SURE, "Errors are of measurements that no constant was fitted on. –: not checked."),
+        ("source", profile.source),
+        ("machine", ", ".join(map(str, profile.fingerprint.values())) if profile.fingerprint else "published tables"),
+    ]
+    answer = f"{profile.name}, of {profile.date}: {profile.conditions or 'conditions were not said'}."
+    print_said(
+        Console(markup=False), Said(answer, [("", table)], lines, more="--json FILE: constants and what errors are of.")
+    )

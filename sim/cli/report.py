@@ -24,8 +24,7 @@ class ReportFlags(Struct, frozen=True, kw_only=True):
 
 @command("report", ReportFlags, example="lanesim report results/store --out page.html")
 def report_command(flags: ReportFlags) -> None:
-    """Write a STORE of `lanesim sweep` as one page that needs no network: question, answer, pictures, tables,
-    assumptions, errors, how to rerun."""
+    """Write one HTML page of a STORE that `lanesim sweep` filled: answer, pictures, tables and how to rerun it."""
     from sim.files.write import write_text
     from sim.metrics.price import usd_per_gpu_h
     from sim.report.page import page
@@ -35,4 +34,4 @@ def report_command(flags: ReportFlags) -> None:
     claim(files={"--out": flags.out}, inputs=[flags.store / MARK])
     click.get_current_context().meta[SOURCE] = str(flags.store)
     write_text(flags.out, page(flags.store, price_per_hour=price_per_hour))
-    print(flags.out)
+    print(f"The page of {flags.store} is {flags.out}. Open it in a browser.")

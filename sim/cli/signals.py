@@ -34,7 +34,7 @@ class Stopped(KeyboardInterrupt):
 
 def end_at_once(number: int, frame: FrameType | None) -> None:
     """One line and the end, without a frame being left."""
-    os.write(2, f"lanesim: {word(number)}; nothing was begun\n".encode())
+    os.write(2, f"lanesim: {word(number)}. Nothing was begun\n".encode())
     os._exit(EXIT_BASE + number)
 
 

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 import click
 from msgspec import Meta, Struct, structs
 
-from sim.cli.console import claim, progress, say_trace, write_json
+from sim.cli.console import claim, note_trace, progress, write_json
 from sim.cli.flags import ARGUMENT, JsonFile, Overwrite, Workers, command
 from sim.cli.lazy import SOURCE
 
@@ -26,22 +26,21 @@ class SweepFlags(Struct, frozen=True, kw_only=True):
     grid: Annotated[Path, ARGUMENT]
     out: Annotated[Path, Meta(title="STORE"), "Store to add to."]
     workers: Workers = None
-    pool: Annotated[Literal["process", "ray"], "ray: a cluster's workers."] = "process"
+    pool: Annotated[Literal["process", "ray"], "ray: run on a Ray cluster."] = "process"
     json: JsonFile = None
     overwrite: Overwrite = False
 
 
 @command("sweep", SweepFlags, example=EXAMPLE)
 def sweep_command(flags: SweepFlags) -> None:
-    """Run every point of GRID that STORE does not have, on the same draws.
+    """Run all combinations of GRID that STORE does not have yet, with the same requests in each.
 
-    GRID is a YAML file: `scenario:` as a scenario file, `grid:` with a list of values for any dotted key of it,
-    `profile`, `policy` and `engine` among them, gone through in all combinations; `zip:` with blocks of lists that are
-    gone through side by side; `replications:`.
+    GRID is a YAML file. `scenario:` is a scenario, `grid:` gives lists of values for its dotted keys, `profile`,
+    `policy` and `engine`. All combinations are run. `zip:` pairs lists instead. `replications:` is the runs of each.
 
-    A sweep that was killed goes on where it was, grids merge, and several may run into one store at once. A point that
-    fails is a row with its error, which the next sweep runs again. Read it with `lanesim.load(STORE)` and
-    `lanesim report`.
+    Run the command again to continue a sweep that was stopped. Several grids and processes may write to one store. A
+    run that fails is kept with its error and tried again by the next sweep. `lanesim report` makes a page of STORE,
+    `lanesim.load(STORE)` a table.
     """
     from sim.studies.sweeps.grid import Grid
     from sim.studies.sweeps.store import MARK, Store
@@ -51,12 +50,12 @@ def sweep_command(flags: SweepFlags) -> None:
     click.get_current_context().meta[SOURCE] = str(grid)
     read = Grid.of(grid)
     if read.num_runs > MAX_RUNS:
-        raise ValueError(f"{str(grid)!r} is {read.num_runs:,} runs, want {MAX_RUNS:,} at most; grids add to one store")
+        raise ValueError(f"{str(grid)!r} is {read.num_runs:,} runs, more than {MAX_RUNS:,}. Split it over grids")
     plan = SweepPlan.of(read)
     claim(files={"--json": flags.json}, added_to={"--out": out}, inputs=[grid, *plan.inputs, out / MARK])
     for workload in read.workloads():
         with suppress(ValueError):  # What cannot be read is the error of its rows.
-            say_trace(workload, is_quiet=flags.json == "-")
+            note_trace(workload)
     store, executor = Store.open(out), None
     with progress() as on_step, ExitStack() as stack:
         if flags.pool == "ray":
@@ -65,12 +64,12 @@ def sweep_command(flags: SweepFlags) -> None:
             executor, workers = stack.enter_context(ray_workers(workers))
         done = sweep(plan, store, workers=workers, executor=executor, on_done=on_step)
     if write_json(flags.json, structs.asdict(done)):
-        failed = f", {done.num_failed:,} failed (column `error`)" if done.num_failed else ""
-        print(
-            f"{done.num_runs:,} runs: {done.num_known:,} known, {done.num_runs - done.num_known:,} new{failed}; {out}"
-        )
+        print(f"{out} has {done.num_runs:,} runs of this grid, {done.num_runs - done.num_known:,} of them new.")
+        if done.num_failed:
+            print(f"{done.num_failed:,} runs failed: see the column `error` of lanesim.load.")
         if done.num_failed < done.num_runs:
             from sim.report.say import sweep_sentence
             from sim.report.store_points import read_points
 
             print(sweep_sentence(read_points(out)))
+            print(f"\nmore       lanesim report {out} --out page.html")

@@ -53,7 +53,7 @@ class WorkerDied(RuntimeError):
         self.tasks = tasks
 
     def __str__(self) -> str:
-        return "a worker process was killed, perhaps for lack of memory; fewer --workers need less"
+        return "a worker process was killed, perhaps for lack of memory. Fewer --workers need less"
 
 
 def default_workers() -> int:

@@ -107,8 +107,8 @@ def transient_note(scenario: Scenario, length: Length, mean_e2el_ms: float | Non
     if length.num_prompts >= needed:
         return None
     return (
-        f"{length.num_prompts} requests are a transient here: steady means take about {needed} "
-        "(num_prompts: auto finds that out)"
+        f"{length.num_prompts} requests are too few for steady means, which take about {needed}. "
+        "Try --num-prompts auto."
     )
 
 
@@ -120,9 +120,8 @@ def lockstep_note(policies: Sequence[Resolved]) -> str | None:
     if (workload.max_concurrency or 1) < 2 or not is_alike or not in_step or workload.sharing.num_turns > 1:
         return None
     return (
-        f"lengths are all alike, so that {workload.max_concurrency} requests at a time march in step under "
-        f"{', '.join(in_step)}: prompts come in waves and wait for each other, which TTFT shows (lengths that vary: "
-        "workload.random_range_ratio)"
+        f"All lengths are alike, so {workload.max_concurrency} requests at a time begin and end together under "
+        f"{', '.join(in_step)}. Their prompts wait for each other. To vary lengths: workload.random_range_ratio."
     )
 
 

@@ -308,9 +308,9 @@ def _rank_notes(resolved: Resolved) -> list[str]:
     """A note on a deployment of which not all data-parallel ranks are simulated."""
     count, ranks = resolved.scenario.devices.count, resolved.profile.data_parallel
     part = (
-        f"{resolved.profile.name} is {ranks} data-parallel ranks, of which {count} is simulated: throughput, GPUs and"
+        f"{resolved.profile.name} has {ranks} data-parallel ranks, of which {count} is simulated. Throughput, GPUs and"
     )
-    return [f"{part} prices are of that part; --set devices.count={ranks} simulates all"] if count % ranks else []
+    return [f"{part} prices are of that part. --set devices.count={ranks} simulates all."] if count % ranks else []
 
 
 def _policy_summary(frame: Frame, policy: str) -> PolicySummary:

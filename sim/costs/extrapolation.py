@@ -93,4 +93,4 @@ def pass_on(extrapolation: Extrapolation) -> None:
 
 def outside(profile: str, size: str) -> str:
     """The warning's text. It is the same for every work, so that Python shows it once."""
-    return f"profile {profile!r}: {WORDS[size]} beyond the largest measured; costs there are extrapolated"
+    return f"profile {profile!r}: {WORDS[size]} beyond the largest measured. Costs there are extrapolated"

@@ -327,7 +327,7 @@ class Profile(Bounded, frozen=True, kw_only=True):
 
     def _kernels_as(self, form: type[K]) -> K:
         if not isinstance(self.kernels, form):
-            raise ValueError(f"profile {self.name!r} has {_FORMS[type(self.kernels)]}; this needs {_FORMS[form]}")
+            raise ValueError(f"profile {self.name!r} has {_FORMS[type(self.kernels)]}, and this needs {_FORMS[form]}")
         return self.kernels
 
     @property

@@ -103,10 +103,10 @@ def _made(name: str) -> Path:
         except (ValueError, ImportError) as error:
             why = str(error)
     known = f"unknown profile {name!r}{hint} (a name from `lanesim profiles`, or a path to a .json file)"
-    if not why or ("did you mean" in hint and why.startswith("unknown model")):
+    if not why or ("Did you mean" in hint and why.startswith("unknown model")):
         raise UnknownProfile(known)
     what = known if why.startswith("no kernel tables") else f"no profile {name!r} is shipped"
-    raise UnknownProfile(f"{what}; none can be made: {why}")
+    raise UnknownProfile(f"{what}. None can be made: {why}")
 
 
 def decode(content: str | bytes, where: str) -> Profile:
@@ -117,7 +117,7 @@ def decode(content: str | bytes, where: str) -> Profile:
         raise ValueError(f"{where}: the file must hold a JSON object, got {type(raw).__name__}")
     schema = raw.get("schema")
     if isinstance(schema, int) and schema > SCHEMA:
-        raise ValueError(f"{where}: schema={schema} is newer than {SCHEMA}, which this version reads; update lanesim")
+        raise ValueError(f"{where}: schema={schema} is newer than {SCHEMA}, which this version reads. Update lanesim")
     if schema != SCHEMA:
         raise ValueError(f"{where}: schema={schema!r} must be {SCHEMA}")
     return convert(raw, Profile, where)

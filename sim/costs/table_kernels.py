@@ -31,7 +31,7 @@ class Curve(Points, frozen=True, kw_only=True, forbid_unknown_fields=True):
     >>> import lanesim
     >>> lanesim.Curve(tokens=(1, 64), seconds=(2e-4, 1e-4))
     Traceback (most recent call last):
-    ValueError: seconds must not fall along tokens, as it does to 0.0001 s; smooth it first
+    ValueError: seconds must not fall along tokens, as it does to 0.0001 s. Smooth it first
     """
 
     tokens: tuple[int, ...]
@@ -107,7 +107,7 @@ class VerifyGrid(Points, frozen=True, kw_only=True, forbid_unknown_fields=True):
         _check_axis("context_tokens", self.context_tokens)
         if len(self.seconds) != len(self.queries):
             raise ValueError(
-                f"seconds has {len(self.seconds)} grids and queries {len(self.queries)} values; want as many"
+                f"seconds has {len(self.seconds)} grids and queries {len(self.queries)} values. Give as many"
             )
         for grid in self.seconds:
             _check_grid("seconds", ("rows", "context_tokens"), (len(self.rows), len(self.context_tokens)), grid)
@@ -186,13 +186,13 @@ def _check_grid(name: str, axes: Sequence[str], size: tuple[int, int], grid: Gri
     for curve in grid:
         known = [value for value in curve if value is not None]
         if not known:
-            raise ValueError(f"{name} has only nulls at one value of {axes[0]}; leave that value out")
+            raise ValueError(f"{name} has only nulls at one value of {axes[0]}. Leave that value out")
         if wrong := [value for value in known if not isfinite(value) or value <= 0.0]:
             raise ValueError(f"{name} must be finite and positive, got {wrong[0]!r}")
     where = falls(grid)
     if where is not None:
         value = grid[where[0]][where[1]]
-        raise ValueError(f"{name} must not fall along {' or '.join(axes)}, as it does to {value!r} s; smooth it first")
+        raise ValueError(f"{name} must not fall along {' or '.join(axes)}, as it does to {value!r} s. Smooth it first")
 
 
 def falls(grid: Sequence[Sequence[float | None]]) -> tuple[int, int] | None:

@@ -219,7 +219,7 @@ class WorkCosts:
         if model is TARGET:
             return self._target
         if self._draft is None:
-            raise ValueError(f"profile {self.profile.name!r} has no draft model; name a pair (target+draft)")
+            raise ValueError(f"profile {self.profile.name!r} has no draft model. Name a pair (target+draft)")
         return self._draft
 
     def turns(self, passes: ModelPasses, tokens: int) -> float:

@@ -72,7 +72,7 @@ def partition_of(
     without = [stream.name for stream in streams if stream.sm_share is None]
     if without and left <= ROUNDING:
         raise ValueError(
-            f"stream {without[0]!r} has no sm_share, and the others leave nothing: {_listed(reserved)}; give it one"
+            f"stream {without[0]!r} has no sm_share, and the others leave nothing: {_listed(reserved)}. Give it one"
         )
     portions = {name: Portion(share, True) for name, share in reserved.items()}
     return Partition({**portions, **{name: Portion(left, False) for name in without}}, curve or MEASURED, only_together)

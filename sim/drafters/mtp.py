@@ -13,7 +13,7 @@ def layer(target: ModelShape) -> ModelShape:
     Source: DeepSeek-V3 (arXiv 2412.19437, section 2.2).
     """
     if target.mtp_layers == 0:
-        raise ValueError(f"{target.name} has no MTP layer to draft with; try --draft eagle3 or ngram")
+        raise ValueError(f"{target.name} has no MTP layer to draft with. Try --draft eagle3 or ngram")
     experts, indexer, parts = target.experts, target.indexer, target.compressed
     return msgspec.structs.replace(
         target,

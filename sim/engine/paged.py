@@ -345,6 +345,6 @@ class SlottedPool(PagedPool):
 
     def preempt(self, request: Request, num_tokens: int | None = None) -> None:
         raise ValueError(
-            f"KV memory ran out: request {request.id} would be preempted, which a replay cannot do; raise "
+            f"KV memory ran out: request {request.id} would be preempted, which a replay cannot do. Raise "
             "engine.num_gpu_blocks, or lower --max-concurrency"
         )

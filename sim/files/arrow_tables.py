@@ -47,7 +47,7 @@ def read_csv(path: str | Path, what: str) -> CsvRows:
     reader = csv.reader(_lines(path, what), strict=True)
     cells = _next(reader, where)
     if cells is None:
-        raise ValueError(f"{where} is empty; want a header line")
+        raise ValueError(f"{where} is empty. Give a header line")
     header = [name.strip() for name in cells]
     for index, name in enumerate(header):
         if name in header[:index]:
@@ -67,7 +67,7 @@ def read_parquet(path: str | Path, what: str) -> pa.Table:
             file = pq.ParquetFile(source)
             about = file.metadata
             if about.num_rows * max(1, about.num_columns) > MAX_CELLS:
-                raise ValueError(f"{where}: {about.num_rows} rows of {about.num_columns} columns; is it damaged?")
+                raise ValueError(f"{where}: {about.num_rows} rows of {about.num_columns} columns. Is it damaged?")
             table = file.read()
             table.validate(full=True)
             # What its writer noted, such as an index for pandas, decides nothing.
@@ -122,7 +122,7 @@ def join_parquet(parts: Sequence[Path], path: Path) -> None:
 def _lines(path: str | Path, what: str) -> Iterator[str]:
     for number, line in lines_of(path, what):
         if bad := CONTROL.search(line):
-            raise ValueError(f"{what} {str(path)!r} line {number}: control character {bad[0]!a}; is it no text?")
+            raise ValueError(f"{what} {str(path)!r} line {number}: control character {bad[0]!a}. Is it no text?")
         yield line
 
 

@@ -181,7 +181,7 @@ def _real(text: str) -> float | _Fault:
 
 
 def _constant(text: str) -> _Fault:
-    return _fault(f"{text} is no number of JSON; want null or a finite one")
+    return _fault(f"{text} is no number of JSON. Give null or a finite one")
 
 
 def _foreign_constant(text: str) -> str | _Fault | None:
@@ -202,14 +202,14 @@ def _refuse_faults(value: Json | _Fault, where: str, path: str = "") -> None:
     if isinstance(value, _Fault):
         raise ValueError(f"{where}: {key}{value.text}")
     if isinstance(value, str) and (bad := CONTROL.search(value)):
-        raise ValueError(f"{where}: {key}holds the control character {bad[0]!a}; remove it")
+        raise ValueError(f"{where}: {key}holds the control character {bad[0]!a}. Remove it")
     if isinstance(value, list):
         for index, each in enumerate(value):
             _refuse_faults(each, where, f"{path}[{index}]")
     elif isinstance(value, dict):
         for name, each in value.items():
             if bad := CONTROL.search(name):
-                raise ValueError(f"{where}: {key}a key holds the control character {bad[0]!a}; remove it")
+                raise ValueError(f"{where}: {key}a key holds the control character {bad[0]!a}. Remove it")
             _refuse_faults(each, where, f"{path}.{name}".removeprefix("."))
 
 
@@ -217,7 +217,7 @@ def _hint(problem: str, kind: type) -> str:
     """The nearest valid key for msgspec's message on an unknown one."""
     match = re.search(r"unknown field `([^`]+)`", problem)
     nearest = get_close_matches(match[1], sorted(set(_keys(kind))), n=1, cutoff=0.5) if match else []
-    return f"; did you mean {nearest[0]!r}?" if nearest else ""
+    return f". Did you mean {nearest[0]!r}?" if nearest else ""
 
 
 def _keys(kind: type, outer: Sequence[type] = ()) -> Iterator[str]:

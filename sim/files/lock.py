@@ -45,7 +45,7 @@ def destinations(
             target = _resolved(flag, path)
             problems = chain(_taken(target, taken), _read_too(target, read, is_folder), _unfit(target, is_folder))
             if not is_folder and target.parent in taken and target.name in own_names:
-                problems = chain([f"is a file that {taken[target.parent]} has already; choose another"], problems)
+                problems = chain([f"is a file that {taken[target.parent]} has already. Choose another"], problems)
             for problem in chain(problems, () if overwrite else _replaced(target, is_folder)):
                 raise ValueError(f"{flag} {str(path)!r} {problem}")
             taken[target] = flag
@@ -85,7 +85,7 @@ def locked(path: Path, what: str | None = None) -> Iterator[None]:
     except Timeout:
         if not os.path.exists(lock.lock_file):
             raise ValueError(f"{what} cannot be written: no file can be made in {str(target.parent)!r}") from None
-        raise ValueError(f"{what} is being written by another process; wait for it, or choose another") from None
+        raise ValueError(f"{what} is being written by another process. Wait for it, or choose another") from None
     except OSError as error:
         _leave_no_empty(new)
         raise ValueError(f"{what} cannot be written: {error.strerror or error}") from None
@@ -105,7 +105,7 @@ def _made(flag: str, folder: Path) -> list[Path]:
     from tempfile import TemporaryFile
 
     if os.path.exists(folder) and not os.path.isdir(folder):
-        raise ValueError(f"{flag} {str(folder)!r} is a file; want a directory")
+        raise ValueError(f"{flag} {str(folder)!r} is a file. Give a directory")
     target = _resolved(flag, folder)
     new = _absent(target)
     try:
@@ -144,38 +144,38 @@ def _read_too(target: Path, inputs: list[Path], is_folder: bool) -> Iterator[str
         except (OSError, RuntimeError, ValueError):
             continue  # No file: a name, or something that its reader will refuse.
         if is_there and real in target.parents and not is_folder:
-            yield f"is in {str(each)!r}, which is read; choose another"
+            yield f"is in {str(each)!r}, which is read. Choose another"
         if is_same:
-            yield "is read, too, and would be written over; choose another"
+            yield "is read, too, and would be written over. Choose another"
         if is_folder and target in real.parents:
-            yield f"holds {str(each)!r}, which is read; choose another"
+            yield f"holds {str(each)!r}, which is read. Choose another"
 
 
 def _taken(target: Path, taken: Mapping[Path, str]) -> Iterator[str]:
     """Problems with a place that lanesim ships, or another output has."""
     if SHIPPED in (target, *target.parents):
-        yield "is in the installed package, which nothing is written to; choose another"
+        yield "is in the installed package, which nothing is written to. Choose another"
     if target in taken:
-        yield f"is where {taken[target]} goes, too; choose another"
+        yield f"is where {taken[target]} goes, too. Choose another"
 
 
 def _replaced(target: Path, is_folder: bool) -> Iterator[str]:
     """Something is there that would be replaced: no device, pipe or empty folder is."""
     if is_folder and os.path.isdir(target) and os.listdir(target):
-        yield "is not empty; choose another or add --overwrite"
+        yield "is not empty. Choose another or add --overwrite"
     if not is_folder and os.path.isfile(target):
-        yield "exists; choose another or add --overwrite"
+        yield "exists. Choose another or add --overwrite"
 
 
 def _unfit(target: Path, is_folder: bool) -> Iterator[str]:
     """Problems with a place that can be no file, or no folder that is replaced whole."""
     if not is_folder:
         if os.path.isdir(target):
-            yield "is a directory; want a file"
+            yield "is a directory. Give a file"
         return
     if os.path.exists(target) and not os.path.isdir(target):
-        yield "is a file; want a directory"
+        yield "is a file. Give a directory"
     if target == Path.cwd() or target in Path.cwd().parents:
-        yield "is the directory that this runs in; name one inside it"
+        yield "is the directory that this runs in. Name one inside it"
     if os.path.ismount(target):
-        yield "is a mount point, which cannot be replaced whole; name one inside it"
+        yield "is a mount point, which cannot be replaced whole. Name one inside it"

@@ -53,9 +53,9 @@ def opened(path: str | Path, what: str, *, max_bytes: int = MAX_BYTES) -> Binary
     about = os.fstat(handle)
     problem = None
     if stat.S_ISDIR(about.st_mode):
-        problem = "is a directory; want a file"
+        problem = "is a directory. Give a file"
     elif not stat.S_ISREG(about.st_mode):
-        problem = "is a device or a pipe, which may never end; want a regular file"
+        problem = "is a device or a pipe, which may never end. Give a regular file"
     elif about.st_size > max_bytes:
         problem = f"has {about.st_size / MIB:.0f} MiB, and at most {max_bytes // MIB} are read"
     if problem is not None:
@@ -111,7 +111,7 @@ def lines_of(path: str | Path, what: str) -> Iterator[tuple[int, str]]:
                 raise ValueError(f"{what} {str(path)!r} has more than the {MAX_LINES:,} lines that are read")
             if len(line) > MAX_LINE_BYTES:
                 raise ValueError(
-                    f"{what} {str(path)!r} line {number}: longer than {MAX_LINE_BYTES // MIB} MiB; is it no text?"
+                    f"{what} {str(path)!r} line {number}: longer than {MAX_LINE_BYTES // MIB} MiB. Is it no text?"
                 )
             try:
                 yield number, line.decode("utf-8-sig" if number == 1 else "utf-8")

@@ -38,7 +38,7 @@ def connected(path: Path, mode: str) -> sqlite3.Connection:
     with suppress(Unreadable), opened(journal, "store", max_bytes=MAX_TABLE_BYTES) as file:
         file.seek(max(0, file.seek(0, 2) - len(END_OF_NAMED)))
         if file.read() == END_OF_NAMED:
-            raise ValueError(f"store {str(path.parent)!r} has a journal that names another file; remove it")
+            raise ValueError(f"store {str(path.parent)!r} has a journal that names another file. Remove it")
     base = sqlite3.connect(f"{path.absolute().as_uri()}?mode={mode}", WAIT_S, uri=True)
     base.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MAX_LINE_BYTES)
     base.execute("PRAGMA trusted_schema = OFF")
@@ -118,7 +118,7 @@ def unpacked(rows: Iterable[tuple[str, bytes]], what: str) -> Iterator[tuple[str
         try:
             content = unpacking.decompress(packed, MAX_LINE_BYTES)
         except (zlib.error, TypeError) as error:
-            raise ValueError(f"{what} is damaged: {error}; sweep its grid into another --out") from None
+            raise ValueError(f"{what} is damaged: {error}. Sweep its grid into another --out") from None
         spare += MAX_UNPACKED * len(packed) - len(content)
         if not unpacking.eof or unpacking.unused_data or spare < 0:
             raise ValueError(f"{what} is damaged: row {key!r} is cut off or unpacks to over {MAX_LINE_BYTES:,} bytes")

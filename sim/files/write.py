@@ -57,7 +57,7 @@ def new_folder(path: Path, *, keeps: Callable[[str], bool] = lambda name: True) 
     with locked(path), naming(path):
         scratch, old = _beside(path, "new"), _beside(path, "old")
         if path.exists() and old.exists() and scratch.exists():
-            raise ValueError(f"{str(old)!r} is what a killed run moved away from {str(path)!r}; rename one of them")
+            raise ValueError(f"{str(old)!r} is what a killed run moved away from {str(path)!r}. Rename one of them")
         _end(scratch, old, path)
         try:
             scratch.mkdir()

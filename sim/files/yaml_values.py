@@ -114,7 +114,7 @@ class _Document:
         for event in self._events:
             if isinstance(event, events.DocumentStartEvent):
                 if has_one:
-                    raise _Wrong(_line(event), "a second document begins; want one")
+                    raise _Wrong(_line(event), "a second document begins. Give one")
                 document, has_one = self._node(next(self._events), 0), True
         return document
 
@@ -184,7 +184,7 @@ def _scalar(event: ScalarEvent) -> Json:
 def _text(event: ScalarEvent) -> str:
     bad = CONTROL.search(event.value)
     if bad:
-        raise _Wrong(_line(event), f"the text {event.value!r:.40} holds a control character; remove it")
+        raise _Wrong(_line(event), f"the text {event.value!r:.40} holds a control character. Remove it")
     return event.value
 
 

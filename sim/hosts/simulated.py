@@ -115,7 +115,7 @@ class SimHost(SteppedHost):
     def stream(self, name: str, *, device: int | str = 0, priority: int = 0, sm_share: float | None = None) -> Stream:
         self._check_new(name, has_begun=bool(self._devices))
         if isinstance(device, str) and device not in self._links:
-            raise ValueError(f"stream {name!r}: no link named {device!r}; known: {sorted(self._links)}")
+            raise ValueError(f"stream {name!r}: no link named {device!r}. Links: {sorted(self._links)}")
         if sm_share is not None:
             if isinstance(device, str):
                 raise ValueError(f"stream {name!r}: sm_share={sm_share!r} on link {device!r}, which is no GPU")

@@ -62,7 +62,7 @@ class AdaptiveOptions(BaselineOptions, PdOptions, PdvOptions, UnifiedOptions):
             return
         starts = [start for start, _ in table]
         if not starts or starts[0] != 1 or any(later <= earlier for earlier, later in pairwise(starts)):
-            raise ValueError(f"{key}: rows begin at {starts}; want 1 first, then rising")
+            raise ValueError(f"{key}: rows begin at {starts}. The first must be 1, and they must rise")
         for _, name in table:
             if name not in PARTS:
                 raise ValueError(f"{key}: {name!r} is none of {', '.join(PARTS)}")

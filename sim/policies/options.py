@@ -108,7 +108,7 @@ class LaneOptions(RoundOptions):
         if not has_shares or not all(isinstance(flag, bool) for flag in flags):
             raise ValueError(
                 f"policy_options.partition={self.partition!r}: want a share by lane, above 0 and at most 1, beside "
-                f"them {' and '.join(PARTITION_FLAGS)} as true or false; or null"
+                f"them {' and '.join(PARTITION_FLAGS)} as true or false, or null"
             )
         try:
             check_shares(self.shares)

@@ -115,7 +115,7 @@ class Policy:
             tasks = checked_list(f"{what}: what build gives", self.build(serving, options, limits))
         for task in tasks:
             if not isinstance(task, Coroutine):
-                raise PluginError(f"{what}: build gave {shown(task)}; want coroutines")
+                raise PluginError(f"{what}: build gave {shown(task)}. It must give coroutines")
         if problem := self._problem_of_lanes(serving.host, options):
             for task in tasks:
                 task.close()
@@ -130,7 +130,7 @@ class Policy:
                 return f"no stream for its lane {lane!r}, but {', '.join(made) or 'none'}"
             if made[lane].sm_share != options.share(lane):
                 given, wanted = shown(made[lane].sm_share), options.share(lane)
-                return f"stream {lane!r} with sm_share={given}; want options.share({lane!r}), which is {wanted}"
+                return f"stream {lane!r} with sm_share={given}. It must be options.share({lane!r}), which is {wanted}"
         return None
 
     @property

@@ -16,11 +16,10 @@ from sim.compare.verdict import METRIC, STATED, Order, Paired, PolicySummary, St
 from sim.devices.contention import Regime
 from sim.devices.partition import MEASURED
 from sim.metrics.load import Verdict
-from sim.names import duration, in_words, span
+from sim.names import capital, duration, in_words, span
 from sim.policies.options import DEFERRED, ONLY_TOGETHER, PARTITION_FLAGS
-from sim.report.said import ASSUMED, LIMITS, SERVED, START, SURE, Said, labelled
+from sim.report.said import START, SURE, Said
 from sim.report.tables import new_table, number
-from sim.run.compiled import IN_PYTHON
 from sim.studies.comparison.in_draws import ONLY_IF
 from sim.studies.comparison.varied import Varied
 from sim.studies.evidence import REPLAYED
@@ -52,40 +51,47 @@ SHORT_NAME, NEW_LINE = 6, "\n"
 """Characters of a name that a title has beside another word."""
 MAX_NOTES, MAX_SENTENCES = 2, 3
 """Notes that are printed, and loads up to which each has its own answer."""
+ACCEPTANCE = "Acceptance of"
+"""Begins a note on acceptance that nobody gave."""
+ACCEPTANCE_ASSUMED = "Acceptance is assumed. Pass yours: --acceptance code, chat, maths, other or a number."
 WHOLE_RUN = {OUTPUT: "output_throughput", "steady_output_throughput_per_gpu": "output_throughput_per_gpu"}
 """Metrics of the table where all requests arrive at once, so that no part of a run is steady."""
 
 
 def said_comparison(result: Comparison, console: Console) -> Said:
     """Policies side by side."""
-    overlap = [] if result.profile.phi is None else _overlap_lines(result)[:1]
-    lines = [
-        (SERVED, _served(result, [result.length.num_prompts])),
-        *labelled(SURE, level_lines(result)),
-        *((ASSUMED, line) for line in overlap),
-    ]
-    lines += [*((LIMITS, line) for line in _caps_lines(result)[1]), *_power(result)]
-    notes = [note for note in result.notes if not note.startswith(ONLY_IF)]
-    answer = "\n".join([*(line for line in result.evidence if line.startswith(REPLAYED)), result.verdict])
-    lines += [(ASSUMED if note.startswith("Acceptance of") else "note", note) for note in notes[:MAX_NOTES]]
-    return Said(answer, [("", _settings([("", result)]))], lines, partial(_details, [("", result)], [], console.width))
+    replayed = [line for line in result.evidence if line.startswith(REPLAYED)]
+    return _said([("", result)], "\n".join([*replayed, result.verdict]), [], {}, console)
 
 
 def said_varied(result: Varied, console: Console) -> Said:
     """Settings under one load or several, and the line that starts the best."""
-    answer, first = result.verdict, result.loads[0].comparison
+    answer = result.verdict
     if 1 < len(result.loads) <= MAX_SENTENCES:
-        answer = "\n".join(f"{each.name}: {each.comparison.verdict}" for each in result.loads)
-    counts = [each.comparison.length.num_prompts for each in result.loads]
-    served = _served(first, counts, (key.rpartition(".")[2] for key in result.grid))
-    lines = [(SERVED, served), *labelled(SURE, level_lines(first)), *_power(first)]
-    lines += [(ASSUMED, note) for note in result.notes[:MAX_NOTES]]
-    lines += [("note", note) for note in first.notes if note.startswith(IN_PYTHON)]
-    lines += [(START, line) for line in result.start.values()]
+        verdicts = [(each.name, each.comparison.verdict) for each in result.loads]
+        if len(result.loads[0].comparison.policies) == 1:  # The table has the rest.
+            verdicts = [(name, f"{verdict.partition(': ')[0].rstrip('.')}.") for name, verdict in verdicts]
+        answer = "\n".join(f"{name}: {verdict}" for name, verdict in verdicts)
     loads = [(each.name, each.comparison) for each in result.loads]
-    return Said(
-        answer, [("", _settings(loads))], lines, partial(_details, loads, result.notes[MAX_NOTES:], console.width)
-    )
+    return _said(loads, answer, result.notes, result.grid, console, result.start.values())
+
+
+def _said(
+    loads: Sequence[tuple[str, Comparison]],
+    answer: str,
+    assumed: Sequence[str],
+    grid: Mapping[str, Any],
+    console: Console,
+    start: Iterable[str] = (),
+) -> Said:
+    first = loads[0][1]
+    notes = [note for note in first.notes if not note.startswith((ONLY_IF, ACCEPTANCE))]
+    doubts = [*level_lines(first), *([] if first.profile.phi is None else _overlap_lines(first)[:1]), *_power(first)]
+    doubts += notes[:MAX_NOTES]
+    doubts += [ACCEPTANCE_ASSUMED] * any(note.startswith(ACCEPTANCE) for note in [*first.notes, *assumed])
+    served = _served(first, [one.length.num_prompts for _, one in loads], (key.rpartition(".")[2] for key in grid))
+    lines = [*((SURE, line) for line in doubts), *((START, line) for line in start)]
+    return Said(answer, [("", _settings(loads))], lines, partial(_details, served, loads, assumed, console.width))
 
 
 # -- one table
@@ -123,6 +129,8 @@ def _columns(result: Comparison) -> list[tuple[str, str]]:
         columns.insert(0, ("completed", "ended"))
     if any(row.load.verdict is Verdict.BURST for row in result.policies):
         columns.append(("duration", "all done\n(s)"))
+    if any(row.mean.get("power_w") is not None for row in result.policies):
+        columns += [("power_w", "W a GPU"), ("joules_per_output_token", "J a token")]
     if any(bound is not None for bound in result.scenario["goodput"].values()):
         columns += [("request_goodput", "goodput"), ("slo_attainment", "meet SLO\nof finished")]
     return columns
@@ -180,23 +188,15 @@ def _pct(value: float) -> str:
 # -- on demand
 
 
-def _details(loads: Sequence[tuple[str, Comparison]], assumed: Sequence[str], width: int) -> list[str | Table]:
+def _details(
+    served: str, loads: Sequence[tuple[str, Comparison]], assumed: Sequence[str], width: int
+) -> list[str | Table]:
     """Of each load every metric with its interval, differences, and all that they rest on."""
-    lines: list[str | Table] = [f"note: {note}" for note in assumed]
+    lines: list[str | Table] = [f"simulated: {served}", *(f"note: {note}" for note in assumed)]
     for name, result in loads:
-        shared, differing = _caps_lines(result)
-        lines += [*[name] * bool(name), *(f"caps: {line}" for line in shared + differing), _scheduling_line(result)]
+        lines += [*[name] * bool(name), *_caps_lines(result)]
         lines += [*_metrics(result, width), *notes(result)]
     return lines
-
-
-def _scheduling_line(result: Comparison) -> str:
-    """Policies by the way in which they hide the host's time behind the GPU's."""
-    names = {None: "planned between works", True: "planned while the GPU works", False: "planned after each step"}
-    by_regime: dict[str, list[str]] = {}
-    for policy, run in _first_runs(result).items():
-        by_regime.setdefault(names[run["async_scheduling"]], []).append(policy)
-    return "host: " + "; ".join(f"{regime} ({', '.join(policies)})" for regime, policies in by_regime.items())
 
 
 def _first_runs(result: Comparison) -> dict[str, Any]:
@@ -204,7 +204,7 @@ def _first_runs(result: Comparison) -> dict[str, Any]:
     return {row.policy: next(run for run in result.runs if run["policy"] == row.policy) for row in result.policies}
 
 
-def _caps_lines(result: Comparison) -> tuple[list[str], list[str]]:
+def _caps_lines(result: Comparison) -> list[str]:
     """The caps that all policies share, and those in which they differ; a line of each, if there are any."""
     caps = {policy: run.get("caps") or {} for policy, run in _first_runs(result).items()}
     shared, differing = [], []
@@ -213,8 +213,8 @@ def _caps_lines(result: Comparison) -> tuple[list[str], list[str]]:
         if len(set(known.values())) == 1:
             shared.append(f"{name} {next(iter(known.values()))}")
         elif known:
-            differing.append(f"{name} " + ", ".join(f"{value} ({policy})" for policy, value in known.items()))
-    return [", ".join(shared)] * bool(shared), ["; ".join(differing)] * bool(differing)
+            differing.append(f"{name} " + " and ".join(f"{value} ({policy})" for policy, value in known.items()))
+    return [f"caps: {', '.join(texts)}" for texts in (shared, differing) if texts]
 
 
 def _metrics(result: Comparison, width: int) -> Iterator[Table]:
@@ -265,6 +265,10 @@ def notes(result: Comparison) -> list[str]:
     if lengths:
         shown = span(f"{length:.2f}" for length in sorted(lengths))
         lines.append(f"acceptance length (tokens per verify): {shown}")
+    engine = sorted(max(0.0, level.engine_pct) for level in result.levels if level.engine_pct is not None)
+    if engine and engine[-1] >= 0.5:
+        adds = span(f"{each:.0f}" for each in engine)
+        lines.append(f"The engine's own times are averages over machines. That adds {adds} % to the range of latency.")
     lines += _overlap_lines(result) + _partition_lines(result)
     lines += _tail_lines(result)
     if result.length.num_cooldowns:
@@ -288,21 +292,21 @@ def notes(result: Comparison) -> list[str]:
 
 
 def _overlap_lines(result: Comparison) -> list[str]:
-    """Three lines at most: where overlap was not measured, what each policy with several streams gives over phi."""
+    """The value of phi, and where overlap was not measured what each policy with several streams gives over it."""
     profile, devices = result.profile, result.scenario["devices"]
     phi = profile.phi
     if phi is None:
         return [f"overlap of streams: {profile.overlap}"]
     if devices["overlap"] == Regime.ROOFS:
-        return ["overlap of streams: up to the roofs, an upper bound, as requested; no order of lanes is stated"]
+        return ["Overlap of streams: an upper bound, as requested. No order of lanes is stated."]
     if devices["overlap"] is not None or devices.get("phi") is not None:
         given = phi.value if devices.get("phi") is None else devices["phi"]
-        shown = "serial" if devices["overlap"] == Regime.SERIAL else f"phi {given:g}"
-        return [f"overlap of streams: not measured; {shown}, as requested, other values not checked"]
+        shown = "none" if devices["overlap"] == Regime.SERIAL else f"phi {given:g}"
+        return [f"Overlap of streams: {shown}, as requested. Other values were not tried."]
     lanes = [row for row in result.policies if row.by_overlap]
     if not lanes:
         return []
-    lines = [f"overlap of streams: phi {phi.value:g}, bracket {phi.low:g} to {phi.high:g} ({phi.source})"]
+    lines = [f"Overlap of streams (phi) was varied from {phi.low:g} to {phi.high:g}.", f"source of phi: {phi.source}"]
     for metric in ("mean_e2el_ms", _shown(result, "steady_output_throughput")):
         spans = [
             f"{row.policy} {' / '.join(number(means[metric]) for means in row.by_overlap.values())}" for row in lanes
@@ -347,23 +351,16 @@ def _tail_lines(result: Comparison) -> list[str]:
     ]
 
 
-def _power(result: Comparison) -> list[tuple[str, str]]:
-    """Watts of a GPU and joules of a token, where they were requested."""
-    if not result.scenario.get("energy"):
-        return []
+def _power(result: Comparison) -> list[str]:
+    """The error of watts and joules, where they were requested."""
     gpu = result.profile.name.partition("/")[0]
-    parts = [
-        f"{row.policy} {number(row.mean['power_w'])} W a GPU, {number(row.mean['joules_per_output_token'])} J a token"
-        for row in result.policies
-        if row.mean.get("power_w") is not None
-    ]
-    where = "within 15 % on A100s" if gpu == "a100-sxm" else f"measured on A100s alone, none on {gpu}"
-    return [("power", f"{'; '.join(parts)} ({where})" if parts else f"not known of {gpu}")]
+    if all(row.mean.get("power_w") is None for row in result.policies):
+        return [f"Power of {gpu} was never measured."] * bool(result.scenario.get("energy"))
+    return ["Power was within 15 % on A100s." if gpu == "a100-sxm" else f"Power was measured on A100s, not on {gpu}."]
 
 
 def level_lines(result: Comparison) -> list[str]:
-    """Distances that levels may have from a server's, end to end, and the elasticity of latency to step times near
-    saturation: a line each, where there is something to say."""
+    """Distances that latencies may have from a server's, end to end, and what slower steps do near saturation."""
     if not result.levels:
         is_near = any(row.load.share > NEAR_SATURATION for row in result.policies)
         beyond = "No error was measured so near to the highest rate that can be served, or above it."
@@ -377,35 +374,29 @@ def level_lines(result: Comparison) -> list[str]:
         for policy, width in widths.items()
         if width > WIDER * least
     ]
-    known = result.levels[0].num_set_ups
-    basis = f"{known} set-up{'s' * (known > 1)}" if known else "No set-up"
-    were = "were" if known > 1 else "was"
-    higher = ", ".join([f"{least:.0f} % higher", *others])
-    text = (
-        f"Your server's latency is {below:.0f} % lower to {higher}, in 19 of 20 cases. "
-        f"{basis} of this engine, GPU and model {were} measured."
+    count = result.levels[0].num_set_ups
+    like_it = (
+        f"{count} servers like it were" if count > 1 else "One server like it was" if count else "No server like it was"
     )
-    engine = [max(0.0, level.engine_pct) for level in result.levels if level.engine_pct is not None]
-    if engine and max(engine) >= 0.5:
-        text += f" The engine's own times are averages over machines, which adds {_percents(engine)}."
+    higher = ", ".join([f"{least:.0f} % higher", *others])
+    text = f"Your server's latency: {below:.0f} % lower to {higher} (19 of 20 cases). {like_it} measured."
     if reasons := list(dict.fromkeys(reason for level in result.levels for reason in level.wider)):
         text += f" The range is wider, since {in_words(reasons)}."
-    steep = [f"{level.elasticity:.1f} % ({level.policy})" for level in result.levels if level.elasticity is not None]
-    more = f"Near saturation: steps 1 % longer make mean latency longer by {in_words(steep)}."
-    return [text, *([more] if steep else [])]
-
-
-def _percents(values: Iterable[float]) -> str:
-    return f"{span(f'{value:.0f}' for value in sorted(values))} %"
+    steep = [
+        f"{level.policy} is near its limit: steps 1 % slower make its latency {level.elasticity:.1f} % longer."
+        for level in result.levels
+        if level.elasticity is not None
+    ]
+    return [text, *map(capital, steep)]
 
 
 def costs_line(errors: Mapping[str, float | None]) -> str:
     """Held-out errors of whole passes."""
     stated = {kind: errors[kind] for kind in PASSES if kind in errors}
-    known = [f"{kind} {'unknown' if value is None else f'{value:.1f} %'}" for kind, value in stated.items()]
     if not any(value is not None for value in stated.values()):
-        return "GPU times: no error was measured."
-    return f"GPU times: held-out error {', '.join(known)}"
+        return "The error of GPU times was not measured."
+    shown = [f"{kind} {'unknown' if value is None else f'{value:.1f} %'}" for kind, value in stated.items()]
+    return f"Error of GPU times: {', '.join(shown)}."
 
 
 def _served(first: Comparison, counts: Iterable[int], varied: Iterable[str] = ()) -> str:

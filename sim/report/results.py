@@ -154,7 +154,7 @@ def read_summary(directory: Path) -> Comparison:
     try:
         return read_summary_file(directory / SUMMARY)
     except Unreadable as error:
-        raise ValueError(f"{error}; want a results directory that `lanesim compare --out` wrote") from None
+        raise ValueError(f"{error}. Give a results directory that `lanesim compare --out` wrote") from None
 
 
 def read_summary_file(path: Path) -> Comparison:

@@ -5,21 +5,21 @@ Not here: the parts of each answer (sim.report.comparisons, sim.report.say).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from textwrap import wrap
 from typing import NamedTuple
 
 from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
 from sim.report.tables import print_table, say
 
 MORE = "--verbose: assumptions, sources, intervals. --json FILE: everything."
+IN_JSON = "--json FILE: everything."
 LABEL_WIDTH = 11
 """Characters that the label of a line takes."""
-SURE, START, ASSUMED, CHECK, LIMITS = "how sure", "start it", "assumed", "check", "limits"
-SERVED = "served"
-COMMANDS = (START, CHECK)
+SURE, ASSUMED, DISPUTED = "how sure", "assumed", "disputed"
+START, CHECK, NEXT = COMMANDS = "start it", "check", "next"
 """Labels of lines to type, which are broken as a shell takes them."""
 
 
@@ -27,26 +27,28 @@ class Said(NamedTuple):
     """Parts of an answer, in the order in which they are printed."""
 
     answer: str
-    """Sentences, a line or two each."""
+    """Sentences, one a line. Those that do not fit into `height` lines of the terminal begin the line on doubt."""
     tables: Sequence[tuple[str, Table]]
     """Title and table."""
     lines: Sequence[tuple[str, str]] = ()
-    """Label and text."""
+    """Label and text. Texts of one label are printed together."""
     details: Callable[[], Sequence[str | Table]] = tuple
     """Makes what is printed on demand, as it stands."""
     more: str = MORE
     """Where the rest is."""
-
-
-def labelled(label: str, lines: Iterable[str]) -> list[tuple[str, str]]:
-    """Lines of which the first has the label."""
-    return [("" if place else label, line) for place, line in enumerate(lines)]
+    height: int = 3
 
 
 def print_said(console: Console, said: Said, *, is_verbose: bool = False) -> None:
     """Print an answer; no line is wider than the console but commands and tables that cannot be narrower."""
-    for line in said.answer.splitlines():
-        say(console, line, "bold")
+    texts: dict[str, list[str]] = {SURE: []}
+    room = said.height
+    for place, sentence in enumerate(said.answer.splitlines()):
+        room -= len(wrap(sentence, console.width))
+        if room < 0 and place:
+            texts[SURE].append(sentence)
+        else:
+            say(console, sentence, "bold")
     for title, table in said.tables:
         say(console, "")
         if title:
@@ -54,7 +56,15 @@ def print_said(console: Console, said: Said, *, is_verbose: bool = False) -> Non
         print_table(console, table)
     say(console, "")
     for label, text in [*said.lines, *([] if is_verbose else [("more", said.more)])]:
-        _print_labelled(console, label, text)
+        texts.setdefault(label, []).append(text)
+    for label, parts in texts.items():
+        width = console.width - LABEL_WIDTH
+        is_typed = label in COMMANDS
+        lines = (
+            [line for part in parts for line in _continued(part, width)] if is_typed else wrap(" ".join(parts), width)
+        )
+        for place, line in enumerate(lines):
+            say(console, f"{'' if place else label:<{LABEL_WIDTH}}{line}")
     for detail in said.details() if is_verbose else ():
         if isinstance(detail, Table):
             print_table(console, detail)
@@ -62,23 +72,8 @@ def print_said(console: Console, said: Said, *, is_verbose: bool = False) -> Non
             say(console, detail, "dim")
 
 
-def _print_labelled(console: Console, label: str, text: str) -> None:
-    """The text beside its label, its other lines below the first."""
-    if label in COMMANDS:
-        lines = list(_continued(text, console.width - LABEL_WIDTH))
-        for place, line in enumerate(lines):
-            say(console, f"{'' if place else label:<{LABEL_WIDTH}}{line}")
-        return
-
-    grid = Table.grid()
-    grid.add_column(width=LABEL_WIDTH, no_wrap=True)
-    grid.add_column(overflow="fold")
-    grid.add_row(Text(label), Text(text, style="dim"))
-    console.print(grid)
-
-
 def _continued(command: str, width: int) -> Iterator[str]:
-    """Lines of a shell, broken before flags; one that is longer is not broken."""
+    """Lines of a shell, broken before flags and between the keys of JSON; one that is longer is not broken."""
     first, *flags = command.split(" --")
     line = first
     for flag in flags:
@@ -87,4 +82,7 @@ def _continued(command: str, width: int) -> Iterator[str]:
         else:
             yield f"{line} \\"
             line = f"  --{flag}"
+    while "'{" in command and len(line) > width and (end := line.rfind(', "', 0, width)) > 0:
+        yield line[: end + 1]
+        line = f"    {line[end + 2 :]}"
     yield line

@@ -6,6 +6,7 @@ Not here: the answers (sim.studies), comparisons (sim.report.comparisons), print
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from functools import singledispatch
@@ -13,27 +14,34 @@ from functools import singledispatch
 from rich.console import Console
 from rich.table import Table
 
+from sim.acceptance.pairs import ANY
 from sim.compare.side_by_side import Comparison
 from sim.compare.verdict import Interval
 from sim.names import capital, in_words, span
-from sim.report.comparisons import costs_line, said_comparison, said_varied
+from sim.report.comparisons import ACCEPTANCE, ACCEPTANCE_ASSUMED, costs_line, said_comparison, said_varied
 from sim.report.pictures.store_pictures import named
-from sim.report.said import ASSUMED, CHECK, START, SURE, Said, labelled, print_said
+from sim.report.said import ASSUMED, CHECK, DISPUTED, START, SURE, Said, print_said
 from sim.report.store_points import StorePoints
 from sim.report.tables import measured_width, new_table, number, table_of
 from sim.studies.answer import Stated
 from sim.studies.attainment import Attainment, HighestLoad
 from sim.studies.comparison.varied import Varied
+from sim.studies.evidence import MEASURED, NEAREST
 from sim.studies.length_choice import ALIKE, TunedPoint
 from sim.studies.load_search import Limit
 from sim.studies.plan.candidate_ranking import LANES
-from sim.studies.plan.search import PlannedDeployment, Rental
+from sim.studies.plan.search import OTHER_TABLES, PlannedDeployment, Rental
 from sim.studies.tune import IDLE, ContextTuning, Tuning
 
-MAX_ROWS, MAX_NOTES = 3, 3
-"""Rows and notes that a plan shows, more rows where more were simulated in draws; the others are in the JSON."""
+MAX_ROWS = 3
+"""Rows that a plan shows, more where more were simulated in draws; the others are in the JSON."""
+LOADED = "the drafter stays loaded and drafts nothing."
+DISPUTE = "tables dispute: "
+"""Begins a note on kernel tables that contradict each other."""
+UNMEASURED = "Nothing like it was measured."
 NONE = "–"
 Lines = list[tuple[str, str]]
+Details = Callable[[], list[str]]
 Answered = Stated | Comparison | Varied
 """Answers that commands print."""
 
@@ -53,18 +61,16 @@ said_of.register(Comparison, said_comparison)
 said_of.register(Varied, said_varied)
 
 
-def _basis(
-    answer: Stated, ranges: str, details: Sequence[str], notes: Sequence[str]
-) -> tuple[Lines, Callable[[], list[str]]]:
+def _basis(answer: Stated, ranges: str, details: Sequence[str], notes: Sequence[str]) -> tuple[Lines, Details]:
     """How sure an answer is, in short and on demand; `ranges` names the intervals over draws."""
     if answer.costs is None:
         return [], lambda: list(details)
-    over = f"{ranges} {answer.draws} variations of GPU times and acceptance" if answer.draws else ""
-    lines = [(SURE, costs_line(answer.costs.errors)), ("", over)]
-    lines += [(ASSUMED, note) for place, note in enumerate(notes) if not place or note.startswith("Acceptance of")]
+    lines = [costs_line(answer.costs.errors)]
+    lines += [f"{ranges} {answer.draws} variations of GPU times and acceptance."] * bool(answer.draws)
+    lines += [ACCEPTANCE_ASSUMED] * any(note.startswith(ACCEPTANCE) for note in notes)
     more = [*details, *[f"{ranges} {answer.draws} {answer.covers}"] * bool(answer.draws)]
     more += [f"costs: {answer.costs.source}", *(f"note: {note}" for note in notes), *answer.evidence]
-    return [(label, text) for label, text in lines if text], lambda: more
+    return [(SURE, line) for line in lines], lambda: more
 
 
 def _sentences(parts: Iterable[str]) -> str:
@@ -88,25 +94,24 @@ def _tuned(answer: Tuning, console: Console) -> Said:
         mean, low, high = (100.0 * share for share in (gain.mean, *gain.interval))
         details.append(f"a table by batch size over {gain.over}: {mean:+.1f} % ({low:+.1f} to {high:+.1f})")
     details.append(f"expected loss: {_share(answer.expected_regret)} against the best, in draws that did not choose it")
-    bands = lines.sglang_adaptive_config
-    start = [(START, lines.start), ("", bands and f"speculative_adaptive.json: {json.dumps(bands)}")]
-    notes = [*lines.notes, *(note for note in answer.notes[bool(answer.change) :] if not note.startswith(IDLE))]
-    basis, more = _basis(answer, "Intervals: 5 to 95 % of", details, notes)
-    asked = [(ASSUMED, note) for note in answer.notes[: bool(answer.change)]]
-    missing = [("", f"Not simulated: {line}") for line in answer.not_simulated]
-    return Said(
-        tuning_sentence(answer),
-        [(f"{answer.objective} against no speculation, by draft length K", table)],
-        [*basis, *asked, *missing, *((label, line) for label, line in start if line and not is_left(answer))],
-        more,
-    )
+    notes = [*lines.notes, *answer.notes[bool(answer.change) :]]
+    basis, more = _basis(answer, "Ranges: 5 to 95 % of", details, notes)
+    basis += [(SURE, note) for note in answer.notes[: bool(answer.change)]]
+    basis += [(SURE, f"Not simulated: {line}.") for line in answer.not_simulated]
+    if not is_left(answer):
+        bands = lines.sglang_adaptive_config
+        start = [lines.start, bands and f"speculative_adaptive.json: {json.dumps(bands)}"]
+        basis += [(START, line) for line in start if line]
+    title = f"{answer.objective} against no speculation, by draft length K"
+    return Said(tuning_sentence(answer), [(title, table)], basis, more)
 
 
 def _lengths_table(answer: Tuning, shown: Sequence[int]) -> Table:
     """A row per concurrency, a column per draft length of `shown`."""
     lacking = len(answer.points[0].lengths) - len(shown)
-    captions = [note for note in answer.notes if note.startswith(IDLE) and 0 in shown]
-    captions += [f"{lacking} of the lengths that were tried are in the JSON alone"] if lacking else []
+    captions = ["loss: mean loss of the draft length against the best one, in %."]
+    captions += [f"K = 0: {LOADED}"] * any(note.startswith(IDLE) and 0 in shown for note in answer.notes)
+    captions += [f"{lacking} of the lengths that were tried are in the JSON alone."] if lacking else []
     drafts = _drafts(answer)
     rows = []
     for point in answer.points:
@@ -114,9 +119,10 @@ def _lengths_table(answer: Tuning, shown: Sequence[int]) -> Table:
         cells = [f"[bold]{speedups[k]}[/bold]" if k == point.k and drafts else speedups[k] for k in shown]
         interval = NONE if point.interval is None else "{:.2f} to {:.2f}".format(*point.interval)
         chosen = str(point.k) if drafts else "none"
-        rows.append([str(point.concurrency), *cells, chosen, interval, _share(point.expected_regret)])
-    titles = ["in flight", *map(str, shown), "answer", "5 to 95 %", "regret"]
-    return new_table([], titles, rows, caption="\n".join(captions), caption_justify="left")
+        loss = f"{100.0 * point.expected_regret:.1f}"
+        rows.append([str(point.concurrency), *cells, chosen, interval, loss])
+    titles = ["in flight", *map(str, shown), "draft", "5 to 95 %", "loss"]
+    return new_table([], titles, rows, caption="\n".join(captions), caption_justify="left", padding=(0, 1, 0, 0))
 
 
 def _weight(answer: Tuning, k: int) -> float:
@@ -154,25 +160,25 @@ def _drafted(answer: Tuning) -> list[str]:
     if not _drafts(answer):
         if not any(_gains(point) for point in answer.points):
             return ["do not speculate"]
-        if answer.decided_at is not None:
-            return [f"do not speculate: it loses least at {answer.decided_at} requests in flight"]
-        return [f"do not speculate: it loses least {loads}, and no table by batch size is surely 1 % better"]
+        is_open = answer.scenario.get("speculation", {}).get("acceptance") == ANY
+        mean, low, high = (f"{100.0 * share:+.0f}" for share in (answer.gain.mean, *answer.gain.interval))
+        return [
+            f"do not speculate {loads}{' unless you know your acceptance' * is_open}",
+            f"drafting by batch size changes {answer.objective} by {low} to {high} %, mean {mean} %",
+        ]
     rows = answer.k_table
-    text = f"draft {_tokens(rows[0][2])}"
-    if len(rows) > 1:
-        text = "draft by batch size: " + ", ".join(f"{_tokens(k)} at {start} to {end}" for start, end, k in rows)
     known = sorted(point.speedup for point in answer.points if point.speedup is not None)
-    parts = [text if known else f"{text} {loads}"]
+    times = ""
     if known:
-        times = span(f"{speedup:.2f}" for speedup in known)
-        parts.append(f"that is {times} times the {answer.objective} of no speculation {loads}")
+        times = f"{span(f'{speedup:.2f}' for speedup in known)} times the {answer.objective} of no speculation"
     if len(rows) > 1:
-        return [*parts, f"a table gains {_share(answer.gain.mean)} over {answer.gain.over} on average"]
-    better = [str(point.concurrency) for point in answer.points if _other_is_better(point)]
-    reason = f"other lengths are better at {in_words(better)}, but no table by batch size is surely 1 % better"
-    if answer.decided_at is not None:
-        reason = f"it is best at {answer.decided_at} requests in flight, other lengths at {in_words(better)}"
-    return [*parts, *([reason] if better else [])]
+        table = ", ".join(f"{_tokens(k)} at {start} to {end}" for start, end, k in rows)
+        gain = f"it has {_share(answer.gain.mean)} more than {answer.gain.over} on average"
+        return [f"draft by batch size: {table}", f"that is {times}" if known else gain]
+    better = in_words([str(point.concurrency) for point in answer.points if _other_is_better(point)])
+    reason = f"other lengths are better at {better}, but no table is surely 1 % better"
+    text = f"draft {_tokens(rows[0][2])}"
+    return [f"{text}: {times}" if known else f"{text} {loads}", *([reason] if better else [])]
 
 
 def _tokens(k: int) -> str:
@@ -196,21 +202,22 @@ def _pays(answer: Tuning) -> str:
     known = [point for point in points if point.speedup is not None]
     gaining, losing = ([str(p.concurrency) for p in known if _gains(p) == gains] for gains in (True, False))
     if not known:
-        return "no speed-up is known: without speculation some draws have no request within the SLOs"
+        return "no speed-up can be stated: without speculation some variations have no request within the SLOs"
     if not gaining:
         return f"no draft length gains at {span(losing)} requests in flight"
     if not losing:
         at = "every load simulated" if len(known) == len(points) else f"{in_words(gaining)} in flight"
         return f"drafting pays at {at}"
-    middle, ends = answer.break_even_concurrency, answer.break_even_interval
+    middle = answer.break_even_concurrency
     if middle is None or int(losing[0]) < middle:
         return f"drafting pays at {in_words(gaining)} in flight, not at {in_words(losing)}"
     first, last = points[0].concurrency, points[-1].concurrency
-
-    def at_load(value: float | None) -> str:
-        return f"more than {last}" if value is None else f"{value:.0f}" if value >= first else f"less than {first}"
-
-    return f"no draft length gains above {middle:.0f} requests in flight ({' to '.join(map(at_load, ends))})"
+    low, high = answer.break_even_interval
+    ends = (
+        "less" if low is None or low < first else f"{low:.0f}",
+        "more" if high is None or high > last else f"{high:.0f}",
+    )
+    return f"no draft length gains above {middle:.0f} requests in flight ({' to '.join(ends)})"
 
 
 @said_of.register
@@ -226,16 +233,16 @@ def _by_context(answer: ContextTuning, console: Console) -> Said:
         ]
         for each in answer.contexts
     ]
-    lengths, others = "K by batch size", ["break-even", "regret", "of one table"]
+    lengths, others = "K by batch size", ["break-even", "loss", "of one table"]
     table = new_table(["prompt", lengths], others, rows, fold=[lengths])
     mean, without = _share(answer.regret), _share(answer.regret_without)
-    lost = f"a table for each context loses {mean} of {answer.objective} against the best length, one for all {without}"
-    basis, more = _basis(answer, "Regrets: mean over", [], [])
-    table_line = f"num_speculative_tokens_per_batch_size, as vllm#48627 proposes it: {json.dumps(answer.k_table)}"
+    lost = f"a table for each prompt length loses {mean} of {answer.objective}, one for all {without}"
+    basis, more = _basis(answer, "Losses: mean over", [], [])
+    table_line = f"num_speculative_tokens_per_batch_size of vllm#48627: {json.dumps(answer.k_table)}"
     return Said(
-        _sentences([*(f"{each.prompt_tokens} tokens: {each.verdict}" for each in answer.contexts), lost]),
+        _sentences([lost, *(f"{each.prompt_tokens} tokens: {each.verdict}" for each in answer.contexts)]),
         [(f"{answer.objective}: draft length K by batch size and context", table)],
-        [*basis, *(("", f"Not simulated: {line}") for line in answer.not_simulated), (START, table_line)],
+        [*basis, *((SURE, f"Not simulated: {line}.") for line in answer.not_simulated), (START, table_line)],
         more,
     )
 
@@ -251,7 +258,7 @@ def _held(answer: Attainment, console: Console) -> Said:
             "policy": each.policy,
             "req/s": _load(each),
             "95 % of runs": _range(each.ci95),
-            "90 % of draws": _range(each.draws_interval),
+            "90 % of variations": _range(each.draws_interval),
             "saturated": number(each.saturated_per_s),
             "tok/s": number(each.output_tokens_per_s),
             "$/M tokens": number(each.usd_per_million_tokens),
@@ -259,7 +266,7 @@ def _held(answer: Attainment, console: Console) -> Said:
         for each in answer.highest
     ]
     title = f"highest {answer.of} at which {100 * answer.share:g} % of requests meet all SLOs"
-    tables = [(title, table_of(rows, ["policy"], ["90 % of draws", "$/M tokens"]))]
+    tables = [(title, table_of(rows, ["policy"], ["90 % of variations", "$/M tokens"]))]
     if answer.fleets:
         rows = [
             {
@@ -273,7 +280,8 @@ def _held(answer: Attainment, console: Console) -> Said:
             for each in answer.fleets
         ]
         tables.append((f"replicas for {answer.target_rate:g} requests/s", table_of(rows, ["policy", "routing"])))
-    return Said(attainment_sentence(answer), tables, *_basis(answer, "Ranges: 90 % of", [], answer.notes))
+    lines, more = _basis(answer, "Ranges: 90 % of", [], answer.notes)
+    return Said(attainment_sentence(answer), tables, lines, more, height=4)
 
 
 def _load(highest: HighestLoad) -> str:
@@ -281,40 +289,29 @@ def _load(highest: HighestLoad) -> str:
 
 
 def attainment_sentence(answer: Attainment) -> str:
-    """The policy that holds most load within the SLOs, and the fewest replicas for the target rate."""
-    ranked = sorted(answer.highest, key=lambda one: (one.limit is Limit.UNBOUNDED, one.load or 0.0), reverse=True)
-    parts = _holds(ranked[0], answer)
-    if others := [f"{each.policy} {_load(each)}" for each in ranked[1:]]:
-        parts.append(f"others: {in_words(others)}")
+    """The policy that serves most within the SLOs, and the fewest replicas for the target rate."""
+    best = max(answer.highest, key=lambda one: (one.limit is Limit.UNBOUNDED, one.load or 0.0))
+    parts = _serves(best, answer)
     enough = [fleet for fleet in answer.fleets if fleet.replicas is not None]
     if not enough:
         if answer.target_rate is not None:
-            parts.append(f"no number of replicas holds {answer.target_rate:g} requests/s within them")
+            parts.append(f"no number of replicas serves {answer.target_rate:g} requests/s within the SLOs")
         return _sentences(parts)
     fewest = min(enough, key=lambda fleet: fleet.replicas or 0)
-    count = fewest.replicas
-    sure = "" if fewest.confidence is None else f", enough with {100 * fewest.confidence:.0f} % confidence"
-    parts.append(
-        f"{answer.target_rate:g} requests/s take {count} replica{'s' * (count != 1)} of {fewest.policy} "
-        f"({fewest.routing}){sure}{_price(fewest.usd_per_million_tokens)}"
-    )
-    alike = dict.fromkeys(fleet.policy for fleet in enough if fleet.replicas == count)
-    if others := [policy for policy in alike if policy != fewest.policy]:
-        parts.append(f"as many of {in_words(others)} do")
-    return _sentences(parts)
+    count, usd = fewest.replicas, fewest.usd_per_million_tokens
+    rent = f"rent {count} replica{'s' * (count != 1)} of {fewest.policy} for {answer.target_rate:g} requests/s"
+    return _sentences([rent + ("" if usd is None else f": ${number(usd)} per million output tokens"), *parts])
 
 
-def _holds(highest: HighestLoad, answer: Attainment) -> list[str]:
-    share = f"{100 * answer.share:g} % of requests within the SLOs"
-    if highest.limit is Limit.NEVER:
-        return [f"{highest.policy} holds no load with {share}: a request that is alone misses them"]
-    if highest.load is None:
-        return [f"{highest.policy} holds every load with {share}: none of them bounds the waiting"]
-    text = f"{highest.policy} holds {number(highest.load)} requests/s with {share}"
-    text += _price(highest.usd_per_million_tokens)
-    if highest.limit is Limit.THROUGHPUT:
-        return [f"{text}: all that it can serve"]
-    missed = {name: value for name, value in highest.attainment.items() if name != "all" and value is not None}
+def _serves(best: HighestLoad, answer: Attainment) -> list[str]:
+    if best.limit is Limit.NEVER:
+        return [f"{best.policy} serves no load within the SLOs: a request that is alone misses them"]
+    if best.load is None:
+        return [f"{best.policy} serves every load within the SLOs: none of them bounds the waiting"]
+    text = f"one replica of {best.policy} serves {number(best.load)} requests/s within the SLOs"
+    if best.limit is Limit.THROUGHPUT:
+        return [text, "that is all that it can serve"]
+    missed = {name: value for name, value in best.attainment.items() if name != "all" and value is not None}
     first = min(missed, key=lambda name: missed[name]).removesuffix("_ms").upper() if missed else "an SLO"
     return [text, f"above that rate {first} is missed first"]
 
@@ -328,32 +325,66 @@ def _rented(answer: Rental, console: Console) -> Said:
     estimates = [row for row in answer.deployments if row.is_first_pass]
     refined = [row for row in answer.deployments if not row.is_first_pass]
     shown = estimates[: max(0, MAX_ROWS - len(refined))]
-    more = len(estimates) - len(shown)
-    last = ["~ is not simulated in draws"] * bool(shown)
-    last += [f"{more} more {'estimate' if more == 1 else 'estimates'} in the JSON"] * (more > 0)
-    lines = [*answer.notes[:MAX_NOTES], "; ".join(last)]
-    has_energy = any(row.joules_per_output_token is not None for row in answer.deployments)
-    rows = [_deployment_cells(row, answer, has_energy=has_energy) for row in [*refined, *shown]]
-    table = table_of(rows, ["replica"], ["fit", "$/M", "J/tok"], box=None, padding=(0, 1), pad_edge=False)
-    typed = [*((START, line) for line in answer.start.splitlines()), (CHECK, answer.check)]
-    fits = [] if has_energy else [("fit", "Requests of this length whose KV fits into one replica's memory at once.")]
-    basis = [*labelled(SURE, filter(None, lines)), *fits, *((label, line) for label, line in typed if line)]
-    return Said(answer.verdict, [("", table)], basis, more="--json FILE: everything.")
+    rows = [_deployment_cells(row, answer) for row in [*refined, *shown]]
+    table = table_of(
+        rows, ["replica"], ["in memory", "$/M", "J/tok"], box=None, padding=(0, 1), pad_edge=False,
+        caption="~: estimated, not simulated" if shown else None, caption_justify="left",
+    )  # fmt: skip
+    best, prices = answer.deployments[0], []
+    if best.usd_per_million_tokens is not None and answer.price_per_gpu_h is not None:
+        prices = [
+            f"That costs ${_fixed(best.usd_per_million_tokens)} per million output tokens, "
+            f"${best.gpus * answer.price_per_gpu_h:.4g} an hour."
+        ]
+    others = [note for note in answer.notes if note.startswith(OTHER_TABLES)]
+    lines = [(ASSUMED, ACCEPTANCE_ASSUMED)] * any(note.startswith(ACCEPTANCE) for note in answer.notes)
+    lines += [(DISPUTED, note.removeprefix(DISPUTE)) for note in answer.notes if note.startswith(DISPUTE)]
+    nearest = next((line for row in refined for line in row.evidence), "")
+    lines = [
+        (SURE, nearest_measured(nearest)),
+        *lines,
+        *((START, line) for line in answer.start.splitlines()),
+        (CHECK, answer.check),
+    ]
+    lines = [(label, text) for label, text in lines if text]
+    verdict = "\n".join([answer.verdict, *prices, *others])
+    return Said(verdict, [("", table)], lines, lambda: [f"note: {note}" for note in answer.notes], height=4)
 
 
-def _deployment_cells(row: PlannedDeployment, answer: Rental, *, has_energy: bool) -> dict[str, str]:
+def nearest_measured(evidence: str) -> str:
+    """A line of evidence in short: who is nearest and how far off throughput was there.
+
+    >>> nearest_measured("measured nearest: gh200, vllm-0.23, apertus-8b, K = 1, 2 in flight: TPOT +1 % (1 cell; x)")
+    'Measured: gh200, vllm-0.23, apertus-8b. Error there: TPOT +1 %.'
+    """
+    found = re.search(
+        rf"(?:{MEASURED}|{NEAREST}.*?): (.+?)(?:, K = .*?)?(?:, [\d .,to]+ in flight)?: (.+?)(?:, speed-up| \()",
+        evidence,
+    )
+    if found is None:
+        return UNMEASURED
+    like = "Measured" if evidence.startswith(MEASURED) else f"{UNMEASURED} Nearest"
+    return f"{like}: {found[1]}. Error there: {found[2]}."
+
+
+def _deployment_cells(row: PlannedDeployment, answer: Rental) -> dict[str, str]:
     about, usd = "~" * row.is_first_pass, row.usd_per_million_tokens
     rate = f"{about}{number(row.rate_per_replica)}"
     # Replicas of lanes are counted, not simulated.
     about = about or "~" * (row.policy == LANES)
     if row.rate_interval is not None:
-        rate += " ({}–{})".format(*map(number, row.rate_interval))
-    fit = number(None) if has_energy else str(row.requests_in_memory)
-    cells = {"replica": row.deployment, "K": str(row.num_speculative_tokens or "none"), "fit": fit}
-    met = NONE if row.worlds_met is None else f"{row.worlds_met}/{answer.draws}"
-    cells |= {"req/s each": rate, "replicas": f"{about}{row.replicas}", "GPUs": f"{about}{row.gpus}", "draws met": met}
-    cells["tok/s/GPU"] = f"{about}{row.output_tokens_per_s_per_gpu:.0f}"
-    return cells | {"$/M": NONE if usd is None else about + _fixed(usd), "J/tok": number(row.joules_per_output_token)}
+        rate += " ({} to {})".format(*map(number, row.rate_interval))
+    met = NONE if row.worlds_met is None else f"{row.worlds_met} of {answer.draws}"
+    return {
+        "replica": row.deployment,
+        "draft": str(row.num_speculative_tokens or "none"),
+        "requests/s of a replica": rate,
+        "replicas": f"{about}{row.replicas}",
+        "GPUs": f"{about}{row.gpus}",
+        "$/M": NONE if usd is None else about + _fixed(usd),
+        "J/tok": number(row.joules_per_output_token),
+        "sure": met,
+    }
 
 
 # -- sweeps
@@ -368,13 +399,13 @@ def sweep_sentence(points: StorePoints) -> str:
         rank.change is not None and rank.change["is_clear"] and not rank.change["is_open"] for rank in ranks
     )
     if not bests:
-        return "no setting keeps up with any load"
+        return "No setting keeps up with any load."
     if not settings:
-        return f"one setting under {len(ranks)} loads: `lanesim report` compares nothing"
-    many = len(ranks) > 1
-    shown = "; ".join(f"{name}{f' at {count} of {len(ranks)} loads' * many}" for name, count in bests.most_common())
-    clear = f"clear at {num_clear or 'none'}" if many else "clear" if num_clear else "not clear"
-    return f"lowest mean E2EL: {shown} ({clear}); `lanesim report` has all"
+        return f"The store has one setting under {len(ranks)} loads, so nothing is compared."
+    (name, count), many = bests.most_common(1)[0], len(ranks) > 1
+    where = f" at {count} of {len(ranks)} loads" * many
+    clear = f"clear at {num_clear or 'none'} of them" if many else "clear" if num_clear else "not clear"
+    return f"Lowest mean latency: {name}{where}.\nThe difference to the next setting is {clear}."
 
 
 # -- words
@@ -394,7 +425,3 @@ def _fixed(value: float | None) -> str:
 
 def _range(interval: Interval | None) -> str:
     return NONE if interval is None else f"{number(interval[0])} to {number(interval[1])}"
-
-
-def _price(usd_per_million_tokens: float | None) -> str:
-    return "" if usd_per_million_tokens is None else f", ${number(usd_per_million_tokens)} per million output tokens"

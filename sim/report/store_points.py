@@ -44,7 +44,7 @@ def read_points(path: Path) -> StorePoints:
     """The points of a store. Raises ValueError where there is none, or none that ran."""
     points = StorePoints(frame=store_frame(path), path=path)
     if len(points.frame) == 0 or points.rows.empty:
-        raise ValueError(f"store {str(path)!r} has no point that ran; see the column `error` of lanesim.load")
+        raise ValueError(f"store {str(path)!r} has no point that ran. See the column `error` of lanesim.load")
     return points
 
 

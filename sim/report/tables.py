@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from textwrap import wrap
 from typing import Any, Literal
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
+from rich.text import Text
 
 FOLDED, WIDEST = 16, 10_000
 """Characters that are enough for a column of prose, and that no table has."""
@@ -24,13 +26,6 @@ def number(value: float | None) -> str:
     if size >= 100 or value == 0:
         return f"{value:,.0f}"
     return f"{value:.1f}" if size >= 10 else f"{value:.2f}"
-
-
-def significant(value: float | None) -> str:
-    """The number with two decimals, from 100 on with one, thousands grouped; a dash for unknown."""
-    if value is None:
-        return "–"
-    return f"{value:,.1f}" if abs(value) >= 100.0 else f"{value:.2f}"
 
 
 def percent(value: float | None) -> str:
@@ -65,7 +60,8 @@ def table_of(
 
 def say(console: Console, text: str, style: str | None = None) -> None:
     """A line, its text as it is: broken by the terminal where it likes, or with a style at words."""
-    console.print(text, style=style, highlight=False, markup=False, soft_wrap=style is None)
+    for line in [text] if style is None else wrap(text, console.width) or [""]:
+        console.print(line, style=style, highlight=False, markup=False, soft_wrap=True)
 
 
 def print_table(console: Console, table: Table) -> None:
@@ -79,7 +75,11 @@ def print_table(console: Console, table: Table) -> None:
         column.max_width = None
     if least > console.width:
         table.width = least
-    console.print(table, crop=False)
+    with console.capture() as printed:
+        console.print(table, crop=False)
+    # Cells are filled up with spaces, the last one too, and a box has empty lines above and below.
+    for line in "\n".join(line.rstrip() for line in printed.get().splitlines()).strip("\n").splitlines():
+        console.print(Text.from_ansi(line), soft_wrap=True)
 
 
 def measured_width(console: Console, table: Table) -> int:

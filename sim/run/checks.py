@@ -33,6 +33,10 @@ class ShortAcceptanceWarning(UserWarning):
     """A list of acceptance rates is shorter than the drafts."""
 
 
+A_DRAFT = "--draft meta-llama/Llama-3.2-1B"
+"""A draft model of its own, which every policy takes."""
+
+
 def is_lockstep(scenario: Scenario, profile: Profile, policy: Policy) -> bool:
     """True where the scenario's replicas are the ranks of the profile's deployment, which share its experts."""
     ranks = profile.data_parallel
@@ -55,13 +59,13 @@ def _check_partition(options: PolicyOptions, policies: Sequence[Policy]) -> None
     if not with_lanes:
         names = ", ".join(policy.name for policy in policies)
         known = ", ".join(policy.name for policy in POLICIES.values() if policy.lanes)
-        raise ValueError(f"policy_options.partition: no lanes to give shares in {names}; there are some in {known}")
+        raise ValueError(f"policy_options.partition: {names} has no lanes. These have: {known}")
     for policy in with_lanes:
         _check_shares(options.shares, policy)
         if options.defers_prompts and any(len(group) > 1 for group in policy.lanes):
             raise ValueError(
                 f"policy_options.partition.{DEFERRED}: one worker runs the lanes of {policy.name!r}, which has no "
-                "round of its own to wait for; want a policy with a coroutine per lane, such as pd"
+                "round of its own to wait for. Give a policy with a coroutine per lane, such as pd"
             )
 
 
@@ -72,7 +76,7 @@ def _check_shares(shares: dict[str, float], policy: Policy) -> None:
     without = [lane for lane in policy.lane_names if lane not in shares]
     if without and sum(shares.values()) > 1.0 - 1e-9:
         raise ValueError(
-            f"policy_options.partition leaves nothing for {', '.join(without)} of {policy.name!r}; give the others less"
+            f"policy_options.partition leaves nothing for {', '.join(without)} of {policy.name!r}. Give the others less"
         )
 
 
@@ -90,11 +94,11 @@ def _refusals(
         yield f"policy_options.partition: {profile.name!r} is of a CPU, which has no multiprocessors to give"
     if scenario.devices.phi is not None and profile.overlap.measured:
         yield (
-            f"devices.phi={scenario.devices.phi} is for profiles without a measured overlap; {profile.name!r} has "
-            "one: leave it out"
+            f"devices.phi={scenario.devices.phi} is for profiles without a measured overlap. {profile.name!r} has "
+            "one. Leave it out"
         )
     if scenario.devices.overlap is Regime.PROCESSES and policy.needs_draft and not policy.takes_option("lanes"):
-        yield f"devices.overlap={Regime.PROCESSES} makes a process of each lane of pd; those of {name!r} share one"
+        yield f"devices.overlap={Regime.PROCESSES} makes a process of each lane of pd. Those of {name!r} share one"
     if is_lockstep(scenario, profile, policy) and profile.table.target.experts is None:
         yield (
             f"profile {profile.name!r} does not say what its {profile.data_parallel} ranks do together "
@@ -103,7 +107,7 @@ def _refusals(
     if limits.scheduler is not None and not policy.is_continuous:
         yield (
             f"engine {scenario.engine.name!r} schedules continuous batching: policy {name!r} has its own order of "
-            "work; want continuous or autoregressive"
+            "work. Give continuous or autoregressive"
         )
     if limits.scheduler is not None and is_drafting and controller != "fixed":
         yield (
@@ -111,11 +115,11 @@ def _refusals(
             f"{controller} must be fixed"
         )
     if policy.needs_draft and not is_drafting:
-        yield f"policy {name!r} needs a draft: num_speculative_tokens=0 must be at least 1"
+        yield f"policy {name!r} needs a draft: num_speculative_tokens is 0. Add {A_DRAFT} --num-speculative-tokens 3"
     if policy.is_speculative and is_drafting and not method.looks_up and draft is None:
         yield (
             f"policy {name!r} with num_speculative_tokens={draft_tokens} needs a draft model, and profile "
-            f"{profile.name!r} has none: add --draft eagle3, or --set num_speculative_tokens=0 for no speculation"
+            f"{profile.name!r} has none. Add --draft eagle3, or for lanes {A_DRAFT}"
         )
     if is_drafting and bool(scenario.speculation.drafts) and not policy.chooses_drafter:
         yield (
@@ -145,7 +149,7 @@ def _refusals(
     if policy.is_continuous and limits.max_num_scheduled_tokens < 1:
         yield (
             f"{budget} has no room beside the {limits.draft_slots} slots that drafts of {limits.method} keep for each "
-            f"of {limits.max_num_seqs} seats; want at least {limits.draft_slots * limits.max_num_seqs + 1}, or fewer "
+            f"of {limits.max_num_seqs} seats. Give at least {limits.draft_slots * limits.max_num_seqs + 1}, or fewer "
             "engine.max_num_seqs"
         )
     if is_lane and is_drafting and controller == VERIFYING:
@@ -157,7 +161,7 @@ def _refusals(
         )
     if is_lane and lengths.max + 1 > limits.max_num_batched_tokens:
         yield (
-            f"{budget} has no room to verify {lengths.max} drafted tokens of one request; want at least "
+            f"{budget} has no room to verify {lengths.max} drafted tokens of one request. Give at least "
             f"{lengths.max + 1}, or a shorter draft"
         )
 
@@ -207,5 +211,5 @@ def beyond_memory(scenario: Scenario, profile: Profile, models: Sequence[ModelSh
         return []
     return [
         f"engine.num_gpu_blocks={given} is beyond the GPU's memory: beside the weights {profile.name!r} has room for "
-        f"{most} blocks of {block_size} tokens; a server would fail where this one serves"
+        f"{most} blocks of {block_size} tokens. A server would fail where this one serves"
     ]

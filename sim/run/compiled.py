@@ -119,7 +119,7 @@ def serve(resolved: Resolved, serving: Serving | Fleet, host: SimHost, draws: Ac
             raise
     if reason and resolved.form == CORE:
         host.close()
-        raise ValueError(f"--in {CORE}: the compiled core does not serve this run ({reason}); --in {PYTHON} does")
+        raise ValueError(f"--in {CORE}: the compiled core does not serve this run ({reason}). Use --in {PYTHON}")
     return reason
 
 

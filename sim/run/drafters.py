@@ -55,13 +55,13 @@ def pair_with(profile: Profile, name: str) -> Profile:
     where = f"speculation.drafts: {name!r}"
     if name in MODELS:
         if not isinstance(profile.kernels, CompactKernels):
-            raise ValueError(f"{where}: {profile.name!r} has times of its own models only; name a profile of the pair")
+            raise ValueError(f"{where}: {profile.name!r} has times of its own models only. Name a profile of the pair")
         pair = msgspec.structs.replace(profile, draft=model(name))
     else:
         pair = load(name)
         if pair.gpu.name != profile.gpu.name or pair.tensor_parallel != profile.tensor_parallel:
             raise ValueError(
-                f"{where} is of {pair.gpu.name}, TP {pair.tensor_parallel}; want those of {profile.name!r}"
+                f"{where} is of {pair.gpu.name}, TP {pair.tensor_parallel}. Give those of {profile.name!r}"
             )
         if pair.draft is None or pair.target != profile.target:
             raise ValueError(f"{where}: want a profile {profile.target.name}+draft, or one of {', '.join(MODELS)}")

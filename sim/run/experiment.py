@@ -134,7 +134,7 @@ class Experiment:
         is_open = workload.request_rate < inf and not is_trace(workload)
         if cut_s is not None and is_open and num_sent == num_requests(workload):
             text = (
-                f"{num_sent} requests end before window.arrivals_end_s={cut_s:g}; raise workload.num_prompts to fill it"
+                f"{num_sent} requests end before window.arrivals_end_s={cut_s:g}. Raise workload.num_prompts to fill it"
             )
             warnings.warn(text, WindowWarning, stacklevel=2)
         return requests

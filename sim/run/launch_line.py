@@ -68,7 +68,7 @@ def launched(line: str) -> Launched:
             unread.append(f"--{flag} {value}".rstrip())
     if "model" not in read or (at < 0 and not line.startswith("-")):
         raise ValueError(
-            f"--serve {line!r} starts no vLLM or SGLang; want such as 'vllm serve meta-llama/Llama-3.1-8B -tp 2'"
+            f"--serve {line!r} starts no vLLM or SGLang. Give such as 'vllm serve meta-llama/Llama-3.1-8B -tp 2'"
         )
     keys: dict[str, Json] = {key: _number(key, read[key]) for key in read if "." in key}
     if is_sglang:
@@ -107,7 +107,7 @@ def _number(key: str, text: str) -> float:
         value = float(text[:-1] if factor > 1 else text) * factor
     except ValueError:
         flag = FLAGS[key][0]
-        raise ValueError(f"--serve: --{flag} {text} is no number; want such as --{flag} 8") from None
+        raise ValueError(f"--serve: --{flag} {text} is no number. Give such as --{flag} 8") from None
     return int(value) if value == int(value) and "utilization" not in key else value
 
 

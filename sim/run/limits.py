@@ -48,12 +48,12 @@ def engine_for(scenario: Scenario, profile: Profile, *, is_real: bool = False) -
         engine = engine_of(name, profile)
         return engine if frontend_s is None else msgspec.structs.replace(engine, frontend_s=frontend_s)
     if frontend_s is not None:
-        raise ValueError("engine.frontend_s is simulated only: a replay's requests have no frontend; leave it out")
+        raise ValueError("engine.frontend_s is simulated only: a replay's requests have no frontend. Leave it out")
     measured = own_engine(profile) or without_engine(profile)
     if name not in (None, measured.name):
         raise ValueError(
             f"engine.name={name!r} can be simulated only: a replay is driven by lanesim's own loop, whose times are in "
-            f"its profile ({measured.name}); leave engine.name out"
+            f"its profile ({measured.name}). Leave engine.name out"
         )
     return measured
 
@@ -136,7 +136,7 @@ def _check_rules(scenario: Scenario, engine: EngineCosts, profile: Profile) -> N
                 f"engine.rules.{key}={value} is a flag of {server}, and engine {engine.name!r} has none: leave it out"
             )
         if (since := SINCE.get(key)) is not None and not engine.rules.has_prefill_interval:
-            raise ValueError(f"engine.rules.{key}={value} is {since} on; engine {engine.name!r} has none")
+            raise ValueError(f"engine.rules.{key}={value} is {since} on, and engine {engine.name!r} has none")
         if key in OF_RANKS and profile.data_parallel == 1 and not engine.rules.counts_prompt_steps:
             raise ValueError(
                 f"engine.rules.{key}={value} is for data-parallel ranks, and {profile.name!r} has one: leave it out"

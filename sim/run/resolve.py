@@ -262,7 +262,7 @@ def resolve(
     """
     named, is_real, speculation = find_policy(policy), num_slots is not None, scenario.speculation
     if is_real and scenario.energy:
-        raise ValueError("energy is simulated only: a replay reads no power; leave it out")
+        raise ValueError("energy is simulated only: a replay reads no power. Leave it out")
     engine = engine_for(scenario, profile, is_real=is_real)
     served = served_by(scenario, profile, engine)
     limits = limits_of(scenario, profile, engine, is_speculative=named.is_speculative, is_real=is_real)
@@ -508,7 +508,7 @@ def _costs_elsewhere(one: _Unpriced) -> dict[int, WorkCosts]:
     if other.target != profile.target or (one.lengths.given and other.draft != profile.draft):
         raise ValueError(
             f"policy_options.pools.prefill_profile={name!r} is of {other.target.name} and "
-            f"{other.draft.name if other.draft else 'no draft'}; want the models of {profile.name!r}"
+            f"{other.draft.name if other.draft else 'no draft'}. Give the models of {profile.name!r}"
         )
     if other.gpu.name == profile.gpu.name:
         # Whatever a draw does to the times of one pool, it does to the other's.

@@ -189,7 +189,7 @@ class Speculation(msgspec.Struct, frozen=True, kw_only=True):
         if self.drafts and self.controller != "fixed":
             raise ValueError(
                 f"speculation.drafts: each has a length of its own, so speculation.controller={self.controller} has "
-                "nothing to choose; want fixed"
+                "nothing to choose. Give fixed"
             )
 
     @property
@@ -349,7 +349,8 @@ def parse_scenario(raw: Mapping[str, Json], profile: Profile | None = None) -> S
     _check_keys(raw, Scenario, "")
     for key in ("profile", "policy"):
         if not raw.get(key):
-            raise ValueError(f"{key}: none given (--{key} NAME, or `{key}:` in the scenario file)")
+            such_as = {"profile": "meta-llama/Llama-3.1-8B --gpu h100", "policy": "--policy continuous"}[key]
+            raise ValueError(f"no {key} is given. Add such as `{such_as}`, or `{key}:` in the scenario file")
     if profile is None and isinstance(raw["profile"], str):
         raw["profile"] = spelling(raw["profile"])
     workload = raw.setdefault("workload", {})
@@ -425,7 +426,7 @@ def _check_keys(raw: Mapping[str, Json], block: type, prefix: str) -> None:
     for key, value in raw.items():
         for former in (f"{prefix}{key}", f"{prefix}{key}={value}"):
             if former in GONE:
-                raise ValueError(f"{former} is no more; use {GONE[former]}")
+                raise ValueError(f"{former} is no key any more. Use {GONE[former]}")
         if key not in hints:
             known = [prefix + name for name in hints]
             flat = [] if prefix else [dotted for dotted in FLAT_NAMES.values() if "." in dotted]

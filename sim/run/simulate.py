@@ -151,7 +151,7 @@ def _in_simpy(resolved: Resolved, seed: int, served: Sequence[Request]) -> refer
     }
     if any(unknown.values()):
         unknown_here = ", no ".join(name for name, is_so in unknown.items() if is_so)
-        raise ValueError(f"sim.reference, which is --in simpy, has no {unknown_here}; --in python has it")
+        raise ValueError(f"sim.reference, which is --in simpy, has no {unknown_here}. Use --in python")
     setup = reference.Setup(
         costs=resolved.host_costs,
         run_length=experiment.draws().run_length,

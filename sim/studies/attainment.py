@@ -110,7 +110,7 @@ def highest_load(
     `price` is in dollars per hour of a GPU. Raises ValueError for a scenario without SLOs.
     """
     if scenario.goodput == Goodput():
-        raise ValueError("capacity: no SLO given; want some of --goodput ttft:MS tpot:MS e2el:MS")
+        raise ValueError("no limit on latency is given. Add such as --goodput ttft:1000 tpot:40")
     if draws is None:
         draws = 0 if scenario.speculation.drafts else DEFAULT_DRAWS
     policies = [with_length(one, REQUESTS) for one in resolve_all(scenario, profile)]

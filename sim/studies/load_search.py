@@ -235,7 +235,7 @@ class ReplicaSearch:
     def _one_more(self, count: int) -> int:
         if count >= MAX_REPLICAS:
             given = f"target rate {self.rate_per_s:g}"
-            raise ValueError(f"{given}: more than {MAX_REPLICAS} replicas; want a lower one")
+            raise ValueError(f"{given}: more than {MAX_REPLICAS} replicas. Give a lower rate")
         return count + 1
 
     def _point(self, count: int, one: Resolved, index: int) -> Point:

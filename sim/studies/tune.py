@@ -176,7 +176,7 @@ def tune_contexts(
     concurrencies, unless given, as many as each context has room for. Raises ValueError as `tune` does."""
     name = scenario.workload.dataset_name
     if name != FIXED:
-        raise ValueError(f"contexts: the requests of {name!r} have lengths of their own; want an output length alone")
+        raise ValueError(f"contexts: the requests of {name!r} have lengths of their own. Give an output length alone")
     prompts = rising("context", contexts, 1)
     resolved = _checked(scenario, profile, draws)
     settings, grids = (PLAIN, *_candidates(resolved, lengths)), list[LengthGrid]()
@@ -293,8 +293,8 @@ def _loads(resolved: Resolved, concurrencies: Sequence[int] | None) -> tuple[int
     tried = rising("concurrency", concurrencies_of(resolved) if concurrencies is None else concurrencies, 1)
     most, longer = _at_once(resolved.scenario.workload, tried[-1]), REQUESTS_PER_SLOT * tried[-1]
     if most < tried[-1]:
-        wanted = f"want at most {most} in flight, or --set workload.num_prompts={longer}"
-        raise ValueError(f"concurrency {tried[-1]}: a run has {most} requests; {wanted}")
+        wanted = f"Give at most {most} in flight, or --set workload.num_prompts={longer}"
+        raise ValueError(f"concurrency {tried[-1]}: a run has {most} requests. {wanted}")
     return tried
 
 

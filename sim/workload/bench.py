@@ -166,7 +166,7 @@ def _number(value: Json, path: str, where: str) -> float:
     value = value_at(value, path)
     if not isinstance(value, int | float) or isinstance(value, bool):
         raise ValueError(
-            f"{where}: no number under {path!r}; want what `vllm bench serve --save-result` or alike wrote"
+            f"{where}: no number under {path!r}. Give what `vllm bench serve --save-result` or alike wrote"
         )
     if value < 0.0:
         raise ValueError(f"{where}: {path}={value:g} must not be negative")
@@ -185,14 +185,14 @@ def _guidellm(path: str, options: dict[str, str]) -> Entries:
         raise ValueError(f"{TRACE} {path!r}: want an object with a list `benchmarks`, as guidellm writes")
     last = len(benchmarks) - 1
     if last > 0 and "benchmark" not in options:
-        raise ValueError(f"{TRACE} {path!r}: {last + 1} benchmarks in it; say which: FILE#benchmark=0 to {last}")
+        raise ValueError(f"{TRACE} {path!r}: {last + 1} benchmarks in it. Say which: FILE#benchmark=0 to {last}")
     index = number_of(options.get("benchmark", "0"), f"{TRACE} {path!r}", "benchmark")
     if index > last:
         raise ValueError(f"{TRACE} {path!r}: benchmark={index} must be 0 to {last}")
     where = f"{TRACE} {path!r} benchmark {index}"
     successful = value_at(benchmarks[index], "requests.successful")
     if not isinstance(successful, list):
-        raise ValueError(f"{where}: no list requests.successful; was it written with requests?")
+        raise ValueError(f"{where}: no list requests.successful. Was it written with requests?")
     for status in ("incomplete", "errored"):
         failed = value_at(benchmarks[index], f"requests.{status}")
         yield from [(where, None)] * (len(failed) if isinstance(failed, list) else 0)
@@ -225,7 +225,7 @@ def _vllm_bench(path: str, options: dict[str, str]) -> Entries:
         if values is None and name in ("start_times", "errors"):
             continue
         if not isinstance(values, list):
-            raise ValueError(f"{TRACE} {path!r}: no list {name!r}; was it saved with --save-detailed?")
+            raise ValueError(f"{TRACE} {path!r}: no list {name!r}. Was it saved with --save-detailed?")
         lists[name] = values
         if len(values) != len(lists["input_lens"]):
             raise ValueError(

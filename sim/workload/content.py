@@ -156,7 +156,7 @@ def _prompt_lines(path: Path, fields: Sequence[str]) -> Iterator[tuple[str, dict
             raise ValueError(f"{where}: no {field or ', '.join(fields)} (it has: {', '.join(row)})")
         yield where, row, field, listed(row[field], where, field)
     if not field:
-        raise ValueError(f"prompts {str(path)!r} is empty; want one JSON object per request")
+        raise ValueError(f"prompts {str(path)!r} is empty. Give one JSON object per request")
 
 
 def read_prompt_tokens(path: Path) -> list[tuple[list[int], str]]:

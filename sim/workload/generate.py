@@ -148,14 +148,14 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
                 )
             if self.fixed_len == (None, None):
                 raise ValueError(
-                    f"workload.random_range_ratio: dataset_name={self.dataset_name!r} draws lengths of its own; give "
+                    f"workload.random_range_ratio: dataset_name={self.dataset_name!r} draws lengths of its own. Give "
                     "input_len and output_len"
                 )
         if self.dataset_name not in TRACE_NAMES:
             if self.dataset_path is not None:
                 raise ValueError(
-                    f"workload.dataset_path={self.dataset_path!r}: dataset_name={self.dataset_name!r} reads no file; "
-                    f"those that do: {', '.join(TRACE_NAMES)}"
+                    f"workload.dataset_path={self.dataset_path!r}: dataset_name={self.dataset_name!r} reads no file. "
+                    f"Those that do: {', '.join(TRACE_NAMES)}"
                 )
             return
         sharing = self.sharing if self.sharing.is_any else None
@@ -163,7 +163,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
             if given is not None:
                 raise ValueError(
                     f"workload.{name}={given}: the file of dataset_name={self.dataset_name!r} says that of every "
-                    "request; leave it out"
+                    "request. Leave it out"
                 )
         if not self.dataset_path:
             raise ValueError(
@@ -299,7 +299,7 @@ def arrival_times(count: int, request_rate: float, burstiness: float, seed: int)
 def _trace_arrivals(trace: Trace, workload: Workload, seed: int) -> Floats:
     rate, how = workload.request_rate, workload.trace_arrivals
     if trace.arrival_s is None and how is TraceArrivals.RECORDED:
-        raise ValueError(f"{trace.source}: no arrival times to replay; set workload.trace_arrivals=poisson")
+        raise ValueError(f"{trace.source}: no arrival times to replay. Set workload.trace_arrivals=poisson")
     if how is TraceArrivals.RECORDED and trace.arrival_s is not None:
         return trace.arrival_s
     if how is TraceArrivals.RESCALED and trace.arrival_s is not None:

@@ -113,5 +113,5 @@ def json_objects(path: str, names: Sequence[str], *, has_prose: bool = False) ->
 def missing(what: str, name: str, present: list[str]) -> str:
     """Words for a missing field, and the nearest of those that are present."""
     nearest = get_close_matches(name, present, n=1, cutoff=0.5)
-    hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
+    hint = f". Did you mean {nearest[0]!r}?" if nearest else ""
     return f"no {what} {name!r}{hint} (it has: {', '.join(present)})"

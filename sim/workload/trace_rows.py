@@ -72,7 +72,7 @@ class ColumnMap(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError(unknown("unit of arrivals", self.unit, UNITS_S))
         if self.arrival and self.arrival_unit not in UNITS_S:
             raise ValueError(
-                f"column map: arrival={self.arrival[0]!r} does not end in its unit; add unit=s|ms|us|ns|datetime"
+                f"column map: arrival={self.arrival[0]!r} does not end in its unit. Add unit=s|ms|us|ns|datetime"
             )
 
     @property
@@ -134,7 +134,7 @@ class RowReader:
         if columns.adds_turns and last is not None:
             prompt += last.said_tokens
         if columns.delay and prompt + output > MAX_TOKENS:
-            raise ValueError(f"{where}: the conversation so far has {prompt + output} tokens; at most {MAX_TOKENS}")
+            raise ValueError(f"{where}: the conversation so far has {prompt + output} tokens, more than {MAX_TOKENS}")
         if columns.session:
             self._turns[session] = _Turn(arrival_s, prompt + output)
         content = self._content(row, session, prompt, output, where)
@@ -172,7 +172,7 @@ class RowReader:
         """The arrival of a turn that says how long after the last one it came."""
         if last is None or last.arrival_s is None:
             name = self._columns.arrival[0]
-            raise ValueError(f"{where}: {missing('field', name, list(row))}; the first of a session needs one")
+            raise ValueError(f"{where}: {missing('field', name, list(row))}. The first of a session needs one")
         name, delay = _found(row, self._columns.delay)
         waited_s = 0.0 if delay is None else seconds_of(delay, "ms", where, name)
         if waited_s < 0.0:

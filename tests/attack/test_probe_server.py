@@ -55,7 +55,7 @@ def usage(text: str) -> Way:
 
 
 BROKEN: dict[str, tuple[str, Way, str]] = {
-    "models null": (MODELS, whole('{"data": null}'), "names no model; say which with --model"),
+    "models null": (MODELS, whole('{"data": null}'), "names no model. Say which with --model"),
     "models without an id": (MODELS, whole('{"data": [{"id": null}]}'), TYPED + ".*expected `str`"),
     "models of control characters": (MODELS, whole('{"data": [{"id": "\\u001b[2J"}]}'), TYPED + ".*control character"),
     "models nested": (MODELS, whole('{"data": ' + "[" * 200_000), TYPED + ".*nested deeper than 64"),
@@ -274,7 +274,7 @@ def test_a_key_that_is_none_is_refused_unseen(
 def test_an_address_with_a_password_is_refused_unseen(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert probe("http://me:secret@127.0.0.1:1", tmp_path) == 2
     told = capsys.readouterr().err
-    assert "holds a password; want the key in LANESIM_API_KEY" in told
+    assert "holds a password. Give the key in LANESIM_API_KEY" in told
     assert "secret" not in told
 
 

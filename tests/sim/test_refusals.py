@@ -47,34 +47,34 @@ replaced = msgspec.structs.replace
 
 
 FORMS = [
-    ("idd:0.7", "unknown acceptance model 'idd'; did you mean 'iid'?"),
+    ("idd:0.7", "unknown acceptance model 'idd'. Did you mean 'iid'?"),
     ("code:0.9", "acceptance 'code' has no numbers"),
-    ("iid", "nothing after 'iid'; write iid:0.7"),
-    ("iid:high", "'high' is not a number; write iid:0.7"),
+    ("iid", "nothing after 'iid'. Write iid:0.7"),
+    ("iid:high", "'high' is not a number. Write iid:0.7"),
     ("iid:1.01", "iid rate=1.01 must be a number from 0 to 1"),
-    ("iid:.5,.6", "got 2 numbers; write iid:0.7"),
-    ("iid:2.6", "must be a number from 0 to 1; write length:2.6@K if this is an acceptance length"),
+    ("iid:.5,.6", "got 2 numbers. Write iid:0.7"),
+    ("iid:2.6", "must be a number from 0 to 1. Write length:2.6@K if this is an acceptance length"),
     ("per-position:.8,1.5", "per-position rate 2=1.5 must be"),
     ("length:0.9", "acceptance length 0.9 must be from 1 to 5"),
-    ("length:5@3", "length 5.0 must be from 1 to 4 (num_speculative_tokens=3, and the target's own token); write "),
+    ("length:5@3", "length 5.0 must be from 1 to 4 (num_speculative_tokens=3, and the target's own token). Write "),
     ("length:.6@3", "if 0.6 is accepted / drafted tokens, that is a length of 2.8"),
     ("length:2.6@", "'' after @ must be the draft length that was measured"),
-    ("length:2.6@0", "'0' after @ must be the draft length that was measured, a whole number in 1..126; write"),
-    ("length:@3", "'' is not a number; write length:2.6@3"),
-    ("beta:13", "got 1 numbers; write beta:13,8"),
+    ("length:2.6@0", "'0' after @ must be the draft length that was measured, a whole number in 1..126. Write"),
+    ("length:@3", "'' is not a number. Write length:2.6@3"),
+    ("beta:13", "got 1 numbers. Write beta:13,8"),
     ("beta:0,8", "beta a=0.0 must be"),
     ("beta:13,8~1", "only iid, length, vllm, per-position take a spread of requests"),
-    ("markov:.1,.2,.3", "got 3 numbers; write markov:"),
+    ("markov:.1,.2,.3", "got 3 numbers. Write markov:"),
     ("markov:.9,.1,.8,.3", "must be above 0 and at most 1"),
     ("markov:.8,.2", "wants FIRST <= AFTER"),
     ("tape:absent.jsonl", "acceptance tape 'absent.jsonl' cannot be read: No such file"),
-    ("vllm:.49,.74", "rate 2=0.74 must not be above the one before, 0.49; write per-position:0.49,0.74 if these are"),
-    ("vllm:.74,1.2", "unconditional rate 2=1.2 must be a number from 0 to 1; write vllm:.74,.49,.37"),
+    ("vllm:.49,.74", "rate 2=0.74 must not be above the one before, 0.49. Write per-position:0.49,0.74 if these are"),
+    ("vllm:.74,1.2", "unconditional rate 2=1.2 must be a number from 0 to 1. Write vllm:.74,.49,.37"),
     ("vllm:.5~-1", "must be from 0 to 10"),
     ("vllm:.5~.9...4", "write the smaller one first"),
     ("vllm:.5~.2..11", "must be from 0 to 10"),
     ("vllm:.5~.2..", "'' is not a number"),
-    ("vllm:.3,.5~1", "write per-position:"),
+    ("vllm:.3,.5~1", "Write per-position:"),
 ]
 
 
@@ -96,8 +96,8 @@ TAPES = [
     ("[1, 2\n", "", "line 1: not valid JSON"),
     ("[1, 2]\n[1, 0]\n", "", "line 2: want a list of whole numbers from 1"),
     ("[1]\n", "", "line 1: 1 positions, and at least 2 are needed"),
-    ('{"a": [1, 2], "b": [1, 2]}\n', "", "2 list fields (a, b); name one as FILE#FIELD"),
-    ('{"eagle": [1, 2], "ngram": [1, 2]}\n', "#eagel", "did you mean 'eagle'"),
+    ('{"a": [1, 2], "b": [1, 2]}\n', "", "2 list fields (a, b). Name one as FILE#FIELD"),
+    ('{"eagle": [1, 2], "ngram": [1, 2]}\n', "#eagel", "Did you mean 'eagle'"),
 ]
 
 
@@ -123,7 +123,7 @@ GONE = object()
 """A key that is taken away."""
 PROFILES: list[tuple[str, Any, str]] = [
     ("host.step_seconds", 1.0, "step_seconds"),
-    ("kernels.gemm.compute_shar", 1.0, "did you mean 'compute_share'?"),
+    ("kernels.gemm.compute_shar", 1.0, "Did you mean 'compute_share'?"),
     ("schema", 2, "newer"),
     ("schema", GONE, "schema=None must be 1"),
     ("gpu.peak_flops", 0, "peak_flops"),
@@ -182,7 +182,7 @@ def test_what_is_no_profile_is_named(content: bytes) -> None:
 
 @pytest.mark.parametrize("name", ["../profiles/cpu/tiny", "cpu", "", "/", "cpu/tiny/", f"{PAIR[:20]}+tinylama-1.1b"])
 def test_a_name_is_not_a_way_into_the_file_system_and_the_nearest_one_is_proposed(name: str) -> None:
-    assert_refused(lambda: load(name), f"did you mean {PAIR!r}" if "+" in name else "")
+    assert_refused(lambda: load(name), f"Did you mean {PAIR!r}" if "+" in name else "")
     with pytest.raises(UnknownProfile):
         load(name)
 
@@ -206,7 +206,7 @@ def test_a_defect_of_an_engines_file_is_one_line(tmp_path: Path, change: dict[st
 
 
 def test_an_unknown_engine_is_one_line_with_the_nearest_name() -> None:
-    assert_refused(lambda: load_engine("vllm-0.42", "h100-sxm"), "unknown engine 'vllm-0.42'; did you mean 'vllm-0.")
+    assert_refused(lambda: load_engine("vllm-0.42", "h100-sxm"), "unknown engine 'vllm-0.42'. Did you mean 'vllm-0.")
 
 
 AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6805900,374,44\n2023-11-16 18:15:51.68059,10,1\n"
@@ -216,22 +216,22 @@ ROW = {"arrival_s": 0, "prompt_tokens": 20, "output_tokens": 5}
 TURNS = '[{"conversations": [{"value": "hi"}]}, {"conversations": [{"value": "hi"}, {"value": "ho"}]}]'
 BENCHES = json.dumps({"benchmarks": [{"requests": {"successful": []}}] * 2})
 TRACES = [
-    ("trace-azure", "", "", "is empty; want a header line"),
-    ("trace-azure", "TIMESTAMP,ContextToken,GeneratedTokens\n", "", "line 1: no column 'ContextTokens'; did you mean "),
+    ("trace-azure", "", "", "is empty. Give a header line"),
+    ("trace-azure", "TIMESTAMP,ContextToken,GeneratedTokens\n", "", "line 1: no column 'ContextTokens'. Did you mean "),
     ("trace-azure", AZURE + "2023-11-16 18:15:52,18\n", "", "line 4: 2 fields, and the header has 3"),
     ("trace-azure", AZURE + "2023-11-16 18:15:52,ten,4\n", "", "line 4: ContextTokens='ten' must be a whole number of"),
     ("trace-azure", AZURE + "2023-11-16 18:15:52,0,4\n", "", "line 4: ContextTokens='0' must be a whole number of "),
     ("trace-azure", AZURE + "2023-11-16 18:15:50,5,4\n", "", "line 4: arrival is 1.68059 s before the row above"),
     ("trace-azure", AZURE + "yesterday,5,4\n", "", "line 4: TIMESTAMP='yesterday' must be an ISO 8601 date and time"),
     ("mooncake", MOONCAKE + '{"timestamp": 1, "input_length": 5', "", "line 2: not valid JSON"),
-    ("mooncake", MOONCAKE.replace("input_length", "input_len"), "", "no field 'input_length'; did you mean"),
+    ("mooncake", MOONCAKE.replace("input_length", "input_len"), "", "no field 'input_length'. Did you mean"),
     ("mooncake", MOONCAKE.replace(": 0", ': "x"'), "", "timestamp='x' must be a number (ms)"),
     ("mooncake", MOONCAKE.replace(": 0", ": NaN"), "", "'timestamp' NaN is no number"),
     ("mooncake", MOONCAKE.replace(": 5", ": 5.5", 1), "", "input_length=5.5 must be"),
     ("mooncake", MOONCAKE.replace("[]", '["a"]'), "", "hash_ids=['a'] must be a list"),
     ("mooncake", MOONCAKE + MOONCAKE.replace(": 0", ": -1"), "", "line 2: arrival is 0.001 s"),
-    ("csv", CSV + "0,1,1\n", "#arival=x", "unknown trace option 'arival'; did you mean 'arrival'?"),
-    ("csv", "when,prompt_tokens,output_tokens\n0,1,1\n", "#arrival=when", "does not end in its unit; add unit="),
+    ("csv", CSV + "0,1,1\n", "#arival=x", "unknown trace option 'arival'. Did you mean 'arrival'?"),
+    ("csv", "when,prompt_tokens,output_tokens\n0,1,1\n", "#arrival=when", "does not end in its unit. Add unit="),
     ("csv", CSV + "0,1,1\n", "#prompt=inn", "no column 'inn'"),
     ("csv", CSV + "-1.7e308,10,3\n1.7e308,12,3\n", "", "line 3: arrival is inf s after the first one"),
     ("csv", CSV + "1700000000000,10,2\n", "", "line 2: arrival_s='1700000000000' is a Unix time in ms, not in s"),
@@ -242,9 +242,9 @@ TRACES = [
     ("sharegpt", "", "", "not valid JSON"),
     ("sharegpt", '[{"prompt_tokens": 5}]', "", "entry 1: output_tokens=None must be"),
     ("sharegpt", '[{"conversations": [1, 2]}]', "", "entry 1: its first two turns must have a text"),
-    ("sharegpt", TURNS, "", "texts without lengths; name a tokenizer"),
+    ("sharegpt", TURNS, "", "texts without lengths. Name a tokenizer"),
     ("sharegpt", TURNS, "#tokenizer=absent", "must be a local directory"),
-    ("guidellm", BENCHES, "", "2 benchmarks in it; say which: FILE#benchmark=0 to 1"),
+    ("guidellm", BENCHES, "", "2 benchmarks in it. Say which: FILE#benchmark=0 to 1"),
     ("guidellm", BENCHES, "#benchmark=2", "benchmark=2 must be 0 to 1"),
 ]  # fmt: skip
 
@@ -290,7 +290,7 @@ def test_a_bad_file_of_a_benchmark_names_its_field(
 
 WORKLOADS: list[tuple[dict[str, Any], str]] = [
     ({"num_prompts": 200, "num_warmups": 150, "num_cooldowns": 50}, "must be below num_prompts=200 together"),
-    ({"dataset_name": "azure-cone"}, "unknown workload.dataset_name 'azure-cone'; did you mean 'azure-conv'?"),
+    ({"dataset_name": "azure-cone"}, "unknown workload.dataset_name 'azure-cone'. Did you mean 'azure-conv'?"),
     ({"dataset_name": "mooncake"}, "dataset_name='mooncake' reads a file: name it with workload.dataset_path"),
     ({"dataset_path": "x.csv"}, "dataset_name='sharegpt-long' reads no file"),
     ({"dataset_name": "csv", "dataset_path": "x", "input_len": 2}, "workload.input_len=2: the file of"),
@@ -319,8 +319,8 @@ SCENARIOS: list[tuple[dict[str, Any], str]] = [
     ({"policy": "continuous", "speculation.drafts": SMALL_DRAFT}, "policy 'continuous' has one draft model"),
     ({"speculation.drafts": SMALL_DRAFT, "speculation.controller": "feedback"}, "each has a length of its own"),
     ({"speculation.drafts": OTHER_VOCABULARY}, "128256 tokens in its vocabulary"),
-    ({"policy_options.lanes": {"decod": {"max_num_seqs": 5}}}, "did you mean 'decode'"),
-    ({"policy": "pdv", "devices.overlap": "processes"}, "a process of each lane of pd; those of 'pdv' share one"),
+    ({"policy_options.lanes": {"decod": {"max_num_seqs": 5}}}, "Did you mean 'decode'"),
+    ({"policy": "pdv", "devices.overlap": "processes"}, "a process of each lane of pd. Those of 'pdv' share one"),
     (OF_HEAD, "speculation.stale_acceptance must say what is accepted then"),
     ({"speculation.controller": "goodput", TABLE_KEY: [[1, 8, 2]]}, "none by goodput"),
     ({"speculation.controller": "by_batch"}, "by_batch needs"),
@@ -357,7 +357,7 @@ def test_the_reference_refuses_what_it_does_not_know(changes: dict[str, Any], na
 
 
 OF_REPLAYS: list[tuple[dict[str, Any], str]] = [
-    ({"energy": True}, "energy is simulated only: a replay reads no power; leave it out"),
+    ({"energy": True}, "energy is simulated only: a replay reads no power. Leave it out"),
     ({"speculation.controller": "adaptive_verification"}, "simulated only"),
 ]
 
@@ -398,9 +398,9 @@ VALUES: list[tuple[Callable[..., object], dict[str, Any], str]] = [
     (PolicyOptions, {"poll_s": 1e-12}, "poll_s=1e-12 must be 0 or at least"),
     (PolicyOptions, {"stream_priorities": "high"}, "stream_priorities='high' must be true, false or preemptive"),
     *((PolicyOptions, {"adaptive_table": rows}, named) for rows, named in (
-        (((2, "pd"),), "rows begin at [2]; want 1 first, then rising"),
-        (((1, "pd"), (1, "pdv")), "then rising"),
-        ((), "want 1 first"),
+        (((2, "pd"),), "rows begin at [2]. The first must be 1, and they must rise"),
+        (((1, "pd"), (1, "pdv")), "they must rise"),
+        ((), "The first must be 1"),
         (((1, "continuous"),), "'continuous' is none of baseline, pd, pdv, unified"),
     )),
     *((ByBatch, {"table": rows, "draft_tokens_max": 4}, named) for rows, named in (

@@ -120,7 +120,9 @@ def faults(plain: dict[str, Any], sentence: str, printed: str) -> list[str]:
     found = [f"{each.text} is in no cell" for each in spoken(sentence) if not each.is_any(cells)]
     found += [f"{each.text} is not in the JSON" for each in spoken(sentence) if not each.is_any(values)]
     sentence = sentence.replace("\n", " ")
-    best = by_policy[sentence.partition(" holds ")[0].lower()]
+    named = re.search(r"One replica of (\w+) serves|(\w+) serves (?:no|every) load", sentence)
+    assert named is not None
+    best = by_policy[(named[1] or named[2]).lower()]
     for one in by_policy.values():
         load = {"never": 0.0, "unbounded": inf}.get(one["limit"], one["load"])
         if one["load"] is not None and not one["attainment"]["all"] >= share:
@@ -130,7 +132,7 @@ def faults(plain: dict[str, Any], sentence: str, printed: str) -> list[str]:
             found.append(f"{one['policy']}: the load is outside its interval")
         if best["limit"] != "unbounded" and load > (best["load"] or 0.0):
             found.append(f"{one['policy']} holds more than {best['policy']}")
-    if (" holds no load " in sentence) != (best["limit"] == "never"):
+    if (" serves no load " in sentence) != (best["limit"] == "never"):
         found.append(f"{best['policy']} holds some load and none")
     met = {name: value for name, value in best["attainment"].items() if name != "all"}
     missed = "".join(re.findall(r"above that rate (\w+) is missed first", sentence))
@@ -143,7 +145,7 @@ def faults(plain: dict[str, Any], sentence: str, printed: str) -> list[str]:
             found.append(f"one replica of {fleet['policy']} holds {one['load']}, and serves {rate}")
     if ("No number of replicas" in sentence) != (rate is not None and not enough):
         found.append("some and no number of replicas")
-    if enough and f" take {min(fleet['replicas'] for fleet in enough)} replica" not in sentence:
+    if enough and f"Rent {min(fleet['replicas'] for fleet in enough)} replica" not in sentence:
         found.append("not the fewest replicas")
     return found
 

@@ -142,7 +142,10 @@ def of_figures(plain: Plain, sentence: str) -> Iterator[str]:
     ends = [end for point in points for end in point["interval"] or ()]
     ks = {0, *(each["k"] for each in points[0]["lengths"])}
     allowed = {
-        "%": [SURE_PCT, DRAWS_PCT, plain["gain"]["mean"], *([change["mean"], *change["interval"]] if change else [])],
+        "%": [
+            *(SURE_PCT, DRAWS_PCT, plain["gain"]["mean"], *plain["gain"]["interval"]),
+            *([change["mean"], *change["interval"]] if change else []),
+        ],
         "times": [point["speedup"] for point in points],
         "K": ks,
         "": [
@@ -185,15 +188,15 @@ def of_the_choice(plain: Plain, sentence: str, grid: LengthGrid | None) -> Itera
         beyond[point["concurrency"]] = lost[length_at(rows, point["concurrency"])] - min(lost.values()) - ALIKE
     worse, about = ({load for load, by in beyond.items() if by > edge} for edge in (1e-9, -1e-9))
     # The second reason: lengths by load gain too little.
-    reason = re.search(rf"Other lengths are better at {LOADS}, but no table by batch size is surely 1 %", sentence)
+    reason = re.search(rf"Other lengths are better at {LOADS}, but no table is surely 1 %", sentence)
     if not worse <= set(map(int, re.findall(r"\d+", reason[1] if reason else ""))) <= about:
         yield f"other lengths have less regret at {worse}, which is not what it says"
-    has_reason = reason is not None or "no table by batch size is surely 1 % better" in sentence
+    has_reason = reason is not None or "Drafting by batch size changes" in sentence
     if has_reason and plain["gain"]["is_sure"]:
         yield "it says that no table is surely better, and one is"
     if says_none and any(gains_at(points, point["concurrency"]) for point in points):
         # The third reason: over all loads no speculation loses least.
-        if not has_reason or "it loses least" not in sentence:
+        if not has_reason or "Do not speculate at" not in sentence:
             yield "no speculation is named where lengths gain, without a reason"
         elif grid is not None and least_regret(grid) != PLAIN:
             yield f"no speculation does not lose least: {least_regret(grid)}"
@@ -287,15 +290,6 @@ def plan_faults(found: Rental) -> Iterator[str]:
     yield from of_the_break_even(plain["tuning"])
     if plain["tuning"]["table"] != row.k_table or k not in {each for _, _, each in row.k_table}:
         yield f"K = {k} is deployed, the table has {row.k_table}, {tuning.verdict!r}"
-    text = tuning_sentence(tuning)
-    yield from of_gains(plain["tuning"], text)
-    if not re.search(rf"\b{k} tokens?\b" if k else "Do not speculate", text):
-        yield f"{text!r} says nothing of K = {k}"
-    if load := re.search(r"It is best at (\d+) requests in flight", text):
-        at = next(point for point in tuning.points if point.concurrency == int(load[1]))
-        lost = {each.k: each.expected_regret for each in at.lengths}
-        if lost[k] > min(lost.values()) + ALIKE:
-            yield f"{load[0]}, {k} is deployed, regrets {lost}"
 
 
 PLANS = [(2, 3, "length:2.6@3"), (3, 3, "length:2.6@3"), (1, 10, "iid:0.3"), (2, 2, "iid:0.1")]

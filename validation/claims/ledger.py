@@ -112,7 +112,7 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         """Lowest and highest figure that meets the claim. Raises ValueError for a claim in words without bounds."""
         low, high = (self.claimed if bound is None else bound for bound in (self.low, self.high))
         if isinstance(low, str) or isinstance(high, str):
-            raise ValueError(f"claim {self.id}: {self.claimed!r} is no figure; give it low and high")
+            raise ValueError(f"claim {self.id}: {self.claimed!r} is no figure. Give it low and high")
         by_pct = self.within_pct / 100.0
         return low - abs(low) * by_pct - self.within, high + abs(high) * by_pct + self.within
 

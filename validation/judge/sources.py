@@ -74,7 +74,7 @@ def cells_of_run(run: RunSpec, data: Path) -> list[ServedLoad]:
     fitted_ids = load(run.profile).host.source.replace(",", " ").split() if isinstance(run.profile, str) else ()
     predicted = {} if run.predicted is None else _predicted(path_of(run.predicted, data))
     if tree := next((cell.topk for cell in cells if cell.topk > 1), None):
-        raise ValueError(f"topk={tree}: trees of drafts are not simulated; want chains, topk=1")
+        raise ValueError(f"topk={tree}: trees of drafts are not simulated. Give chains, topk=1")
     return [
         msgspec.structs.replace(
             cell,

@@ -5,7 +5,7 @@ are searched (planning), the highest load of one that is given (sim.studies.atta
 from __future__ import annotations
 
 from calibrate.cli.plan.flags import PlanFlags
-from sim.cli.console import claim, progress, say_runs, say_trace, show
+from sim.cli.console import claim, note_trace, progress, show
 from sim.cli.flags import command
 from sim.cli.options import gather, inputs_of, parse_goodput, with_assumptions
 
@@ -15,15 +15,15 @@ EXAMPLE = (
 )
 
 
-@command("plan", PlanFlags, example=EXAMPLE, short_help="Highest load within the SLOs, and the GPUs for a rate.")
+@command("plan", PlanFlags, example=EXAMPLE, short_help="GPUs to rent for a rate, or the highest rate of one replica.")
 def plan_command(flags: PlanFlags) -> None:
-    """The GPUs to rent for MODEL at --rate within the SLOs of --goodput. Without --rate, the highest load of a replica.
+    """Say how many GPUs to rent for MODEL at --rate, within the limits of --goodput.
 
-    With MODEL and --rate the ways to split it over GPUs are searched, with and without the drafter. The best few are
-    simulated again and again, with costs and acceptance varied within their measured errors.
+    It searches the ways to split MODEL over GPUs, with and without the drafter. The best few are simulated many times,
+    with GPU times and acceptance varied within their errors.
 
-    Without --rate, or with --profile, --set, --serve or a scenario file, one deployment is simulated: the highest
-    request rate at which a share of the requests meets all SLOs, and the fewest replicas for --rate.
+    Without --rate it finds the highest request rate of one replica. With --profile, --set, --serve or a scenario file
+    that one deployment is simulated, and --rate gives its number of replicas.
     """
     is_set = any(not flags.disaggregate or text.startswith("policy=") for text in flags.set)
     is_given = bool(flags.profile or flags.serve or is_set)
@@ -35,7 +35,7 @@ def plan_command(flags: PlanFlags) -> None:
     claim(files={"--json": flags.json}, inputs=[flags.scenario])
     bounds_ms = parse_goodput(flags.goodput)
     if not bounds_ms:
-        raise ValueError("plan: no SLO given; want some of --goodput ttft:MS tpot:MS e2el:MS")
+        raise ValueError("no limit on latency is given. Add such as --goodput ttft:1000 tpot:40")
     if flags.input_len is None or flags.output_len is None:
         raise ValueError("plan: which lengths? want --input-len N --output-len N")
     from calibrate.cli.plan.planning import planned
@@ -58,8 +58,7 @@ def _highest(flags: PlanFlags) -> None:
     profile = load(scenario.profile)
     if (gpus := profile.tensor_parallel * profile.data_parallel) > (flags.gpus or gpus):
         raise ValueError(f"{profile.name} takes {gpus} GPUs, more than --gpus {flags.gpus}")
-    say_trace(scenario.workload, is_quiet=flags.json == "-")
-    say_runs(len(scenario.policy) * (flags.draws or 0))
+    note_trace(scenario.workload)
     with progress() as on_step:
         result = highest_load(
             scenario,

@@ -14,9 +14,9 @@ class PlanFlags(ServedFlags, frozen=True, kw_only=True):
 
     rate: Annotated[Rate | None, "Requests per second to rent GPUs for."] = None
     price: Price = None
-    gpus: Annotated[Gpus | None, "GPUs of a replica at most. [default: 8 with --rate]"] = None
+    gpus: Annotated[Gpus | None, "Most GPUs of a replica. [default: 8 with --rate]"] = None
     disaggregate: Annotated[bool, "Also try separate prefill and decode servers, with 6 variations."] = False
-    draws: Annotated[Draws | None, "Variations of costs and acceptance. [default: 20]"] = None
+    draws: Annotated[Draws | None, "How often to vary GPU times and acceptance. [default: 20]"] = None
     verbose: Verbose = False
     json: JsonFile = None
     overwrite: Overwrite = False

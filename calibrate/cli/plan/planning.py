@@ -26,6 +26,7 @@ from sim.drafters.registry import DRAFTERS, HEADS, LOOKED_UP, drafter_named, pai
 from sim.files.json_values import Json, read_json
 from sim.metrics.price import usd_per_gpu_h
 from sim.model_names import DEGREE
+from sim.report.say import DISPUTE
 from sim.run.forecast import StepForecast
 from sim.run.resolve import resolve
 from sim.run.scenario import Scenario, parse_scenario
@@ -51,12 +52,8 @@ def planned(flags: PlanFlags, bounds_ms: dict[str, float], on_step: OnDone) -> R
     price, began_s, engine = usd_per_gpu_h(flags.price), time.monotonic(), flags.engine or DEFAULT_ENGINE
 
     def rank(ranking: Sequence[Contender]) -> None:
-        rows = [
-            f"{each.candidate.label} {'no drafter' if each.k < 1 else f'K = {each.k}'} ~{each.rate_per_s:.3g}/s, "
-            f"~{each.gpus} GPUs"
-            for each in ranking[:5]
-        ]
-        click.echo(f"first ranking after {time.monotonic() - began_s:.0f} s: {'; '.join(rows)}", err=True)
+        rows = ", ".join(f"{each.gpus} GPUs as {each.candidate.label}" for each in ranking[:5])
+        click.echo(f"first estimate after {time.monotonic() - began_s:.0f} s: {rows}", err=True)
 
     candidates, refused, named = _candidates(flags, on_step)
     scenario, assumed = _scenario(flags, bounds_ms, candidates)
@@ -174,7 +171,7 @@ def disputed_step(
     resolved = resolve(scenario, profile, "continuous")
     ours_ms = 1e3 * StepForecast(resolved.costs, resolved.limits, context, has_draft=False).step_s(1, 0)
     whose = f" ({stood_in.split(';')[0]})" if stood_in else ""
-    step = f"a decode step takes {ours_ms:.1f} ms here{whose}, {theirs_ms:.1f} by {predictor}"
+    step = f"One decode step takes {ours_ms:.1f} ms here{whose}. By {predictor} it takes {theirs_ms:.1f} ms"
     if max(theirs_ms / ours_ms, ours_ms / theirs_ms) < DISPUTED:
-        return step, None
-    return f"tables dispute: {step} ({kernels}'s own); measure it before you rent", theirs_ms / ours_ms
+        return f"{step}.", None
+    return f"{DISPUTE}{step} ({kernels}'s own tables). Measure one server first.", theirs_ms / ours_ms

@@ -240,7 +240,7 @@ class KernelFiles:
         if kv == "bfloat16" and not window:
             if batch.max() > MAX_SEQUENCES:
                 raise ValueError(
-                    f"{table} of {self.gpu.name!r}: batch_size={batch.max():g} must be at most {MAX_SEQUENCES}; are "
+                    f"{table} of {self.gpu.name!r}: batch_size={batch.max():g} must be at most {MAX_SEQUENCES}. Are "
                     "columns swapped?"
                 )
             flops = 4.0 * heads * head_dim * batch * queries * (history + 0.5 * queries)
@@ -260,7 +260,7 @@ class KernelFiles:
             how = "less than" if is_short.any() else f"over {FAR:g} times"
             raise ValueError(
                 f"{table} of {gpu.name!r}, row {frame.index[i]}: {1e3 * seconds[i]:.4g} ms, {how} the "
-                f"{1e3 * roof_s[i]:.3g} ms of the datasheet; are times not in milliseconds, or columns swapped?"
+                f"{1e3 * roof_s[i]:.3g} ms of the datasheet. Are times not in milliseconds, or columns swapped?"
             )
 
     def rows(self, engine: str, table: str, **wanted: object) -> pd.DataFrame:
@@ -353,7 +353,7 @@ def _read(path: Path, columns: tuple[str, ...]) -> pd.DataFrame:
     names = table.column_names
     missing = [column for column in (*columns, "latency") if column not in names]
     if missing:
-        raise ValueError(f"{path.name}: no column {missing[0]!r}; columns are {', '.join(names)}")
+        raise ValueError(f"{path.name}: no column {missing[0]!r}. Columns are {', '.join(names)}")
     for column in (*columns, "latency", *(name for name in OPTIONAL if name in names)):
         _check_type(path.name, column, table.schema.field(column).type)
     frame: pd.DataFrame = table.to_pandas().replace({"kv_cache_dtype": {"fp8_e4m3": "fp8"}})

@@ -26,26 +26,28 @@ MEMORY = "import torch; print(torch.cuda.get_device_properties(0).total_memory)"
 
 class EvidenceFlags(Struct, frozen=True, kw_only=True):
     device: Annotated[Literal["cpu", "cuda"], "What to measure. cuda needs 16 GB."]
-    out: Annotated[Path, "Directory for all that is measured. An interrupted run goes on there."]
+    out: Annotated[Path, "Directory for the measurements. Run the command again to continue there."]
     overwrite: Overwrite = False
-    until: Annotated[Step | None, "Last step of this call: a prediction can be committed before it is tested."] = None
-    only: Annotated[Step | None, "This step alone, again if it is done."] = None
+    until: Annotated[
+        Step | None, "Last step to run, such as measure. The prediction can be committed before it is tested."
+    ] = None
+    only: Annotated[Step | None, "Run this step alone, even if it was done."] = None
 
 
 @command(
     "evidence",
     EvidenceFlags,
     example="lanesim evidence --device cpu --out results/evidence",
-    short_help="Whether lanes pay on this machine: measured, predicted, replayed.",
+    short_help="Measure and predict whether lanes pay on this machine.",
 )
 def evidence_command(flags: EvidenceFlags) -> None:
-    """Measure this machine, predict lanes beside continuous batching on it, replay both, and say whether lanes pay.
+    """Measure this machine, predict lanes and continuous batching on it, run both, and say whether lanes pay.
 
-    Five steps, the most valuable first, each within its own time: smoke (checks), measure (the passes of a pair, and
-    OUT/prediction.json of what follows), closed (16 requests in flight, three runs), open (at 0.6 of capacity) and
-    many (64 in flight, five policies). Each prints the commands that it runs. The page is
-    OUT/send/docs/validation/GPU/README.md. Where something else disturbed a step, it states no verdict. The same
-    command goes on after a kill, or after --until; with --overwrite it begins anew.
+    There are five steps. smoke checks the machine. measure times the passes and writes OUT/prediction.json. closed runs
+    16 requests in flight, open runs 0.6 of capacity, many runs 64 in flight under five schedulers.
+
+    Each step prints its commands. The result is OUT/send/docs/validation/GPU/README.md. It gives no verdict where other
+    programs disturbed a step. Run the command again to continue, or with --overwrite to begin anew.
     """
     if flags.until is not None and flags.only is not None:
         raise ValueError(f"--until {flags.until} and --only {flags.only}: give one of them")
@@ -77,5 +79,5 @@ def _memory_bytes(device: str) -> float:
     asked = subprocess.run([sys.executable, "-c", MEMORY], capture_output=True, text=True)
     if asked.returncode:
         reason = " ".join(asked.stderr.strip().splitlines()[-1:])
-        raise ValueError(f"--device cuda: {reason}; {install_line('gpu,analysis')} on a machine with a GPU")
+        raise ValueError(f"--device cuda: {reason}. Run {install_line('gpu,analysis')} on a machine with a GPU")
     return float(asked.stdout)

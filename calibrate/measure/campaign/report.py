@@ -108,7 +108,7 @@ def _lines(profile: Profile, smoke: dict[str, Any], results: dict[str, Any], lac
     )
     yield from table(["load", "policy", *BARS], _judged(results))
     if lacking:
-        yield from ("", f"Lacking: {', '.join(lacking)}; the same command replays them.")
+        yield from ("", f"Lacking: {', '.join(lacking)}. The same command replays them.")
     yield ""
 
 

@@ -52,7 +52,7 @@ def run_campaign(name: str, out: Path, *, until: Step | None = None, only: Step 
     """Run what OUT lacks. Exit code: 0 every step is done, 1 one failed (after a red smoke step none is begun, else the
     others went on), 2 OUT is of something else, 130 interrupted."""
     if out.exists() and not is_ours(out):
-        print(f"campaign: {str(out)!r} is there and of no campaign; choose another directory", file=sys.stderr)
+        print(f"campaign: {str(out)!r} is there and of no campaign. Choose another directory", file=sys.stderr)
         return 2
     out.mkdir(parents=True, exist_ok=True)
     campaign = CAMPAIGNS[name]
@@ -69,7 +69,7 @@ def run_campaign(name: str, out: Path, *, until: Step | None = None, only: Step 
         try:
             is_over = _do(name, out, step)
         except KeyboardInterrupt:
-            print("campaign: interrupted; the same command goes on from here", file=sys.stderr)
+            print("campaign: interrupted. The same command goes on from here", file=sys.stderr)
             return 130
         except ValueError as error:
             print(f"campaign: {step}: {error}", file=sys.stderr)
@@ -86,7 +86,7 @@ def run_campaign(name: str, out: Path, *, until: Step | None = None, only: Step 
     if SMOKE not in failed and campaign.job.profile_path(out).exists():
         report(out, campaign)
     if failed:
-        print(f"campaign: failed: {', '.join(failed)}; the reason stands above", file=sys.stderr)
+        print(f"campaign: failed: {', '.join(failed)}. The reason stands above", file=sys.stderr)
         return 1
     if left:
         print("\n".join(_found(out, name)))
@@ -118,7 +118,7 @@ def _found(out: Path, name: str) -> list[str]:
         lines = [f"found: a profile, and what it predicts of every replay, to be committed now: {out / PREDICTION}"]
     again = [step for step in STEPS if disturbed(out, campaign, step)]
     if again:
-        lines.append(f"disturbed: {', '.join(again)}; the page states no verdict; --only {again[0]} does it again")
+        lines.append(f"disturbed: {', '.join(again)}. The page states no verdict. Repeat with --only {again[0]}")
     if left:
         command = f"lanesim evidence --device {device_of(name)} --out {out}"
         return [*lines, f"{_next(campaign, left)}; `{command}` goes on"]

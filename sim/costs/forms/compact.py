@@ -76,7 +76,7 @@ class CompactPasses(ModelPasses):
         super().__init__(profile, model, graph_sizes)
         shape = self._shape
         if not shape.is_plain:
-            raise ValueError(f"{shape.name}: compact constants price plain dense decoders; want a profile of points")
+            raise ValueError(f"{shape.name}: compact constants price plain dense decoders. Give a profile of points")
         kernels, gpu = profile.compact, profile.gpu
         self.kernels, self.bounds = kernels, bounds_of(kernels.measured)
         self._gemms = shape.gemms(profile.tensor_parallel)

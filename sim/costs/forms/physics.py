@@ -46,7 +46,7 @@ def check_physics(profile: Profile) -> None:
                 what = f"{rows} rows of {queries} with {context} of context" if rows else f"a prompt of {chunks[0][0]}"
                 roofs = f"the data sheet of {profile.gpu.name}" if sheet else "any GPU"
                 raise ValueError(
-                    f"a pass of {shape.name} over {what} takes {1e3 * taken_s:.3g} ms; by the roofs of {roofs} "
+                    f"a pass of {shape.name} over {what} takes {1e3 * taken_s:.3g} ms, and by the roofs of {roofs} "
                     f"it takes {1e3 * least_s:.3g} ms at least"
                 )
 

@@ -88,7 +88,7 @@ class Hooks:
         for view, request in zip(views, waiting, strict=True):
             if view is answer:
                 return request
-        raise PluginError(f"policy {self.policy!r}: admit gave {shown(answer)}; want a request that waits, or None")
+        raise PluginError(f"policy {self.policy!r}: admit gave {shown(answer)}. Return a waiting request or None")
 
     def tokens(self, request: Request, most: int, row_tokens: Sequence[int], chunks: Sequence[Chunk]) -> int:
         """Tokens of `request` in a step that carries rows of `row_tokens` and `chunks` so far."""

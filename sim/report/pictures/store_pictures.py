@@ -148,7 +148,7 @@ def _lines_by(points: StorePoints, across: Sequence[str]) -> list[str]:
         if key not in (*across, "policy") and _num(points, [*keys, key]) <= MAX_PANELS:
             keys = [*keys, key]
     if _num(points, keys) > MAX_LINES:
-        raise NotDrawn(f"would have {_num(points, keys)} lines; want at most {MAX_LINES}")
+        raise NotDrawn(f"would have {_num(points, keys)} lines. It draws at most {MAX_LINES}")
     return keys
 
 

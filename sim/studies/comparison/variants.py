@@ -12,7 +12,7 @@ from contextlib import suppress
 from copy import deepcopy
 from dataclasses import replace
 from itertools import product
-from math import inf, prod
+from math import inf
 
 from sim.acceptance.pairs import ANY, PROMPTS, SHORT_K
 from sim.costs.datasheets import gpu_name
@@ -44,14 +44,6 @@ def replicated(raw: Keys, grid: Iterable[str] = ()) -> Keys:
     """`raw` with REPLICATIONS where it has several policies, or settings of `grid`, to compare and none are given."""
     is_one = _num_policies(raw) == 1 and all(map(_is_condition, grid))
     return raw if is_one else {"replications": REPLICATIONS} | raw
-
-
-def num_runs(raw: Keys, grid: Mapping[str, Sequence[Json]], draws: int) -> int:
-    """Runs of all combinations, counted before a setting is resolved: thousands of them take minutes."""
-    given = replicated(raw, grid).get("replications", 1)
-    replications = given if isinstance(given, int) else 1
-    num_policies = 1 if "policy" in grid else _num_policies(raw)
-    return num_policies * (replications + draws) * prod(map(len, grid.values()))
 
 
 def _num_policies(raw: Keys) -> int:
@@ -146,7 +138,7 @@ class Variants:
     def _profile_with(self, raw: Keys, *, gpu: str | None = None, method: Drafter | None = None) -> str:
         """The profile of the same models on another GPU, or of the same target with a drafter of that method."""
         if self._profile is not None and gpu is not None:
-            raise ValueError("gpu: a profile that was loaded is of one GPU; give its name")
+            raise ValueError("gpu: a profile that was loaded is of one GPU. Give its name")
         name = spelling(str(raw.get("profile", "")))
         here, _, models = name.partition("/")
         if gpu is not None:
@@ -169,8 +161,10 @@ class Variants:
             return f"{name.partition('+')[0]}+{head}"
         if len(fitting) != 1:
             known = in_words(fitting or [each for each in near if drafts[each]]) or "none"
-            made = f"pairs shipped: {known}; `lanesim plan` and `calibrate import` make others"
-            raise ValueError(f"speculation={method or ''}: {name} has no such draft; {made}")
+            raise ValueError(
+                f"speculation={method or ''}: {name} has no such draft. Shipped pairs: "
+                f"{known}. `lanesim plan` and `calibrate import` make others"
+            )
         return fitting[0]
 
 

@@ -52,7 +52,7 @@ def apart(scenario: Scenario, candidates: Sequence[Candidate], max_gpus: int) ->
                 pools = DevicePools(prefill=x, decode=y, prefill_profile=other, link=link)
                 found[pair] = rate, Candidate(decode.name, decode.profile, APART, pools, few)
     if max_gpus < 2 * min((each.profile.tensor_parallel for each in plain), default=1):
-        raise ValueError(f"--disaggregate: two servers do not fit on {max_gpus} GPUs; raise --gpus")
+        raise ValueError(f"--disaggregate: two servers do not fit on {max_gpus} GPUs. Raise --gpus")
     best = sorted(found.values(), key=lambda each: -each[0])[:PROPOSED]
     return [candidate for _, candidate in best] + [each._replace(policy=LANES) for each in plain]
 

@@ -151,7 +151,7 @@ def plan(
     already, `on_ranking` hears the first pass. Raises ValueError where no candidate meets the SLOs.
     """
     if not has_slo(scenario):
-        raise ValueError("plan: no SLO given; want some of --goodput ttft:MS tpot:MS e2el:MS")
+        raise ValueError("no limit on latency is given. Add such as --goodput ttft:1000 tpot:40")
     # Energy is for the rows that are refined alone.
     bare = msgspec.structs.replace(scenario, energy=False)
     search = _Search(bare, scenario.energy, rate_per_s, price_per_gpu_h, draws, target_model, workers, on_done)
@@ -338,14 +338,18 @@ class _Search:
         return float(row.gpus), -row.rate_per_replica * (row.replicas or 1) / row.gpus
 
 
+OTHER_TABLES = "By"
+"""Begins a note on what other kernel tables come to."""
+
+
 def _nothing(scenario: Scenario, refused: Sequence[Refused]) -> str:
     """Nothing meets the SLOs: which comes nearest, or why nothing fits."""
     simulated = [each for each in refused if each.miss is not None]
     if not simulated:
-        reasons = "; ".join(dict.fromkeys(f"{each.deployment}: {each.why}" for each in refused[-2:]))
-        return f"plan: no deployment of {len(refused)} can be simulated: {reasons}"
+        reasons = ". ".join(dict.fromkeys(f"{each.deployment}: {each.why}" for each in refused[-2:]))
+        return f"none of {len(refused)} deployments can be simulated. {reasons}"
     nearest = min(simulated, key=lambda each: each.miss or 0.0)
-    return f"plan: no deployment meets {_bounds(scenario)}; nearest is {nearest.deployment}: {nearest.why}"
+    return f"no deployment meets {_bounds(scenario)}. Nearest is {nearest.deployment}: {nearest.why}"
 
 
 def _drafter(scenario: Scenario, profile: Profile) -> str | None:
@@ -361,8 +365,7 @@ def _verdict(best: _Refined, search: _Search) -> str:
     drafting = f"with {_drafter(best.scenario, profile)} at K = {k}" if k else "without a drafter"
     what = f"{row.replicas} replica{plural} of {profile.target.name} as {best.candidate.in_words} {drafting}"
     within = f"{100 * DEFAULT_SHARE:g} % of them within {_bounds(best.scenario)}"
-    met = f", in {row.worlds_met} of {search.draws} variations" * bool(search.draws)
-    serve = f"They serve {search.rate_per_s:g} requests/s, {within}{met}."
+    serve = f"They serve {search.rate_per_s:g} requests/s, {within}."
     return f"Rent {row.gpus} x {profile.gpu.name}: {what}.\n{serve}"
 
 
@@ -375,7 +378,7 @@ def in_other_tables(
     result: Rental, profile: Profile, ratio: float, whose: str, *, on_done: OnDone = lambda stage, done, total: None
 ) -> str:
     """What the best row of `result`, which has `profile`, comes to with passes `ratio` times as long, as they are by
-    the tables `whose` are: `If vllm's own tables hold, you need about 16 GPUs.` Costs and acceptance are as given."""
+    the tables `whose` are: `By vllm's own tables you need about 16 GPUs.` Costs and acceptance are as given."""
     best = result.deployments[0]
     one = highest_load(
         msgspec.structs.replace(parse_scenario(result.scenario), energy=False),
@@ -386,4 +389,4 @@ def in_other_tables(
     )
     rate_per_s, gpus = (one.highest[0].load or 0.0) * best.dp, best.gpus // (best.replicas or 1)
     count = ceil(result.rate_per_s / rate_per_s) * gpus if rate_per_s else 0
-    return f"If {whose} tables hold, {f'you need about {count} GPUs' if count else 'nothing meets the SLOs'}."
+    return f"{OTHER_TABLES} {whose} tables {f'you need about {count} GPUs' if count else 'nothing meets the SLOs'}."

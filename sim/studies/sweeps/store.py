@@ -68,11 +68,11 @@ class Store:
     def open(cls, path: Path) -> Store:
         """The store at `path`, made if there is nothing. Raises ValueError where something else is, or none can be."""
         if path.exists() and not path.is_dir():
-            raise ValueError(f"--out {str(path)!r} is a file; want a directory")
+            raise ValueError(f"--out {str(path)!r} is a file. Give a directory")
         if path.is_dir() and not (path / MARK).exists():
             strange = [name for name in sorted(os.listdir(path)) if not name.startswith(".")]
             if strange:
-                raise ValueError(f"--out {str(path)!r} holds {strange[0]!r} and is no store; choose another")
+                raise ValueError(f"--out {str(path)!r} holds {strange[0]!r} and is no store. Choose another")
         with _writing(path):
             path.mkdir(parents=True, exist_ok=True)
             with closing(connected(path / MARK, "rwc")) as base:

@@ -175,7 +175,7 @@ def test_formats_as_checkpoints_have_them(tmp_path: Path) -> None:
     assert with_formats(sparse, "int4", None).formats == Formats(experts="int4")
     assert with_formats(with_formats(dense, "fp8", None), "bf16", None) == dense
     assert format_names(with_formats(dense, "fp8", "fp8")) == "-fp8-kv8"
-    with pytest.raises(ValueError, match="did you mean 'nvfp4'"):
+    with pytest.raises(ValueError, match="Did you mean 'nvfp4'"):
         with_formats(dense, "nvfp5", None)
 
 
@@ -219,9 +219,9 @@ def test_a_config_may_end_in_the_formats_of_weights_and_kv(tmp_path: Path) -> No
         (SMOLLM3_3B, {"num_key_value_heads": 3}, "multiple of kv_heads=3"),
         (SMOLLM3_3B, {"num_key_value_heads": 0}, "num_key_value_heads=0 must be a whole number of at least 1"),
         (SMOLLM3_3B, {"head_dim": 0}, "head_dim=0 must be a whole number of at least 1"),
-        (SMOLLM3_3B, {"torch_dtype": "float8_e4m3fn"}, "dtype=float8_e4m3fn is not understood; want one of float32"),
-        (SMOLLM3_3B, {"torch_dtype": ["bfloat16"]}, "is not understood; want one of float32"),
-        (SMOLLM3_3B, {"dtype": "int7"}, "dtype=int7 is not understood; want one of float32"),
+        (SMOLLM3_3B, {"torch_dtype": "float8_e4m3fn"}, "dtype=float8_e4m3fn is not understood. Give one of float32"),
+        (SMOLLM3_3B, {"torch_dtype": ["bfloat16"]}, "is not understood. Give one of float32"),
+        (SMOLLM3_3B, {"dtype": "int7"}, "dtype=int7 is not understood. Give one of float32"),
         (SMOLLM3_3B, {"tie_word_embeddings": "false"}, "tie_word_embeddings=false must be true or false"),
         (SMOLLM3_3B, {"layer_types": "full_attention"}, "layer_types=full_attention must be a list"),
         (SMOLLM3_3B, {"text_config": "qwen3"}, "text_config=qwen3 must be an object"),

@@ -34,7 +34,7 @@ def write_config(path: Path, **changes: Any) -> Path:
 
 def test_a_name_is_looked_up_in_the_table() -> None:
     assert source_of("llama-3.1-8b")[:3] == (MODELS["llama-3.1-8b"], None, None)
-    with pytest.raises(ValueError, match="did you mean 'tiny-draft'"):
+    with pytest.raises(ValueError, match="Did you mean 'tiny-draft'"):
         source_of("tiny-drft")
 
 

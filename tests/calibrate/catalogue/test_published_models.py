@@ -100,7 +100,7 @@ def test_models_of_one_shape_have_the_same_layers_whatever_their_name(one: str, 
     [
         ("zai-org/GLM-9.6", None),
         ("mistralai/Mistral-Small-9.2-24B-Instruct", None),
-        ("meta-llama/Llama-3.1-8B-Instuct", "did you mean 'meta-llama/Meta-Llama-3.1-8B-Instruct'?"),
+        ("meta-llama/Llama-3.1-8B-Instuct", "Did you mean 'meta-llama/Meta-Llama-3.1-8B-Instruct'?"),
         ("Qwen/Qwen3-9999B", None),
     ],
 )
@@ -110,7 +110,7 @@ def test_an_unknown_model_is_told_the_command_that_gets_its_config_and_no_other_
     with pytest.raises(ValueError, match="unknown model") as refused:
         source_of(name)
     assert f"`hf download {name} config.json --local-dir {name.partition('/')[2]}`" in str(refused.value)
-    assert ("did you mean" in str(refused.value)) == (hint is not None)
+    assert ("Did you mean" in str(refused.value)) == (hint is not None)
     assert (hint or "") in str(refused.value)
 
 

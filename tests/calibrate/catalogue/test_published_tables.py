@@ -76,8 +76,8 @@ def test_a_models_name_on_a_gpu_without_tables_is_scaled_from_the_nearest_and_sa
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        ("mi300x/llama-3.1-8b", "unknown GPU 'mi300x' (known: a100-sxm, a100-sxm-40gb, a100-pcie"),
-        ("b100/llama-3.1-8b", "unknown GPU 'b100'; did you mean 'b200-sxm'?"),
+        ("mi300x/llama-3.1-8b", "unknown GPU 'mi300x'. Choose from a100-sxm, a100-sxm-40gb, a100-pcie"),
+        ("b100/llama-3.1-8b", "unknown GPU 'b100'. Did you mean 'b200-sxm'?"),
         ("a100-pcie/no/Model-9B", "`hf download no/Model-9B config.json --local-dir Model-9B`"),
         ("a100-pcie/nvidia/Nemotron-H-56B-Base-8K", "no cost form here for state-space layers"),
     ],

@@ -16,7 +16,6 @@ from sim.cli.main import run
         ("validate r s", "want `lanesim validate DIRECTORY`, got r s"),
         ("validate vllm --profile cpu/tiny", "want `lanesim validate FILE [REQUESTS.csv|PROMPTS.jsonl]`, got vllm"),
         ("validate cells t.csv", "Missing option '--profile'"),
-        ("validate t.csv --columns a=b", "no option --columns here: the header of the table names the columns"),
         ("validate http://localhost:1 --profile cpu/tiny --request-rate inf", "give --request-rate"),
         ("validate r --profil p.json", "No such option"),
         ("validate nofile.json", "no file or directory 'nofile.json' is there"),

@@ -46,7 +46,7 @@ def test_a_profile_says_where_it_is_from_and_has_no_engine(profile: Profile) -> 
 def test_four_gh200_reduce_at_the_rate_of_four_h100_in_service() -> None:
     served, timed = (all_reduce_of(gpu, 4).bytes_per_s for gpu in ("gh200", "h100-sxm"))
     assert served == pytest.approx(timed / REDUCE_RATIO, rel=1e-3)
-    with pytest.raises(ValueError, match="no all-reduce of 3 GPUs is known for 'a100-sxm'; known: a100-sxm with vLLM"):
+    with pytest.raises(ValueError, match=r"no all-reduce of 3 GPUs is known for 'a100-sxm'\. Measured: a100-sxm"):
         all_reduce_of("a100-sxm", 3)
 
 
@@ -105,7 +105,7 @@ def test_what_pandas_noted_in_a_table_decides_nothing(tmp_path: Path, profile: P
 
 
 def test_a_missing_folder_or_datasheet_and_an_unknown_gpu_are_named(tmp_path: Path) -> None:
-    assert_refused(lambda: imported(tmp_path, "a100-sxn"), "did you mean 'a100-sxm'")
+    assert_refused(lambda: imported(tmp_path, "a100-sxn"), "Did you mean 'a100-sxm'")
     assert_refused(lambda: imported(tmp_path), "no folder 'a100_sxm'")
     write_tables(tmp_path)
     sheet = tmp_path / "a100_sxm.yaml"

@@ -57,7 +57,7 @@ PLANTED = {
     "steps are larger than the largest captured CUDA graph": (BUSY, BUSY.both(partial(Arm.graphs, most_tokens=64))),
     "acceptance is low for these prompts": (pair_of(1.35), None),
     "drafts are too long for this load": (pair_of(2.9, 5, concurrency=256.0, input_len=200.0, num_prompts=1024), None),
-    "the server seats too few requests": (BUSY, BUSY.one(partial(Arm.changed, max_num_seqs=16))),
+    "max_num_seqs is too small": (BUSY, BUSY.one(partial(Arm.changed, max_num_seqs=16))),
     "KV memory is short": (
         pair_of(2.6, engine={"num_gpu_blocks": 3000}, concurrency=64.0, input_len=2000.0, output_len=500.0),
         None,

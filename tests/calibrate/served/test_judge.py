@@ -4,6 +4,7 @@ one line each."""
 from __future__ import annotations
 
 import csv
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -95,7 +96,7 @@ def test_the_search_ends_at_the_root() -> None:
     assert fitted.values_s == {"gap_s": pytest.approx(3.21e-3, abs=1e-8)}
     slow = fit_constant(load(PAIR), "gap_s", lambda profile: 5.0)
     assert (slow.values_s, slow.error_pct) == ({"gap_s": 0.0}, 5.0)
-    with pytest.raises(ValueError, match="does this constant act"):
+    with pytest.raises(ValueError, match="Does this constant act"):
         fit_constant(load(PAIR), "gap_s", lambda profile: -5.0)
 
 
@@ -138,13 +139,13 @@ def test_outputs_that_vary_keep_their_mean_and_stay_below_the_most(tmp_path: Pat
 
 
 def test_the_result_is_written(tmp_path: Path) -> None:
-    table, out = measured(tmp_path, load(PAIR)), tmp_path / "out"
-    done = invoke(file_command, str(table), "--profile", PAIR, "--out", str(out))
+    table, out = measured(tmp_path, load(PAIR)), tmp_path / "cells.json"
+    done = invoke(file_command, str(table), "--profile", PAIR, "--json", str(out))
     assert done.exit_code == 0, done.exception
-    assert done.stdout.startswith("The profile is 0 % off these loads in time per token, over 6 judged.")
-    assert "speed-up: mean absolute error" in done.stdout
+    assert done.stdout.startswith("The profile is 0 % off these 6 loads in time per token.")
+    assert "errors over all loads" in done.stdout
     assert "…" not in done.stdout
-    assert sorted(each.name for each in out.iterdir()) == ["validation.json"]
+    assert "speedups" in json.loads(out.read_text())
 
 
 GOOD = {"concurrency": 2, "input_len": 50, "output_len": 8, "num_speculative_tokens": 0, "acceptance_length": "",
@@ -164,7 +165,7 @@ DEFECTS: list[tuple[Row | str, str]] = [
     ({"input_len": 9_000_000}, "line 3: every request is rejected"),
     ("", "is empty"),
     (HEAD, "no cell below its header"),
-    (HEAD.replace("concurrency", "concurency") + "1,1,1,1\n", "did you mean 'concurency'"),
+    (HEAD.replace("concurrency", "concurency") + "1,1,1,1\n", "Did you mean 'concurency'"),
     (HEAD + "1,1,1\n", "line 2: 3 fields, and the header has 4"),
     ("prompt_tokens,output_tokens\n", "has no request below its header"),
     ("prompt_tokens,output_tokens\n5,0\n", "line 2: output_tokens='0': want `int` >= 1"),

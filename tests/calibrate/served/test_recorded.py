@@ -148,11 +148,11 @@ def test_speculation_is_simulated_with_the_acceptance_given(tmp_path: Path) -> N
 
 
 def test_the_table_and_the_result_are_written(tmp_path: Path) -> None:
-    path, out = write_lines(tmp_path / "r.jsonl", rows()), tmp_path / "out"
-    done = invoke(file_command, *flags(path, "--out", str(out)))
+    path, out = write_lines(tmp_path / "r.jsonl", rows()), tmp_path / "run.json"
+    done = invoke(file_command, *flags(path, "--json", str(out)))
     assert done.exit_code == 0, done.exception
     assert "TTFT from arrival (ms)" in done.stdout
-    assert [each.name for each in out.iterdir()] == ["validation.json"]
+    assert "metrics" in json.loads(out.read_text())
 
 
 def without(name: str) -> Row:

@@ -123,7 +123,7 @@ COUNTED = {
         ([{"metrics": {}}], [], "0 lines count a request's drafts and 1 do not"),
         ([{"spec_verify_ct": 5}] * 12, [], "line 1"),
         ([{"spec_verify_ct": 10**12, "spec_num_correct_drafts": 4}], [], "line 1: steps: expected `int` <= 1000000000"),
-        ([{"spec_verify_ct": 5, "spec_num_correct_drafts": 4}] * 12, [], "add --set num_speculative_tokens"),
+        ([{"spec_verify_ct": 5, "spec_num_correct_drafts": 4}] * 12, [], "Add --set num_speculative_tokens"),
         (
             [{"spec_verify_ct": 5, "spec_num_correct_drafts": 25}] * 12,
             ["--set", "num_speculative_tokens=3"],

@@ -108,5 +108,5 @@ def test_a_pair_of_the_same_kind_is_refused(
         assert paired(one, other, tmp_path / "run.json", "none") == 2
     told = capsys.readouterr().err
     assert message in told
-    assert "address of another server" in told
+    assert "address of a server that does not speculate" in told
     assert "say what URL drafts" in told

@@ -196,7 +196,7 @@ def changed_copy(replayed: Path, to: Path, change: Callable[[dict[str, Any]], ob
 def test_a_directory_without_a_replay_is_refused(tmp_path: Path, replayed: Path) -> None:
     newer = changed_copy(replayed, tmp_path / "newer", lambda summary: summary.update(schema=99))
     for place, named in (
-        (str(tmp_path), "want a directory of `lanesim replay`"),
+        (str(tmp_path), "Give a directory of `lanesim replay`"),
         (newer, f"=99 must be {RESULT_SCHEMA}"),
     ):
         assert named in str(_error(invoke(validate_command, place, "--overwrite")))

@@ -144,7 +144,7 @@ def test_the_watchdog_names_the_work_that_does_not_end() -> None:
     executor = BrokenExecutor("hang", is_async=True)
     with GpuHost(executor, watchdog_s=0.2) as host:
         host.spawn(one_work(host))
-        with pytest.raises(HostStuck, match=r"verify of 0 requests on stream 'verify' first; one_work#0 waits for"):
+        with pytest.raises(HostStuck, match=r"verify of 0 requests on stream 'verify' first\. one_work#0 waits for"):
             host.run_until()
         executor.release.set()
 
@@ -229,7 +229,7 @@ def test_a_result_for_nobody_may_be_the_last_thing_that_happens(is_async: bool) 
 def test_a_stream_the_machine_does_not_have_is_refused() -> None:
     with GpuHost(ConstantExecutor({}, is_one_gpu=True)) as host:
         for asked in ({"device": "nvlink"}, {"device": 1}, {"sm_share": 0.5}):
-            with pytest.raises(ValueError, match="a real run has device 0, whole"):
+            with pytest.raises(ValueError, match="A real run has device 0, whole"):
                 host.stream("link", **asked)  # type: ignore[arg-type]
         host.stream("gpu")
         with pytest.raises(ValueError, match="exists already"):

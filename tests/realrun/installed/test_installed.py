@@ -76,7 +76,7 @@ def test_its_own_order_of_work_serves_and_the_record_says_whose_it_was() -> None
         (given(**{"speculation.controller": "feedback"}), "speculation.controller=feedback must be fixed"),
         (given(engine="broken"), "engine 'broken': ValueError: it is not there"),
         (given(engine="wrong"), "engine 'wrong' gives 3: want a lanesim.InstalledEngine"),
-        (given(engine="mime"), "did you mean 'mine'"),
+        (given(engine="mime"), "Did you mean 'mine'"),
     ],
 )
 def test_what_it_cannot_do_is_refused_in_one_line(scenario: Scenario, words: str) -> None:

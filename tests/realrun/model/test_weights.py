@@ -105,7 +105,7 @@ def test_a_pickle_that_is_no_weights_is_refused_and_not_executed(tmp_path: Path)
         with pytest.raises(ValueError, match="the weights cannot be loaded") as refused:
             load_model(tmp_path)
         assert "weights_only" not in str(refused.value)
-    assert "want safetensors" in str(refused.value)
+    assert "Give safetensors" in str(refused.value)
     assert not (tmp_path / "executed").exists()
 
 

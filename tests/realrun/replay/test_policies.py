@@ -83,5 +83,5 @@ def test_a_slot_is_used_again_and_waits_for_the_last_pass_of_its_former_request(
 @pytest.mark.parametrize("kv", [KvMode.NONE, KvMode.REFORWARD])
 def test_a_work_that_computes_tokens_again_has_no_real_passes(kv: KvMode) -> None:
     pair, _ = executor()
-    with pytest.raises(ValueError, match="use kv: rollback"):
+    with pytest.raises(ValueError, match="Use kv: rollback"):
         run("pd", pair, PolicyOptions(kv=kv), PeriodicDraws(), EngineLimits())

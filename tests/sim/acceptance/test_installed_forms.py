@@ -62,9 +62,9 @@ def test_sweep_with_workers_and_report_find_it(tmp_path: Path) -> None:
 
 def test_it_is_what_it_says_and_how_it_is_written_is_told() -> None:
     assert lanesim.parse_quoted("coin:.5").model(2).unconditional_rates(2) == (0.5, 0.25)
-    with pytest.raises(ValueError, match=r"nothing after 'coin'; write coin:\.5"):
+    with pytest.raises(ValueError, match=r"nothing after 'coin'. Write coin:\.5"):
         lanesim.parse_quoted("coin:")
-    with pytest.raises(ValueError, match="unknown acceptance model 'coins'; did you mean 'coin'"):
+    with pytest.raises(ValueError, match=r"unknown acceptance model 'coins'\. Did you mean 'coin'"):
         lanesim.parse_quoted("coins:.5")
 
 

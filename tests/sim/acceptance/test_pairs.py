@@ -67,7 +67,7 @@ def test_a_pair_of_its_own_borrows_nothing_and_another_says_of_whom() -> None:
 
 
 def test_n_grams_and_drafters_say_nothing_of_each_other() -> None:
-    assert_refused(lambda: measured_of("other", *LLAMA[:2], "ngram"), "want any-prompts, or a number")
+    assert_refused(lambda: measured_of("other", *LLAMA[:2], "ngram"), "Give any-prompts, or a number")
     assert {one.pair.method for alike in measured_of(ANY, *LLAMA[:2], "ngram") for one in alike} == {"ngram"}
 
 

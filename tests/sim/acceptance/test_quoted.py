@@ -167,8 +167,8 @@ def test_a_bare_length_is_that_of_each_draft_length_and_says_so_once_there_are_t
         assert quoted.model(k) == IidAcceptance(iid_rate_for_length(1.9, k))
     assert quoted.notes([3, 3]) == ()
     (note,) = quoted.notes([1, 2])
-    assert "write length:1.9@K" in note
-    with pytest.raises(ValueError, match=r"must be from 1 to 2 .*; write length:2\.6@K"):
+    assert "Write length:1.9@K" in note
+    with pytest.raises(ValueError, match=r"must be from 1 to 2 .*. Write length:2\.6@K"):
         parse_quoted("length:2.6").model(1)
 
 
@@ -212,7 +212,7 @@ def test_a_registered_form_is_quoted_and_meets_the_draft_length_in_use(monkeypat
     assert [quoted.model(k) for k in (1, 2)] == [IidAcceptance(0.5), IidAcceptance(0.25)]
     assert parse_quoted("halves:.5").model(2) == IidAcceptance(0.25)
     assert quoted.draw(np.random.default_rng(0)) is quoted
-    with pytest.raises(ValueError, match=r"'x' is not a number; write halves:\.5"):
+    with pytest.raises(ValueError, match=r"'x' is not a number. Write halves:\.5"):
         parse_quoted("halves:x")
 
 

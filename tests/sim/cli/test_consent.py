@@ -60,14 +60,12 @@ OUTPUTS: dict[tuple[str, str], str] = {
     ("plan", "--json"): f"plan llama-3.1-8b --gpu h200-sxm --input-len 8 --output-len 8 {SLO} --json there",
     ("replay", "--out"): "replay --profile cpu/tiny --policy pd --device cpu --out full",
     ("validate", "--json"): "validate r --json there",
-    ("validate", "--out"): "validate cells x.csv --profile {pair} --out figures",
+    ("validate", "--out"): "validate http://localhost:1 --fit-only --profile {pair} --out there.json",
 }
 """A command line by command and output option, which names a file that is there, or a folder with one."""
 UNNAMED = {
     "result of cells": "validate cells x.csv --profile {pair} --json there",
     "result of a run": VLLM + " --json there",
-    "a run's folder": VLLM + " --out figures",
-    "profile of a server": "validate http://localhost:1 --fit-only --profile {pair} --out there.json",
     "result of a fit": "validate http://localhost:1 --fit-only --profile {pair} --json there",
     "levels beside a profile": "validate http://localhost:1 --fit-only --profile {pair} --out new.json",
     "levels of no profile": "validate http://localhost:1 --fit-only --profile {pair}",
@@ -115,9 +113,9 @@ UNWRITABLE = {
 }
 TYPOS = ("validate typo", "report typo --out t", "check typo", "sweep typo --out t/s")
 REFUSED = {
-    "add --overwrite|is no store; choose another": [*OUTPUTS.values(), *UNNAMED.values()],
+    "add --overwrite|is no store. Choose another": [*OUTPUTS.values(), *UNNAMED.values()],
     "is in the installed package": SHIPPED_OUTPUTS.values(),
-    "choose another": OVER_INPUTS.values(),
+    "Choose another": OVER_INPUTS.values(),
     "/proc/x.* cannot be written": UNWRITABLE.values(),
     "typo": TYPOS,
 }
@@ -253,7 +251,7 @@ def test_a_second_process_is_refused_before_the_work(flag: str, tmp_path: Path) 
             text=True,
         )
     assert done.returncode == 2
-    assert done.stderr == f"lanesim: {flag} {str(place)!r} is being written by another process; wait for it, or " + (
+    assert done.stderr == f"lanesim: {flag} {str(place)!r} is being written by another process. Wait for it, or " + (
         "choose another\n"
     )
     assert list(tmp_path.iterdir()) == []

@@ -43,7 +43,7 @@ def test_every_signal_is_one_line_and_its_own_exit_code(number: int, word: str, 
     process.send_signal(number)
     output, errors = process.communicate(timeout=60)
     assert (process.returncode, output) == (code, "")
-    assert errors == f"lanesim: {word}; nothing incomplete was left\n"
+    assert errors == f"lanesim: {word}. Nothing incomplete was left\n"
     assert list(tmp_path.iterdir()) == []
 
 
@@ -57,7 +57,7 @@ def test_a_signal_before_the_heavy_imports_is_one_line() -> None:
     )
     process = started("--help", code=code)
     output, errors = process.communicate(timeout=60)
-    assert (process.returncode, output, errors) == (143, "", "lanesim: terminated; nothing was begun\n")
+    assert (process.returncode, output, errors) == (143, "", "lanesim: terminated. Nothing was begun\n")
 
 
 def test_signals_that_were_ignored_at_the_start_stay_so() -> None:

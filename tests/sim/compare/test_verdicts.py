@@ -197,9 +197,9 @@ def test_a_second_pilot_makes_no_run_shorter_than_the_first_one_asked_for() -> N
 def test_a_given_length_is_obeyed_and_called_a_transient_where_it_is_one() -> None:
     short = run(policy="continuous", num_prompts=30, request_rate=10)
     assert short.length.num_prompts == 30
-    assert any("are a transient here" in note for note in short.notes)
+    assert any("are too few for steady means" in note for note in short.notes)
     assert run(policy="continuous", num_prompts=1000, request_rate=10).notes == []
-    assert not any("transient" in note for note in run(policy="continuous", num_prompts=30, request_rate=inf).notes)
+    assert not any("too few" in note for note in run(policy="continuous", num_prompts=30, request_rate=inf).notes)
 
 
 def test_a_part_of_a_deployments_ranks_is_said_to_be_one() -> None:
@@ -263,9 +263,9 @@ def test_roofs_are_an_upper_bound_and_state_no_order_of_lanes() -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({}, "phi 0.1, bracket 0.06 to 0.15"),
+        ({}, "(phi) was varied from 0.06 to 0.15"),
         ({"devices.phi": 0.2}, "phi 0.2, as requested"),
-        ({"devices.overlap": "roofs"}, "no order of lanes is stated"),
+        ({"devices.overlap": "roofs"}, "No order of lanes is stated"),
     ],
 )
 def test_what_is_assumed_of_overlap_stands_beside_the_verdict_in_brief(given: dict[str, Any], said: str) -> None:
@@ -352,7 +352,7 @@ def test_phi_on_a_profile_whose_overlap_was_measured_is_refused_in_one_line() ->
     profile = load(PAIR)
     measured = changed(profile, overlap=msgspec.structs.replace(profile.overlap, measured=True))
     given = Scenario.of(profile=PAIR, policy="pd", devices={"phi": 0.2})
-    with pytest.raises(ValueError, match=r"devices\.phi=0\.2 is for .* has one: leave it out") as refused:
+    with pytest.raises(ValueError, match=r"devices\.phi=0\.2 is for .* has one\. Leave it out") as refused:
         resolve(given, measured, "pd")
     assert "\n" not in str(refused.value)
 

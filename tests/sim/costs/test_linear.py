@@ -66,9 +66,9 @@ def test_launches_are_counted_or_told() -> None:
 
 
 def test_another_form_is_refused_by_name_and_a_missing_draft_too() -> None:
-    with pytest.raises(ValueError, match=r"has a line per model .*; this needs constants"):
+    with pytest.raises(ValueError, match=r"has a line per model .*, and this needs constants"):
         _ = PDVERIFY.compact
-    with pytest.raises(ValueError, match=r"has a line per model .*; this needs points"):
+    with pytest.raises(ValueError, match=r"has a line per model .*, and this needs points"):
         _ = PDVERIFY.table
     with pytest.raises(ValueError, match=r"this needs a line per model"):
         _ = load("cpu/tiny").linear

@@ -106,14 +106,6 @@ def test_every_field_of_the_schema_is_in_the_file() -> None:
     assert list(json.loads(encode(load(PAIR)))) == list(Profile.__struct_fields__)
 
 
-def test_a_table_is_shown_by_its_sizes(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.run(["profiles", "show", "a100-sxm/llama-3.1-8b"]) == 0
-    shown = capsys.readouterr().out
-    assert "      seconds: 11 x 15 values; --json has them" in shown
-    assert "tokens: 21 values, 1 to 8192" in shown
-    assert "graph_small_sizes: 1, 2, 4" in shown
-
-
 def test_profiles_are_listed_of_gpus_a_part_of_whose_name_begins_so(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(["profiles", "list", "6000"]) == 0
     names = [line.split()[0] for line in capsys.readouterr().out.splitlines() if "/" in line]

@@ -137,7 +137,7 @@ def test_the_prefill_pool_may_be_of_other_gpus_with_the_same_models() -> None:
         took_s.append(sum(work.end_s - work.start_s for work in record.works if work.stream == "prefill0"))
     assert took_s[1] < 0.6 * took_s[0]
     wrong = Scenario.of(**given, **{"policy_options.pools.prefill_profile": "h100-sxm/llama-3.1-8b"})
-    with pytest.raises(ValueError, match=r"want the models of 'a100-sxm/llama-2-7b\+tinyllama-1.1b'"):
+    with pytest.raises(ValueError, match=r"Give the models of 'a100-sxm/llama-2-7b\+tinyllama-1.1b'"):
         simulate(resolve(wrong, load(wrong.profile), "disaggregated"), 0)
 
 

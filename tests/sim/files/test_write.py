@@ -123,10 +123,10 @@ def test_an_output_that_is_an_input_is_refused_under_every_name(
 
 def test_two_outputs_in_one_place_are_refused(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    assert_refused_to("choose another", files={"--json": out, "--fitted": str(out)})
-    assert_refused_to("choose another", files={"--json": out}, folders={"--out": out})
+    assert_refused_to("Choose another", files={"--json": out, "--fitted": str(out)})
+    assert_refused_to("Choose another", files={"--json": out}, folders={"--out": out})
     given = {"files": {"--json": out / "summary.json"}, "folders": {"--out": out}}
-    assert_refused_to("choose another", **given, own_names=("summary.json",))
+    assert_refused_to("Choose another", **given, own_names=("summary.json",))
     with destinations(files={"--json": out / "own.json"}, folders={"--out": out}, own_names=("summary.json",)):
         pass
     assert content(tmp_path) == {}
@@ -138,11 +138,11 @@ def test_places_that_cannot_be_written_are_refused_before_the_work(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").write_text("")
     for files, folders, problem in (
-        ({"--json": tmp_path}, {}, "is a directory; want a file"),
+        ({"--json": tmp_path}, {}, "is a directory. Give a file"),
         ({"--json": tmp_path / "file" / "x"}, {}, "cannot be written: "),
         ({"--json": "a\0b"}, {}, "cannot be written: "),
         ({"--json": "x" * 300}, {}, "cannot be written: File name too long"),
-        ({}, {"--out": tmp_path / "file"}, "is a file; want a directory"),
+        ({}, {"--out": tmp_path / "file"}, "is a file. Give a directory"),
         ({}, {"--out": Path()}, "is the directory that this runs in"),
         ({}, {"--out": Path("/proc")}, "is a mount point"),
     ):

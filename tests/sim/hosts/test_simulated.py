@@ -114,7 +114,7 @@ def test_streams_have_names_of_their_own() -> None:
 
 def test_a_stream_on_a_link_names_one_that_there_is() -> None:
     machine = host(links={"nvlink": Link(latency_s=0.0, bytes_per_s=1.0)})
-    with pytest.raises(ValueError, match=r"no link named 'nvlnk'; known: \['nvlink'\]"):
+    with pytest.raises(ValueError, match=r"no link named 'nvlnk'. Links: \['nvlink'\]"):
         machine.stream("a", device="nvlnk")
 
 

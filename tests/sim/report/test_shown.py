@@ -75,8 +75,8 @@ def test_every_answer_has_a_sentence_shows_itself_and_is_a_frame(name: str) -> N
     ("ask", "given", "named"),
     [
         (tiny_plan, ASKS | {"goodput": {"ttft": 1000}, "gpu_name": "h200"}, "keyword 'gpu_name'"),
-        (tiny_plan, ASKS | {"goodput": {}}, "no SLO given"),
-        (lambda: lanesim.validate_url("http://localhost:1", rate=4), {}, "'rate'; did you mean 'request_rate'"),
+        (tiny_plan, ASKS | {"goodput": {}}, "no limit on latency is given"),
+        (lambda: lanesim.validate_url("http://localhost:1", rate=4), {}, "'rate'. Did you mean 'request_rate'"),
         (lanesim.capacity, TINY | {"goodput": {"ttft_ms": 100}, "attainment": 2.0}, "attainment"),
         (lanesim.compare, TINY | {"vary": "gpu"}, "vary='gpu': want a mapping"),
     ],

@@ -122,7 +122,7 @@ def test_the_engine_says_how_it_schedules_unless_the_scenario_does(
 @pytest.mark.parametrize("key", GONE)
 def test_a_former_key_says_what_to_use_instead(key: str) -> None:
     name, _, value = key.partition("=")
-    with pytest.raises(ValueError, match=rf"^{key} is no more; use {re.escape(GONE[key])}$"):
+    with pytest.raises(ValueError, match=rf"^{key} is no key any more\. Use {re.escape(GONE[key])}$"):
         scenario("continuous", EAGLE, **{name: value or 1})
 
 

@@ -258,7 +258,7 @@ def test_the_rest_goes_to_python_which_says_why(reason: str, settings: dict[str,
     served(scenario, 0)
     assert compiled.told[reason] == num_before + 1
     in_core = replace(resolve(scenario, load(scenario.profile), "continuous"), form=compiled.CORE)
-    assert_refused(lambda: simulate(in_core, 0), f"({reason})", f"--in {compiled.PYTHON} does")
+    assert_refused(lambda: simulate(in_core, 0), f"({reason})", f"Use --in {compiled.PYTHON}")
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -86,5 +86,5 @@ def test_a_line_is_a_model_a_drafter_keys_of_a_scenario_and_what_was_not_read(
     ],
 )
 def test_a_line_that_is_not_understood_is_refused(line: str) -> None:
-    with pytest.raises(ValueError, match=r"--serve.* (want such as|No closing)"):
+    with pytest.raises(ValueError, match=r"--serve.* (Give such as|No closing)"):
         launched(line)

@@ -116,8 +116,8 @@ def test_lanes_on_shares_neither_help_nor_disturb_each_other(
 @pytest.mark.parametrize(
     ("policy", "partition", "named"),
     [
-        ("pd", {"prefil": 0.4}, "unknown lane of pd 'prefil'; did you mean 'prefill'"),
-        ("unified", HALVES, "unknown lane of unified 'decode' (known: prefill, draft, verify)"),
+        ("pd", {"prefil": 0.4}, "unknown lane of pd 'prefil'. Did you mean 'prefill'"),
+        ("unified", HALVES, "unknown lane of unified 'decode'. Choose from prefill, draft, verify"),
         ("pd", {"prefill": 0.4, "decode": 0.7}, "shares sum to 1.1, want at most 1: prefill 0.4, decode 0.7"),
         ("pd", {}, "partition={}: want a share by lane, above 0 and at most 1"),
         ("pd", "best", "policy_options.partition: expected"),
@@ -125,7 +125,7 @@ def test_lanes_on_shares_neither_help_nor_disturb_each_other(
         ("pd", HALVES | {"deferred": 1.0}, "only_together and deferred as true or false"),
         ("pd", {"prefill": True}, "partition={'prefill': True}: want a share by lane, above 0 and at most 1"),
         ("pdv", HALVES, "leaves nothing for verify of 'pdv'"),
-        (["continuous", "baseline"], HALVES, "no lanes to give shares in continuous, baseline"),
+        (["continuous", "baseline"], HALVES, "continuous, baseline has no lanes"),
     ],
 )
 def test_what_no_lane_can_be_given_is_one_line(policy: Any, partition: object, named: str) -> None:

@@ -12,8 +12,8 @@ from tests.properties import assert_refused
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('{"method": "eagle4", "num_speculative_tokens": 1}', "did you mean 'eagle'"),
-        ('{"num_speculative_token": 1}', "did you mean 'num_speculative_tokens'"),
+        ('{"method": "eagle4", "num_speculative_tokens": 1}', "Did you mean 'eagle'"),
+        ('{"num_speculative_token": 1}', "Did you mean 'num_speculative_tokens'"),
         ('{"method": "mtp"}', "num_speculative_tokens is missing"),
     ],
 )

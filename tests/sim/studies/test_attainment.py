@@ -220,7 +220,7 @@ def test_a_run_of_one_request_has_no_interval_and_is_called_a_transient() -> Non
     assert one.ci95 is None
     assert one.draws_interval is None
     assert one.output_tokens_per_s == pytest.approx(7.0 * one.load)
-    assert "1 requests are a transient here" in found.notes[0]
+    assert "1 requests are too few for steady means" in found.notes[0]
 
 
 def test_the_attainment_at_the_load_is_that_of_all_of_the_answers_own_runs() -> None:

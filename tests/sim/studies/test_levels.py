@@ -126,8 +126,9 @@ def test_near_saturation_a_level_answers_to_step_times_by_more_than_their_error(
     assert heavy.elasticity > 1.5
     assert half(heavy) > 0.99 * heavy.elasticity * log(1.0 + heavy.error_pct[1] / 100.0)
     text = level_lines(msgspec.structs.replace(result, levels=[heavy]))[1]
-    longer = f"longer by {heavy.elasticity:.1f} % (autoregressive)."
-    assert text == f"Near saturation: steps 1 % longer make mean latency {longer}"
+    assert text == (
+        f"Autoregressive is near its limit: steps 1 % slower make its latency {heavy.elasticity:.1f} % longer."
+    )
 
 
 def test_so_near_to_the_highest_rate_that_latency_has_no_range_no_error_is_said() -> None:
@@ -140,10 +141,11 @@ def test_so_near_to_the_highest_rate_that_latency_has_no_range_no_error_is_said(
 
 def test_the_table_says_levels_in_place_of_the_errors_of_kernels() -> None:
     result, found = compared(EAGLE, policy=["autoregressive", "continuous"], engine="sglang-0.5")
-    text = printed(msgspec.structs.replace(result, levels=found), 200)
-    assert "Your server's latency is" in text
-    assert "The engine's own times are averages over machines" in text
-    assert "held-out error" not in text
+    result = msgspec.structs.replace(result, levels=found)
+    text = printed(result, 200)
+    assert "Your server's latency: " in text
+    assert "The engine's own times are averages over machines" in printed(result, 200, is_verbose=True)
+    assert "Error of GPU times" not in text
     assert "body" not in text
 
 
@@ -154,7 +156,7 @@ def test_a_policy_near_saturation_moves_neither_end_of_what_is_said_of_the_other
     usual = msgspec.structs.replace(level, **given, interval=(65.0, 160.0))
     steep = msgspec.structs.replace(level, **given, policy="baseline", interval=(10.0, 870.0))
     (text, *_) = level_lines(msgspec.structs.replace(result, levels=[usual, steep]))
-    assert "is 35 % lower to 60 % higher, baseline 8.7 times, in 19 of 20 cases" in text
+    assert "latency: 35 % lower to 60 % higher, baseline 8.7 times (19 of 20 cases)." in text
 
 
 def test_a_range_is_wider_and_says_why_where_no_server_had_the_mechanism() -> None:

@@ -75,7 +75,7 @@ def test_a_candidate_without_room_for_kv_is_refused_with_that_reason() -> None:
 
 
 def test_nothing_that_meets_the_slos_names_the_nearest() -> None:
-    with pytest.raises(ValueError, match=r"no deployment meets TTFT 1000 ms and TPOT 1 ms; nearest is TP2: .* tpot"):
+    with pytest.raises(ValueError, match=r"no deployment meets TTFT 1000 ms and TPOT 1 ms\. Nearest is TP2: .* tpot"):
         planned(scenario(tpot_ms=1.0), ONE, FOUR)
 
 

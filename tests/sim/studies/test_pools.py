@@ -56,7 +56,7 @@ def test_ratios_fit_the_gpus_and_decode_servers_are_no_smaller_than_prefill_serv
 
 
 def test_two_servers_need_two_gpus() -> None:
-    with pytest.raises(ValueError, match="two servers do not fit on 1 GPUs; raise --gpus"):
+    with pytest.raises(ValueError, match=r"two servers do not fit on 1 GPUs\. Raise --gpus"):
         apart(scenario(), [Candidate(TP1, load(TP1))], 1)
 
 

@@ -86,4 +86,4 @@ def test_a_closed_loop_of_one_length_without_drafts_is_said_to_march_in_step(
     given = Scenario.of({}, **LOOP, **fixed | changes)
     note = lockstep_note(resolve_all(given, load(given.profile)))
     assert (note is not None) == is_in_step
-    assert note is None or "16 requests at a time march in step under continuous" in note
+    assert note is None or "16 requests at a time begin and end together under continuous" in note

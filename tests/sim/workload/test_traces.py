@@ -110,7 +110,7 @@ def test_a_trace_without_times_or_all_at_once_has_no_rate(write: Write) -> None:
     assert (trace.in_words, trace.note) == ("1 requests without times, 10 in, 2 out", None)
 
 
-def test_check_and_the_head_of_a_run_say_what_was_recorded(write: Write, capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_and_a_note_of_a_run_say_what_was_recorded(write: Write, capsys: pytest.CaptureFixture[str]) -> None:
     path = write(f"{CLOCK}0,10,2\n100,30,4\n")
     assert run(["check", path]) == 0
     checked = capsys.readouterr()
@@ -120,7 +120,7 @@ def test_check_and_the_head_of_a_run_say_what_was_recorded(write: Write, capsys:
     compare += ["--set", "workload.dataset_name=csv", "--set", f"workload.dataset_path={path}"]
     assert run(compare) == 0
     told = capsys.readouterr()
-    assert told.out.startswith(f"{path}: 2 requests in 100 s, 0.01/s, 20 in, 3 out")
+    assert f"{path}: 2 requests in 100 s, 0.01/s, 20 in, 3 out" in told.err
     assert "0.01 requests per second is below 0.05" in told.err
     assert run([*compare, "--request-rate", "5"]) == 0
     assert "below 0.05" not in capsys.readouterr().err

@@ -70,7 +70,7 @@ def test_a_disturbed_step_is_named_with_what_does_it_again(
     assert campaign.run_campaign("cpu", tmp_path) == 0
     said = capsys.readouterr().out
     assert "closed is disturbed: fixed passes beside pd took 1.50" in said
-    assert "disturbed: closed; the page states no verdict; --only closed does it again" in said
+    assert "disturbed: closed. The page states no verdict. Repeat with --only closed" in said
     assert done_file(tmp_path, "closed").exists()
     assert disturbed(tmp_path, CPU, "closed")
     assert not disturbed(tmp_path, CPU, "open")

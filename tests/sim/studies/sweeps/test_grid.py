@@ -65,10 +65,10 @@ def test_a_file_may_name_its_scenario_by_path(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("parts", "told"),
     [
-        ({"grid": {"workload.request_rat": [1]}}, "did you mean 'workload.request_rate'"),
+        ({"grid": {"workload.request_rat": [1]}}, "Did you mean 'workload.request_rate'"),
         ({"grid": {"workload.request_rate.x": [1]}}, "workload.request_rate: expected `float`"),
         ({"grid": {"policy": [[]]}}, "policy: the list is empty"),
-        ({"gird": {}}, "did you mean 'grid'"),
+        ({"gird": {}}, "Did you mean 'grid'"),
         ({"grid": {"workload.request_rate": []}}, "the list is empty"),
         ({"grid": {"workload.request_rate": 3}}, "want a list of values, got 3"),
         ({"grid": {"workload.request_rate": [1, 1.0]}}, "1.0 stands twice"),

@@ -261,7 +261,7 @@ def test_a_row_that_ran_takes_the_place_of_one_that_failed_and_no_row_is_twice(t
 
 BAD = {
     "no grid file": (["absent.yaml"], "absent.yaml"),
-    "unknown profile": ([{"grid": {"profile": ["cpu/tinny"]}}], "did you mean 'cpu/tiny'"),
+    "unknown profile": ([{"grid": {"profile": ["cpu/tinny"]}}], "Did you mean 'cpu/tiny'"),
     "unknown policy": ([{"grid": {"policy": ["pd", "pvd"]}}], "unknown policy 'pvd'"),
     "ten million": (
         [{"grid": {"workload.request_rate": list(range(1, 2001)), "seed": list(range(5000))}}],
