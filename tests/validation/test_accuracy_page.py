@@ -17,7 +17,7 @@ from validation.judge.sections import FOLDER, JudgedSection, frame
 from validation.judge.served_judge import REFUSED, SERVED, write_tables
 from validation.judge.specs import SectionSpec
 from validation.pages import figures
-from validation.pages.accuracy import PAGE, class_lines, crossing, decisions, groups, main
+from validation.pages.accuracy import COLUMNS, PAGE, SET_UP, class_lines, crossing, decisions, groups, main
 from validation.tables import csv_rows
 
 
@@ -108,6 +108,6 @@ def test_the_matrix_counts_signs_crossings_and_the_regret_of_the_best_draft_leng
     first, second = decided(judged)
     assert first == ["G", "m", "chat", "eagle3", "3", "2 of 2", "27", "25", "-9.3 %", "5.00 (10.00)"]
     assert second == ["G", "m", "chat", "eagle3", "5", "1 of 1", "31", "none", "", ""]
-    _, three, five = groups(table_of(judged)).to_numpy().tolist()
+    _, three, five = groups(table_of(judged), SET_UP, COLUMNS).to_numpy().tolist()
     assert three[:7] == ["G", "e", "m", "eagle3", "3", "2 of 2", "8.3 (11.1)"]
     assert five[:7] == ["G", "e", "m", "eagle3", "5", "1 of 2", "15.0 (15.0)"]

@@ -228,20 +228,7 @@ def main(data: Path, out: Path = FOLDER, only: Sequence[str] = ()) -> int:
 
 def write_tables(sections: Sequence[SectionSpec], data: Path, out: Path) -> int:
     """The three tables in the folder `out`; 1 where a section could not be run."""
-    built, failures = build(sections, data)
-    bars = [(section.spec.title, *line.texts()) for section in built for line in section.bars]
-    out.mkdir(parents=True, exist_ok=True)
-    frame(built).to_csv(out / CELLS, index=False, float_format="%.6g", lineterminator="\n")
-    write_csv(out / BARS, ("run", "metric", "error", "bar", "met"), bars)
-    write_csv(out / FITS, ("run", "what was fitted"), ((section.spec.title, section.fitted) for section in built))
-    met = sum(line.is_met for section in built for line in section.bars)
-    print(*failures, f"{out}: {met} of {len(bars)} bars met.", sep="\n", file=sys.stderr)
-    return 1 if failures else 0
-
-
-def build(sections: Sequence[SectionSpec], data: Path) -> tuple[list[JudgedSection], list[str]]:
-    """The sections that can be judged, and a line for each that cannot."""
-    built, failures = [], []
+    built, failures = list[JudgedSection](), list[str]()
     for spec in sections:
         print(f"{spec.title} ...", file=sys.stderr)
         with warnings.catch_warnings():
@@ -253,7 +240,14 @@ def build(sections: Sequence[SectionSpec], data: Path) -> tuple[list[JudgedSecti
             except OSError as error:
                 name = Path(error.filename).name if error.filename else "a file"
                 failures.append(f"{spec.part} could not be run: {name}: {error.strerror}")
-    return built, failures
+    bars = [(section.spec.title, *line.texts()) for section in built for line in section.bars]
+    out.mkdir(parents=True, exist_ok=True)
+    frame(built).to_csv(out / CELLS, index=False, float_format="%.6g", lineterminator="\n")
+    write_csv(out / BARS, ("run", "metric", "error", "bar", "met"), bars)
+    write_csv(out / FITS, ("run", "what was fitted"), ((section.spec.title, section.fitted) for section in built))
+    met = sum(line.is_met for section in built for line in section.bars)
+    print(*failures, f"{out}: {met} of {len(bars)} bars met.", sep="\n", file=sys.stderr)
+    return 1 if failures else 0
 
 
 def frame(sections: Sequence[JudgedSection]) -> pd.DataFrame:

@@ -10,8 +10,7 @@ Not here: single measurements (those tables).
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from functools import reduce
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from math import exp, log
 from pathlib import Path
@@ -20,7 +19,7 @@ from typing import Any
 
 import pandas as pd
 
-from calibrate.served.load import FITTED, JUDGED
+from calibrate.served.load import JUDGED
 from sim.metrics.compared import THROUGHPUT
 from validation.constants import givers
 from validation.judge.evidence import LOADS
@@ -42,6 +41,7 @@ IN_IDS = str.maketrans("-.", "__")
 ENGINES = {"vllm": "vLLM", "sglang": "SGLang", "trtllm": "TensorRT-LLM"}
 NEAR_ONE = 0.05
 """A measured speed-up this close to 1 has no sign: jobs differ by as much."""
+SET_UP = ("gpu", "engine", "target", "method", "k")
 COLUMNS = {
     "tok/s": (THROUGHPUT,),
     "TPOT": ("tpot_ms", "itl_ms"),
@@ -95,13 +95,15 @@ def main(out: Path = PAGE, folder: Path = FOLDER) -> None:
         classes=class_lines(served, refused),
         apart=served_table("role", apart, apart["role"]),
         runs=runs,
-        speedups=pd.DataFrame(speculation_lines(every)),
+        speedups=groups(every.dropna(subset=SPEEDUP), SET_UP[:2] + SET_UP[3:4], {"speed-up": (SPEEDUP,)}).drop(
+            columns="peer"
+        ),
         small=by_lengths(every, "llama-3.1-8b-instruct"),
         large=by_lengths(every, "llama-3.3-70b-instruct-tp4"),
         decisions=decisions(every),
         mtp=size(pairs["error_pct"]),
         mtp_pairs=str(len(pairs)),
-        groups=groups(every),
+        groups=groups(every, SET_UP, COLUMNS),
     )
 
 
@@ -259,20 +261,6 @@ def whole_run(stages: pd.DataFrame, metric: str) -> pd.Series:
 # -- speculation
 
 
-def speculation_lines(every: pd.DataFrame) -> Iterator[dict[str, Any]]:
-    """A line per GPU, engine and method: speed-ups, those that constants were fitted on apart."""
-    pairs = every.assign(error=error_pct(every, SPEEDUP)).dropna(subset="error")
-    for name, of in pairs.groupby(["gpu", "engine", "method"]):
-        fitted, judged = (of["error"][(of["role"] == FITTED) == is_fit] for is_fit in (True, False))
-        yield {
-            "GPU, engine, method": ", ".join(name),
-            "judged pairs": len(judged),
-            "error": spread(judged) or MISSING,
-            "fitted on": len(fitted),
-            "error there": size(fitted),
-        }
-
-
 def by_lengths(every: pd.DataFrame, target: str) -> str:
     """Errors of a model's speed-ups, by draft length: `1.2 and 1.0`."""
     cells = every[every["target"] == target]
@@ -339,29 +327,24 @@ def _regrets_pct(cells: pd.DataFrame) -> list[float]:
 # -- by GPU, engine and model
 
 
-def groups(cells: pd.DataFrame) -> pd.DataFrame:
-    """Errors of judged measurements by GPU, engine, model, method and k: mean size and the largest, those of peers on
-    the same measurements behind the slash."""
+def groups(cells: pd.DataFrame, by: Sequence[str], columns: Mapping[str, Sequence[str]]) -> pd.DataFrame:
+    """Errors of judged measurements by some of their fields: mean size and the largest, those of peers on the same
+    measurements behind the slash. A column has the first of its metrics that a measurement has."""
     cells = cells.assign(gpu=pd.Categorical(cells["gpu"].fillna(""), cells["gpu"].fillna("").unique()))
     lines = []
     ordered = cells.sort_values(["gpu", "num_speculative_tokens"], kind="stable")
-    for names, of in ordered.groupby(["gpu", "engine", "target", "method", "k"], sort=False, observed=True):
+    for names, of in ordered.groupby(list(by), sort=False, observed=True):
         judged = of[of["role"] == JUDGED]
-        line = dict(zip(("GPU", "engine", "model", "method", "k"), names, strict=True))
-        line["judged"] = f"{len(judged)} of {len(of)}"
-        line |= {title: _sizes(judged, metrics) for title, metrics in COLUMNS.items()}
+        line = dict(zip(by, names, strict=True)) | {"judged": f"{len(judged)} of {len(of)}"}
+        for title, metrics in columns.items():
+            ours = _first(judged, metrics)
+            theirs = _first(judged, [name for name in metrics if name in PEER_METRICS], "peer_")[ours.notna()]
+            line[title] = " / ".join(filter(None, (spread(ours), spread(theirs)))) or MISSING
         lines.append(line | {"peer": next(iter(of["peer"].dropna()), "")})
-    return pd.DataFrame(lines)
+    return pd.DataFrame(lines).rename(columns={"gpu": "GPU", "target": "model"})
 
 
-def _sizes(judged: pd.DataFrame, names: Sequence[str]) -> str:
-    ours = _first(error_pct(judged, name) for name in names)
-    texts = [spread(ours)]
-    if of_peer := [error_pct(judged, name, "peer_") for name in names if name in PEER_METRICS]:
-        texts.append(spread(_first(of_peer)[ours.notna()]))
-    return " / ".join(filter(None, texts)) or MISSING
-
-
-def _first(errors: Iterable[pd.Series]) -> pd.Series:
-    """The first of the columns that has a value, line by line."""
-    return reduce(lambda one, other: one.fillna(other), errors)
+def _first(cells: pd.DataFrame, metrics: Sequence[str], peer: str = "") -> pd.Series:
+    """Error of the first metric that has one, line by line."""
+    errors = pd.DataFrame({name: error_pct(cells, name, peer) for name in metrics}, index=cells.index, dtype=float)
+    return errors.assign(none=float("nan")).bfill(axis=1).iloc[:, 0]
