@@ -18,10 +18,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 from sim.files.lock import check_destinations
 
 PROGRAMS = {
-    "accuracy": (
-        "validation.judge.sections",
-        "tables of runs of others beside simulated ones, with bars and fits",
-    ),
+    "accuracy": ("validation.judge.sections", "tables of runs of others, simulated, with bars and fits"),
     "accuracy_page": ("validation.pages.accuracy", "docs/accuracy.md: how far off, and who is better, from the tables"),
     "atlas": ("validation.pages.atlas", "docs/atlas.csv: published pairs, best draft length at each load"),
     "claims": ("validation.claims.claims_command", "published claims: claimed, simulated, verdict and why"),
@@ -51,10 +48,7 @@ PROGRAMS = {
     ),
     "scenario_docs": ("validation.pages.scenario", "docs/scenario.md, from the schema"),
     "silicon": ("validation.judge.served_judge", "served cells by class, beside a peer"),
-    "silicon_tables": (
-        "validation.judge.served_judge:write_tables",
-        "table of every served cell, from results of silicon",
-    ),
+    "silicon_tables": ("validation.judge.served_judge:write_tables", "tables of results of silicon"),
     "speed": ("validation.speed", "CPU seconds and memory, beside NVIDIA Dynamo"),
 }
 """Name -> (module and function, `main` where none is named; what it does)."""
