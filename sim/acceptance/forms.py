@@ -64,7 +64,7 @@ GROUP = "lanesim.acceptances"
 class AcceptanceForm:
     """`NAME:numbers` as an acceptance: `build` makes the model, `form` says how it is written, such as `mine:.9,.6`.
 
-    A package that names one in the entry-point group `lanesim.acceptances` makes it known to every command.
+    A package that names one in the entry-point group `lanesim.acceptances` adds it to every command.
 
     >>> import lanesim
     >>> from sim.acceptance.models import IidAcceptance
@@ -93,10 +93,9 @@ _registered: dict[str, AcceptanceForm] = {}
 
 
 def register_acceptance(name: str, build: Build, form: str) -> None:
-    """Make an AcceptanceForm known in this process, for a caller's scenarios; a later one of a name replaces it.
-
-    To have it known everywhere, name it in the entry-point group `lanesim.acceptances` of a package instead. What its
-    model answers is checked as it is asked (sim.acceptance.checked). Raises ValueError for the name of a built-in one.
+    """Add an AcceptanceForm to this process, for a caller's scenarios. A later one of a name replaces it. To have it
+    everywhere, name it in the entry-point group `lanesim.acceptances` of a package instead. Each answer of its model is
+    checked (sim.acceptance.checked). Raises ValueError for the name of a built-in one.
 
     >>> import lanesim
     >>> from sim.acceptance.models import IidAcceptance
@@ -127,16 +126,19 @@ def _form_of(name: str) -> AcceptanceForm:
 def parse_quoted(text: str) -> Quoted:
     """The acceptance that `text` quotes, to be had at any draft length.
 
-    `iid:A` one rate; `length:L@K` acceptance length, bonus included, measured with drafts of K tokens, and `length:L`
-    at whatever draft length is in use; `vllm:U1,U2,..` unconditional rates by position, measured with drafts of as many
-    tokens; `per-position:R1,R2,..` conditional ones, the last repeating; `beta:A,B` a rate per request;
-    `markov:FIRST,AFTER` the chance of a token after a missed one, and after an accepted one;
-    `markov:HIT_RATE,MISS_RATE,TO_HIT,TO_MISS[,FADE]` two hidden states; `synthetic:L` or `synthetic:U1,U2,..`
-    what vLLM's synthetic sampler makes of a length, and of rates; `pinned:L@K` a length that a server pins at draft
-    length K, such as SGLang's SGLANG_SIMULATE_ACC_LEN; `tape:FILE` recorded. `~S` after the numbers of the
-    first four: requests differ, by a standard deviation of S on the logit scale; `~LOW..HIGH`: by one between these,
-    drawn; `~0`: they are alike; `~natural`, `~random`: as they do on such prompts, which lengths and vLLM's rates do by
-    default. A bare number below 1 is `iid`, any other `length`. Raises ValueError, one line.
+    - `iid:A`: one rate. `beta:A,B`: a rate per request.
+    - `length:L@K`: acceptance length, bonus included, measured with drafts of K tokens. `length:L` is at whatever draft
+      length is in use.
+    - `vllm:U1,U2,..`: unconditional rates by position. `per-position:R1,R2,..`: conditional ones, the last repeating.
+    - `markov:FIRST,AFTER`: the chance of a token after a missed one, and after an accepted one.
+      `markov:HIT_RATE,MISS_RATE,TO_HIT,TO_MISS[,FADE]`: two hidden states.
+    - `synthetic:L` or `synthetic:U1,U2,..`: what vLLM's synthetic sampler makes of a length, and of rates.
+    - `pinned:L@K`: a length that a server pins at draft length K, such as SGLang's SGLANG_SIMULATE_ACC_LEN.
+    - `tape:FILE`: recorded.
+
+    An ending says how requests differ. `~S` is a standard deviation of S on the logit scale, and `~LOW..HIGH` a random
+    one between these. With `~0` they are alike. `~natural` and `~random` are what they do on such prompts, the default
+    of lengths and of vLLM's rates. A bare number below 1 is `iid`, any other `length`. Raises ValueError, one line.
 
     >>> import lanesim
     >>> quoted = lanesim.parse_quoted("vllm:.74,.49,.37")

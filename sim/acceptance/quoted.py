@@ -58,7 +58,7 @@ class Chances(Protocol):
 
 
 class Quoted(Protocol):
-    """Acceptance as somebody quotes it.
+    """Acceptance as people quote it.
 
     >>> import lanesim
     >>> quoted: Quoted = lanesim.parse_quoted("length:2.6@3")
@@ -68,13 +68,13 @@ class Quoted(Protocol):
 
     @property
     def measured_k(self) -> int | None:
-        """Draft length that it was measured at; None where it holds for all."""
+        """Draft length that it was measured at. None where it is true of all."""
 
     def model(self, k: int) -> Acceptance:
         """Acceptance of a run with drafts of `k` tokens. Raises ValueError where the quote cannot mean that."""
 
     def draw(self, rng: Chances) -> Quoted:
-        """Another quote that fits what was measured as well; itself where nothing is uncertain."""
+        """Another quote that fits what was measured as well. It is the same where nothing is uncertain."""
 
     def notes(self, ks: Iterable[int]) -> tuple[str, ...]:
         """Remarks, one line each, to be printed once beside results at draft lengths `ks`."""
@@ -343,9 +343,9 @@ class CarriedLength:
 
 
 def lengths_by_k(quoted: Quoted, ks: Iterable[int], draws: int, rng: np.random.Generator) -> list[CarriedLength]:
-    """The acceptance length at each of `ks`, with the range of `draws` draws, the same ones at every k.
+    """The acceptance length at each of `ks`, with the range of `draws` variations, the same ones at every k.
 
-    Raises ValueError for no draws, and where the quote cannot mean one of `ks`.
+    Raises ValueError without a variation, and where the quote cannot mean one of `ks`.
 
     >>> import numpy as np
     >>> import lanesim
