@@ -32,10 +32,6 @@ PROGRAMS = {
     ),
     "drafted": ("validation.judge.drafted", "served cells that draft with MTP, beside plain ones of the same set-up"),
     "evidence": ("validation.judge.evidence", "sim/evidence: means of judged served cells, which answers quote"),
-    "figures": (
-        "validation.pages.figures",
-        "figures that README states, and what each comes from; 1 where one is not so",
-    ),
     "notebooks": ("validation.pages.notebooks", "executes the notebooks on small settings"),
     "step_records": (
         "validation.replays.step_records",
