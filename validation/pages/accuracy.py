@@ -42,6 +42,10 @@ ENGINES = {"vllm": "vLLM", "sglang": "SGLang", "trtllm": "TensorRT-LLM"}
 NEAR_ONE = 0.05
 """A measured speed-up this close to 1 has no sign: jobs differ by as much."""
 SET_UP = ("gpu", "engine", "target", "method", "k")
+DECISIONS = [
+    "GPU", "model", "workload", "method", "k", "signs right", "crosses 1 at, real", "lanesim", "error",
+    "regret of the best k, %: mean (most)",
+]  # fmt: skip
 COLUMNS = {
     "tok/s": (THROUGHPUT,),
     "TPOT": ("tpot_ms", "itl_ms"),
@@ -269,33 +273,24 @@ def by_lengths(every: pd.DataFrame, target: str) -> str:
 
 def decisions(cells: pd.DataFrame) -> pd.DataFrame:
     """A line per workload, method and draft length: signs that are right, crossings of 1, and the regret."""
-    lines: list[dict[str, str]] = []
-    cells = cells.assign(concurrency=pd.to_numeric(cells["load"], errors="coerce"))
+    lines = []
+    cells = cells.assign(in_flight=pd.to_numeric(cells["load"], errors="coerce"))
     workloads = cells[cells["decides"] == 1].groupby(["gpu", "engine", "target", "workload"], sort=False)
     for (gpu, _, model, name), members in workloads:
         for method, drafting in members.dropna(subset=SPEEDUP).groupby("method", sort=False):
             regrets = _regrets_pct(members[members["method"].isin(["none", method])])
-            texts = [f"{fmean(regrets):.2f} ({max(regrets):.2f})"] if regrets else []
+            regret = f"{fmean(regrets):.2f} ({max(regrets):.2f})" if regrets else ""
             for k, of in drafting.groupby("num_speculative_tokens"):
                 real, simulated = of[SPEEDUP], of[f"{SPEEDUP}_simulated"]
                 signed = (real - 1.0).abs() > NEAR_ONE
                 right = ((real - 1.0) * (simulated - 1.0) > 0.0) & signed
-                at = [crossing(list(zip(of["concurrency"], side, strict=True))) for side in (real, simulated)]
-                lines.append(
-                    {
-                        "GPU": gpu,
-                        "model": model,
-                        "workload": name,
-                        "method": method,
-                        "k": str(k),
-                        "signs right": f"{right.sum()} of {signed.sum()}",
-                        "crosses 1 at, real": "none" if at[0] is None else f"{at[0]:.0f}",
-                        "lanesim": "none" if at[1] is None else f"{at[1]:.0f}",
-                        "error": "" if at[0] is None or at[1] is None else f"{off_pct(at[1], at[0]):+.1f} %",
-                        "regret of the best k, %: mean (most)": texts.pop() if texts else "",
-                    }
-                )
-    return pd.DataFrame(lines)
+                at = [crossing(list(zip(of["in_flight"], side, strict=True))) for side in (real, simulated)]
+                error = "" if at[0] is None or at[1] is None else f"{off_pct(at[1], at[0]):+.1f} %"
+                crossings = ["none" if each is None else f"{each:.0f}" for each in at]
+                signs = f"{right.sum()} of {signed.sum()}"
+                lines.append((gpu, model, name, method, str(k), signs, *crossings, error, regret))
+                regret = ""
+    return pd.DataFrame(lines, columns=DECISIONS)
 
 
 def crossing(points: Sequence[tuple[float, float]]) -> float | None:
@@ -316,7 +311,7 @@ def _regrets_pct(cells: pd.DataFrame) -> list[float]:
     """Measured throughput, percent, that the draft length loses that is best in the simulation, at each load with
     several lengths."""
     regrets = []
-    for _, same_load in cells.dropna(subset=THROUGHPUT).groupby("concurrency", sort=False):
+    for _, same_load in cells.dropna(subset=THROUGHPUT).groupby("in_flight", sort=False):
         means = same_load.groupby("num_speculative_tokens", sort=False)[[THROUGHPUT, f"{THROUGHPUT}_simulated"]].mean()
         if len(means) > 1:
             chosen = means[f"{THROUGHPUT}_simulated"].idxmax()
