@@ -38,7 +38,7 @@ def test_readme_states_the_figures_of_the_results() -> None:
     fitted = sum(claim.if_met is ClaimVerdict.FITTED for claim in claims)
     table = PAGE.read_text().partition("\n|")[2].partition("\n\n")[0].splitlines()
     figures = [
-        f"{len(claims)} published figures ({fitted} of them fitted on)",
+        f"{len(claims)} published figures. Constants were fitted on {fitted} of them.",
         f"the atlas of {len(csv_rows(FOLDER.parent / 'atlas.csv'))} published pairs",
         *table[2:],
     ]
