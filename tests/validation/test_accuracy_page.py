@@ -58,7 +58,7 @@ def test_every_cell_is_a_line_of_the_table_and_in_a_class_of_the_page(tmp_path: 
     peer = {"peer_tpot_error_pct": 20.0, "peer_ttft_error_pct": -50.0}
     late = cell("c", 99.0, "judged", ttft_error_pct=9.0, is_starved=True)
     cells = [cell("b", 40.0, "doubtful", **peer), late, cell("a", -4.0, "judged", **peer)]
-    why = "'/tables/x_config.json' has no attention; want one of a, b"
+    why = "'/tables/x_config.json' has no attention. Give one of a, b"
     result = tmp_path / "result.json"
     result.write_text(json.dumps({"cells": cells, "refusals": [["vllm moe fp8", "m", "b200-sxm", why]]}))
     write_tables([result], tmp_path)

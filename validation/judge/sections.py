@@ -221,7 +221,7 @@ def main(data: Path, out: Path = FOLDER, only: Sequence[str] = ()) -> int:
     """1 where a section could not be run."""
     wanted = [spec for spec in specs() if not only or spec.part in only]
     if not data.is_dir():
-        raise ValueError(f"{str(data)!r} is no folder; want the one with aiconfigurator/ and llmservingsim/ in it")
+        raise ValueError(f"{str(data)!r} is no folder. Give the one with aiconfigurator/ and llmservingsim/ in it")
     if not wanted:
         raise ValueError(f"--only {' '.join(only)}: no such part in {SECTIONS.name}")
     return write_tables(wanted, data, None if only and out == FOLDER else out)

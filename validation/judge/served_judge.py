@@ -208,7 +208,7 @@ SERVED_COLUMNS = (
 
 def short(why: str) -> str:
     """A refusal without the folder of a file and without what would have been understood."""
-    return re.sub(r"'?/\S*/(\S+?_config\.json)'?", r"\1", why).partition("; want one of")[0]
+    return re.sub(r"'?/\S*/(\S+?_config\.json)'?", r"\1", why).partition(". Give one of")[0]
 
 
 def write_tables(results: list[Path], out: Path = SERVED.parent) -> None:
