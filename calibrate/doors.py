@@ -33,8 +33,8 @@ def plan(
     **flags: Any,
 ) -> ShownRental:
     """Deployments of `model` to rent for `rate` requests per second: `lanesim plan`. SLOs are milliseconds,
-    `goodput={"ttft": 1000, "tpot": 40}`; further keywords are the command's flags, such as gpu, price and draws. Raises
-    ValueError.
+    `goodput={"ttft": 1000, "tpot": 40}`. Further keywords are the command's flags, such as `gpu`, `price` and `draws`.
+    Raises ValueError.
 
     >>> import lanesim
     >>> load = {"rate": 1, "input_len": 64, "output_len": 16, "goodput": {"ttft": 1000}, "draws": 2}

@@ -41,7 +41,7 @@ def _mix(words: Words) -> Words:
 
 
 def thresholds(chances: Floats | float) -> Draws:
-    """Chances in [0, 1] as draws to compare with; shape kept.
+    """Chances in [0, 1] as numbers to compare with. The shape is kept.
 
     >>> import lanesim
     >>> lanesim.thresholds(0.5) == DRAW_RANGE // 2, (lanesim.thresholds([0.0, 1.0]) == [0, DRAW_RANGE]).all()

@@ -2,9 +2,10 @@
 
 A *request*'s prompt goes through the target and then the draft model: its first token is out. Then it goes through
 *rounds*: draft K tokens, verify them in a pass of the target, keep those accepted and one more. A *stream* is a FIFO of
-works on the GPU; a *lane* a process that polls a Store and serves batches of it. Continuous batching has no lanes: each
-*step* is one pass over the rows that decode and chunks of prompts. What `sim.hosts` runs is held equal to this: open
-arrivals, one draft length, memory enough. Not here: what a pass computes (sim.policies.works) and costs (sim.costs).
+works on the GPU. A *lane* is a process that polls a Store and serves batches of it. Continuous batching has no lanes:
+each *step* is one pass over the sequences that decode and chunks of prompts. Tests prove that what `sim.hosts` runs is
+equal to this: open arrivals, one draft length, memory enough. Not here: what a pass computes and costs
+(sim.policies.works, sim.costs).
 """
 
 from __future__ import annotations

@@ -31,6 +31,19 @@ def test_a_line_that_is_a_link_to_a_table_has_the_table_below_it() -> None:
     assert sum(line.startswith("| ") for line in shown.splitlines()) == len(rows) + 1
 
 
+def test_a_link_to_a_notebook_leads_to_the_page_that_the_site_has_of_it() -> None:
+    page = SimpleNamespace(file=SimpleNamespace(src_uri="guide.md"))
+    text = "[it](../notebooks/00_in_simpy.ipynb)"
+    assert hooks().on_page_markdown(text, page, None, None) == "[it](notebooks/00_in_simpy.ipynb)"
+
+
+def test_home_has_a_card_for_each_role_that_ends_with_a_command_or_an_answer_of_its_tutorial() -> None:
+    site = hooks()
+    texts = [(ROOT / "docs" / "tutorials" / f"{page}.md").read_text() for page in site.ROLES.values()]
+    last_lines = [block.splitlines()[-1].strip() for block in site.cards().split("    ```\n")[1::2]]
+    assert [line for line, text in zip(last_lines, texts, strict=True) if line not in text] == []
+
+
 def test_two_files_of_one_name_are_named() -> None:
     assert hooks().written_twice(["a.html", "twice.html", "b.html", "twice.html"]) == ["twice.html"]
 

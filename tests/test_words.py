@@ -5,12 +5,15 @@ Not here: what is true of them (tests.test_docs, tests.test_page_commands).
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import lanesim
 from tests.sim.cli.test_consent import commands
 from tests.test_page_commands import text_of
 
@@ -56,6 +59,19 @@ def test_what_the_site_says_above_helps_and_names_keeps_the_rule() -> None:
     texts = re.findall(r'^(?:COMMANDS|NAMES) = """(.*?)"""', (ROOT / "docs/site_hooks.py").read_text(), re.M | re.S)
     assert len(texts) == 2
     assert list(filter(breaks_the_rule, sentences("\n\n".join(texts)))) == []
+
+
+def docstrings(thing: Any) -> Iterator[str]:
+    """Those of a name of lanesim and of its members, without doctests."""
+    members = [each for name, each in vars(thing).items() if name[0] != "_"] if inspect.isclass(thing) else []
+    for each in (thing, *(each for each in members if inspect.isroutine(each) or isinstance(each, property))):
+        yield re.sub(r"^>>> .*(?:\n.+)*", "", inspect.getdoc(each) or "", flags=re.MULTILINE)
+
+
+def test_the_page_of_names_has_no_sentence_against_the_rule() -> None:
+    texts = [text for name in lanesim.__all__ for text in docstrings(getattr(lanesim, name))]
+    bad = [sentence for text in texts for sentence in filter(breaks_the_rule, sentences(text))]
+    assert bad == []
 
 
 @pytest.mark.parametrize("record", RECORDS, ids=lambda record: record.stem)

@@ -18,10 +18,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 from sim.files.lock import check_destinations
 
 PROGRAMS = {
-    "accuracy": (
-        "validation.judge.sections",
-        "tables of runs of others beside simulated ones, with bars and fits",
-    ),
+    "accuracy": ("validation.judge.sections", "tables of runs of others, simulated, with bars and fits"),
     "accuracy_page": ("validation.pages.accuracy", "docs/accuracy.md: how far off, and who is better, from the tables"),
     "atlas": ("validation.pages.atlas", "docs/atlas.csv: published pairs, best draft length at each load"),
     "claims": ("validation.claims.claims_command", "published claims: claimed, simulated, verdict and why"),
@@ -35,10 +32,6 @@ PROGRAMS = {
     ),
     "drafted": ("validation.judge.drafted", "served cells that draft with MTP, beside plain ones of the same set-up"),
     "evidence": ("validation.judge.evidence", "sim/evidence: means of judged served cells, which answers quote"),
-    "figures": (
-        "validation.pages.figures",
-        "figures that README states, and what each comes from; 1 where one is not so",
-    ),
     "notebooks": ("validation.pages.notebooks", "executes the notebooks on small settings"),
     "real_gpus": ("validation.pages.real_gpus", "docs/real-gpus.md: replays on GPUs and verify passes, beside today"),
     "real_vllm": (
@@ -47,10 +40,7 @@ PROGRAMS = {
     ),
     "scenario_docs": ("validation.pages.scenario", "docs/scenario.md, from the schema"),
     "silicon": ("validation.judge.served_judge", "served cells by class, beside a peer"),
-    "silicon_tables": (
-        "validation.judge.served_judge:write_tables",
-        "table of every served cell, from results of silicon",
-    ),
+    "silicon_tables": ("validation.judge.served_judge:write_tables", "tables of results of silicon"),
 }
 """Name -> (module and function, `main` where none is named; what it does)."""
 OUTPUTS = ("out", "table", "json", "page")

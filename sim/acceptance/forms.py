@@ -69,7 +69,7 @@ SLACK = 1e-9
 class AcceptanceForm:
     """`NAME:numbers` as an acceptance: `build` makes the model, `form` says how it is written, such as `mine:.9,.6`.
 
-    A package that names one in the entry-point group `lanesim.acceptances` makes it known to every command.
+    A package that names one in the entry-point group `lanesim.acceptances` adds it to every command.
 
     >>> import lanesim
     >>> from sim.acceptance.models import IidAcceptance
@@ -98,10 +98,9 @@ _registered: dict[str, AcceptanceForm] = {}
 
 
 def register_acceptance(name: str, build: Build, form: str) -> None:
-    """Make an AcceptanceForm known in this process, for a caller's scenarios; a later one of a name replaces it.
-
-    To have it known everywhere, name it in the entry-point group `lanesim.acceptances` of a package instead. What its
-    model answers is checked as it is asked (CheckedAcceptance). Raises ValueError for the name of a built-in one.
+    """Add an AcceptanceForm to this process, for a caller's scenarios. A later one of a name replaces it. To have it
+    everywhere, name it in the entry-point group `lanesim.acceptances` of a package instead. Each answer of its model is
+    checked (CheckedAcceptance). Raises ValueError for the name of a built-in one.
 
     >>> import lanesim
     >>> from sim.acceptance.models import IidAcceptance
@@ -190,9 +189,10 @@ class CheckedAcceptance(Acceptance):
 def parse_quoted(text: str) -> Quoted:
     """The acceptance that `text` quotes, to be had at any draft length.
 
-    docs/acceptance.md explains each of FORMS. `~S` after the numbers of SPREADABLE: requests differ, by a standard
-    deviation of S on the logit scale; `~LOW..HIGH`: by one between these, drawn; `~0`: they are alike; `~natural`,
-    `~random`: as on such prompts, the default of lengths and vLLM's rates. Raises ValueError, one line.
+    docs/acceptance.md explains each of FORMS. After the numbers of SPREADABLE an ending says how requests differ.
+    `~S` is a standard deviation of S on the logit scale, and `~LOW..HIGH` a random one between these. With `~0` they
+    are alike. `~natural` and `~random` are what they do on such prompts, the default of lengths and of vLLM's rates.
+    Raises ValueError, one line.
 
     >>> import lanesim
     >>> quoted = lanesim.parse_quoted("vllm:.74,.49,.37")

@@ -63,11 +63,11 @@ class Acceptance(ABC):
 
     @abstractmethod
     def run_lengths(self, window: Positions, depth: int) -> RunLengths:
-        """[positions] accepted tokens of a draft of `depth` from each position of `window`; the last `depth` of every
-        request lack draws beyond them and mean nothing."""
+        """[positions] accepted tokens of a draft of `depth` from each position of `window`. The last `depth` positions of
+        every request have no random numbers beyond them and are not meaningful."""
 
     def conditional_rates(self, num_speculative_tokens: int) -> tuple[float, ...]:
-        """[k] chance that drafted token j is accepted where all before it were; 0 where that never happens."""
+        """[k] chance that drafted token j is accepted where all before it were. It is 0 where that never happens."""
         return to_conditional(self.unconditional_rates(num_speculative_tokens))
 
     def expected_length(self, num_speculative_tokens: int) -> float:
@@ -76,8 +76,8 @@ class Acceptance(ABC):
 
 
 def run_lengths(accepts: Flags | list[Flags], depth: int) -> RunLengths:
-    """Run lengths from `accepts` [positions], or one such array for each position in the draft: whether the draw of a
-    position accepts there. At most `depth` long.
+    """Run lengths from `accepts` [positions], or one such array for each position in the draft: whether the random
+    number of a position accepts there. At most `depth` long.
 
     >>> import numpy as np
     >>> run_lengths(np.array([True, True, False, True]), 2).tolist()

@@ -135,7 +135,7 @@ class Chances(Protocol):
 
 
 class Quoted(Protocol):
-    """Acceptance as somebody quotes it.
+    """Acceptance as people quote it.
 
     >>> import lanesim
     >>> quoted: Quoted = lanesim.parse_quoted("length:2.6@3")
@@ -145,13 +145,13 @@ class Quoted(Protocol):
 
     @property
     def measured_k(self) -> int | None:
-        """Draft length that it was measured at; None where it holds for all."""
+        """Draft length that it was measured at. None where it is true of all."""
 
     def model(self, k: int) -> Acceptance:
         """Acceptance of a run with drafts of `k` tokens. Raises ValueError where the quote cannot mean that."""
 
     def draw(self, rng: Chances) -> Quoted:
-        """Another quote that fits what was measured as well; itself where nothing is uncertain."""
+        """Another quote that fits what was measured as well. It is the same where nothing is uncertain."""
 
     def notes(self, ks: Iterable[int]) -> tuple[str, ...]:
         """Remarks, one line each, to be printed once beside results at draft lengths `ks`."""

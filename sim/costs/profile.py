@@ -304,17 +304,17 @@ class Profile(Bounded, frozen=True, kw_only=True):
 
     @property
     def mean_errors_pct(self) -> dict[str, float | None]:
-        """Mean held-out errors by kind; None where nothing was validated."""
+        """Mean errors by kind, on passes that no fit saw. None where nothing was validated."""
         return {kind: error.mean_error_pct for kind, error in self.errors.items()}
 
     @property
     def phi(self) -> Phi:
-        """Of its plain streams: its own, or what was measured on such a GPU, or what is assumed."""
+        """Of its plain streams: that of the profile, or what was measured on such a GPU, or what is assumed."""
         return self.overlap.phi or MEASURED_PHI.get(self.gpu.name, ASSUMED_PHI)
 
     @property
     def compact(self) -> CompactKernels:
-        """The kernels of the compact form; raises ValueError where they are of another, as the next two do."""
+        """The kernels of the compact form. Raises ValueError where they are of another, as the next two do."""
         return self._kernels_as(CompactKernels)
 
     @property

@@ -69,7 +69,7 @@ def _lengths_in(path: Path, changed_ns: int, size: int) -> tuple[int, int] | Non
 def load(name: str | Path) -> Profile:
     """The shipped profile `name`, in any spelling of it (`model_names`), or the one in the JSON file at that path.
 
-    Raises UnknownProfile, or ValueError where the file is not a valid profile; both say so in one line.
+    Raises UnknownProfile, or ValueError where the file is not a valid profile. Both say so in one line.
 
     >>> import lanesim
     >>> lanesim.load_profile("h100-sxm/llama-3.1-8b").target.layers
@@ -131,7 +131,7 @@ def encode(profile: Profile) -> bytes:
 
 
 def save_profile(profile: Profile, path: str | Path) -> Path:
-    """Write `profile` to the JSON file at `path`, whole or not at all; returns the path.
+    """Write `profile` to the JSON file at `path`, whole or not at all. Returns the path.
 
     >>> import lanesim, tempfile
     >>> path = lanesim.save_profile(lanesim.load_profile("cpu/tiny"), tempfile.mkdtemp() + "/tiny.json")

@@ -43,8 +43,8 @@ class Curve(Points, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class DecodeGrid(Points, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Attention of `rows` rows with one query each, every one of which reads `context_tokens` tokens of KV, its own
-    included: `seconds[rows][context_tokens]`. The first count of rows is 1.
+    """Attention of `rows` sequences with one query each. Each reads `context_tokens` tokens of KV, with the token of
+    the query: `seconds[rows][context_tokens]`. The first count of sequences is 1.
 
     >>> import lanesim
     >>> grid = lanesim.DecodeGrid(rows=(1, 8), context_tokens=(128, 4096), seconds=((2e-5, 4e-5), (3e-5, 2e-4)))
@@ -64,7 +64,7 @@ class DecodeGrid(Points, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 class PrefillGrid(Points, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Causal attention of one chunk of `chunk_tokens` after `history_tokens`: `seconds[chunk_tokens][history_tokens]`.
-    The first history is 0; where it is the only one, TablePasses has a rule for the others.
+    The first history is 0. Where it is the only one, TablePasses has a rule for the others.
 
     >>> import lanesim
     >>> lanesim.PrefillGrid(chunk_tokens=(64, 2048), history_tokens=(0, 1024), seconds=((2e-5, 3e-5), (7e-4, None)))
@@ -85,8 +85,8 @@ class PrefillGrid(Points, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 class VerifyGrid(Points, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Attention of `rows` rows with `queries` queries each (2 or more), every row reading `context_tokens` tokens of
-    KV, its own included: `seconds[queries][rows][context_tokens]`.
+    """Attention of `rows` sequences with `queries` queries each (2 or more). Each reads `context_tokens` tokens of KV,
+    with the tokens of the queries: `seconds[queries][rows][context_tokens]`.
 
     >>> import lanesim
     >>> grid = lanesim.VerifyGrid(queries=(5,), rows=(1, 8), context_tokens=(128,), seconds=(((2e-5,), (6e-5,)),))

@@ -74,7 +74,7 @@ UNCAPPED = AdmissionCaps()
 
 
 class Serving:
-    """Requests between arrival and last token. `requests` in order of arrival; indices need not start at 0.
+    """Requests between arrival and last token. `requests` in order of arrival. Indices need not start at 0.
 
     What a policy sees of it (output of one token, so that prefill is all):
 
@@ -187,8 +187,8 @@ class Serving:
         await bring_in(self, self.intake.arrive)
 
     def admit_now(self, choose: Choose | None = None) -> Request | None:
-        """The request that `choose` picks of those that wait, or the oldest, if a seat is free and KV has room for it;
-        else None, and none overtakes it."""
+        """The request that `choose` picks of those that wait, or the oldest, if the engine's limit and KV have room for
+        it. Else None, and none overtakes it."""
         if self.max_num_seqs is not None and self.num_active >= self.max_num_seqs:
             return None
         if not self.inbox:
@@ -207,7 +207,7 @@ class Serving:
         self.intake.remove(request)
 
     async def admit(self, choose: Choose | None = None, *, poll_s: float | None = None) -> Request:
-        """The request that `admit_now` lets in, once there is one; `choose` is asked anew whenever somebody comes or
+        """The request that `admit_now` lets in, once there is one. `choose` is called anew whenever a request comes or
         leaves.
 
         The shortest prompt first:
@@ -232,7 +232,7 @@ class Serving:
         return request
 
     async def came(self, *, poll_s: float | None = None) -> None:
-        """Wait until somebody comes, or leaves. Nobody prepared anything for the first of those who wait."""
+        """Wait until a request comes or leaves. Nothing was prepared for the first of those that wait."""
         await self.host.wait(self.intake.changed, poll_s=poll_s)
         if self.inbox:
             self.inbox[0].known_s = self.host.now_s
@@ -241,7 +241,7 @@ class Serving:
 
     def ahead_s(self, requests: Sequence[Request], stream: Stream) -> float:
         """Seconds for which the next work of `requests` on `stream` could be prepared (docs/adr/008): since all of them
-        were known to come, but not before the last work there was submitted. 0 where nothing is planned ahead."""
+        were sure to come, but not before the last work there was submitted. 0 where nothing is planned ahead."""
         if not self.plans_ahead:
             return 0.0
         known_s = max([request.known_s for request in requests])
@@ -259,8 +259,8 @@ class Serving:
     def seat_now(
         self, max_tokens: int, lookahead: int = 0, first: FirstChunk = ANY_CHUNK, request: Request | None = None
     ) -> tuple[Request, Chunk] | None:
-        """The oldest waiting request, or the given one, and its first chunk of at most `max_tokens`, if all its tokens
-        fit, and `lookahead` behind the chunk.
+        """The oldest waiting request, or the given one, and its first chunk of at most `max_tokens`. All its tokens
+        must fit, and `lookahead` behind the chunk.
 
         No other request goes first. What is still intact of its prefix is not computed again.
         """
@@ -286,7 +286,7 @@ class Serving:
         self._share()
 
     def preempt(self, request: Request, *, by_priority: bool = False) -> None:
-        """Take the memory of `request`; it waits ahead of all others, or of those that came after it and whose priority
+        """Take the memory of `request`. It waits ahead of all others, or of those that came after it and whose priority
         is not above its (`by_priority`). A step under way still brings its tokens."""
         place = 0
         if by_priority:
@@ -296,7 +296,7 @@ class Serving:
         self._send_back(request, place)
 
     def retract(self, request: Request) -> None:
-        """Take the memory of `request`; it waits behind all whom the engine has seen. What a step under way brings it
+        """Take the memory of `request`. It waits behind all that the engine has seen. What a step under way brings it
         counts for nothing."""
         place = len(self.inbox)
         while place and isnan(self.inbox[place - 1].queued_s):
@@ -333,7 +333,7 @@ class Serving:
         self.commit_chunk(request, request.prompt_tokens)
 
     def commit_chunk(self, request: Request, new_tokens: int) -> None:
-        """`new_tokens` more of the prompt are in KV, padding left out; the last of them bring the next output token."""
+        """`new_tokens` more of the prompt are in KV, padding left out. The last of them bring the next output token."""
         new_tokens = min(new_tokens, request.prefill_goal - request.prefilled_tokens)
         request.prefilled_tokens += new_tokens
         if not request.is_preempted:
@@ -348,7 +348,7 @@ class Serving:
         request.drafted = draft_tokens
 
     def open_round(self, request: Request, draft_tokens: int) -> None:
-        """A draft of `draft_tokens` sets off; its slots are held until the round is committed."""
+        """A draft of `draft_tokens` sets off. Its slots are kept until the round is committed."""
         request.drafted = draft_tokens
         self._hold(request, draft_tokens + 1)
 
@@ -365,7 +365,7 @@ class Serving:
 
     def commit_rounds(self, requests: Sequence[Request], accepted: Iterable[int]) -> list[Request]:
         """Verify accepted `accepted` [requests] tokens of the drafts: roll the rest back, emit these and the target's
-        own token. Returns the requests that go on."""
+        token. Returns the requests that go on."""
         now_s, measured, saw_round = self.host.now_s, self.measured, self.controller.saw_round
         going_on: list[Request] = []
         finished: list[Request] = []

@@ -12,9 +12,9 @@ from math import nan
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """A request and its state. Times are host seconds; nan until they happen.
+    """A request and its state. Times are host seconds, nan until they happen.
 
-    `index` is the arrival index and keys the request's draws; `id` is only a label.
+    `index` is the arrival index and keys the request's random numbers. `id` is only a label.
 
     >>> import lanesim
     >>> lanesim.Request(0, "r0", arrival_s=0.0, prompt_tokens=64, output_tokens=32).is_finished

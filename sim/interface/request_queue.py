@@ -14,7 +14,7 @@ from sim.interface.wait import Signal
 
 
 class RequestQueue:
-    """Requests in order of arrival. `put` waits while `capacity` is reached; `take` waits while it is empty.
+    """Requests in order of arrival. `put` waits while `capacity` is reached. `take` waits while it is empty.
 
     One coroutine admits, another one serves (output of one token, so that prefill is all):
 
@@ -70,12 +70,12 @@ class RequestQueue:
         host.notify(self.changed)
 
     async def take(self, host: Host, *, at_most: int, poll_s: float | None = None) -> list[Request]:
-        """Oldest requests, 1 to `at_most`; with `poll_s` an idle worker looks only that often."""
+        """Oldest requests, 1 to `at_most`. With `poll_s` an idle worker checks only that often."""
         await self.filled(host, poll_s=poll_s)
         return self.take_now(host, at_most=at_most)
 
     async def filled(self, host: Host, *, poll_s: float | None = None) -> None:
-        """Wait until somebody is in it."""
+        """Wait until a request is in it."""
         while not self.items:
             await host.wait(self.changed, poll_s=poll_s)
 

@@ -15,7 +15,7 @@ from sim.interface.request import Request
 
 
 class Kind(StrEnum):
-    """Kind of a work. STEP mixes verify rows and prefill chunks in one target pass.
+    """Kind of a work. STEP mixes verification and prefill chunks in one target pass.
 
     >>> import lanesim
     >>> [kind.value for kind in lanesim.Kind]
@@ -63,10 +63,10 @@ class Chunk(NamedTuple):
 class Work(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One submission to a stream, described by what its cost depends on.
 
-    A pass through the model carries decode or verify rows (`rows`, `row_tokens`, `context_tokens`) and prefill
-    `chunks`; either part may be empty. A DRAFT work is `draft_tokens` passes of the draft model in sequence: the first
-    carries `row_tokens` (catch-up tokens included) and `chunks` (the draft's prefill), each later one a single
-    token per row; with draft_tokens=0 only the first pass runs (draft prefill alone).
+    A pass through the model has sequences that decode or verify (`rows`, `row_tokens`, `context_tokens`) and prefill
+    `chunks`. Either part may be empty. A DRAFT work is `draft_tokens` passes of the draft model in sequence: the first
+    carries `row_tokens` with catch-up tokens and `chunks` of the draft's prefill, each later one a single token per
+    sequence. With draft_tokens=0 only the first pass runs.
 
     Two requests with 100 and 140 tokens in KV, and 3 drafted tokens each to verify:
 

@@ -230,7 +230,8 @@ class EngineLimits(msgspec.Struct, frozen=True, kw_only=True):
         return self.max_num_batched_tokens - self.draft_slots * self.max_num_seqs
 
     def lookahead(self, draft_tokens: int) -> int:
-        """Slots that a row's plan holds for its next draft of `draft_tokens`: none where drafts are looked up."""
+        """Slots that the plan of a sequence keeps for its next draft of `draft_tokens`: none where drafts are looked
+        up."""
         return 0 if self.method.looks_up or not draft_tokens else draft_tokens + self.method.extra_slots
 
     @property
@@ -240,7 +241,7 @@ class EngineLimits(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def batch_wait(self) -> tuple[int, float]:
-        """Steps that prompts are held back for at most, and the tokens of a step at which they are not."""
+        """Steps that prompts wait for at most, and the tokens of a step at which they do not."""
         return self.batch_wait_steps, self.batch_wait_ratio * self.max_num_batched_tokens
 
     def holds_back(self, prompt_tokens: int, budget: int) -> bool:
@@ -249,7 +250,7 @@ class EngineLimits(msgspec.Struct, frozen=True, kw_only=True):
 
     def lane_batch(self, batch: int | None, draft_tokens: int) -> int:
         """Requests that a lane with `batch` takes at once (None: max_num_seqs), as many as a pass that verifies
-        `draft_tokens` + 1 of each has room for; at least 1."""
+        `draft_tokens` + 1 of each has room for. At least 1."""
         wanted = self.max_num_seqs if batch is None else min(batch, self.max_num_seqs)
         return max(1, min(wanted, self.max_num_batched_tokens // (draft_tokens + 1)))
 

@@ -99,7 +99,7 @@ class Policy:
             checked_list(f"{what}: takes", self.takes)
 
     def gpus(self, options: Options) -> tuple[int, int]:
-        """GPUs of one replica, and how many of them seat requests. Raises ValueError."""
+        """GPUs of one replica, and how many of them admit requests. Raises ValueError."""
         what = f"policy {self.name!r}"
         with naming_plugin(what):
             num_gpus, num_engines = self.num_gpus(options), self.num_engines(options)
@@ -107,7 +107,7 @@ class Policy:
         return count, checked_count(f"{what}: GPUs that seat requests", num_engines, 1, count)
 
     def coroutines(self, serving: Serving, options: Options, limits: EngineLimits) -> list[Task]:
-        """Coroutines that `build` makes; an exception in it, or in a coroutine of a plug-in, names the policy."""
+        """Coroutines that `build` makes. An exception in it, or in a coroutine of a plug-in, names the policy."""
         if self.is_built_in:
             return self.build(serving, options, limits)
         what = f"policy {self.name!r}"

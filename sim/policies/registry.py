@@ -35,10 +35,9 @@ class PolicyOptions(AdaptiveOptions, PooledOptions):
 
 
 def register(policy: Policy) -> Policy:
-    """Make `policy` known by its name in this process, for a caller's scenarios; a later one of a name replaces it.
-
-    To have it known everywhere, name it in the entry-point group `lanesim.policies` of a package instead. Raises
-    ValueError for the name of a built-in one.
+    """Add `policy` under its name to this process, for a caller's scenarios. A later one of a name replaces it. To have
+    it everywhere, name it in the entry-point group `lanesim.policies` of a package instead. Raises ValueError for the
+    name of a built-in one.
 
     >>> import lanesim
     >>> from sim.policies import pd

@@ -73,13 +73,14 @@ def compare(
     form: str | None = None,
     **changes: Any,
 ) -> ShownComparison | ShownVaried:
-    """Run every policy of a scenario with every seed, on the same draws: `lanesim compare`.
+    """Run every policy of a scenario with every seed, on the same random numbers: `lanesim compare`.
 
-    `source` is a Scenario, a scenario file or a raw mapping; `changes` as in `Scenario.of`, where `profile` may be a
-    loaded one, too. Several policies run four times each unless `replications` are given. With `vary` the values of
+    `source` is a Scenario, a scenario file or a raw mapping. `changes` are as in `Scenario.of`, where `profile` may be
+    a loaded one, too. Several policies run four times each unless `replications` are given. With `vary` the values of
     each of its keys take the place of the policies: short keys such as `speculation`, `prefix_cache`, `context` and
-    `gpu`, flat names or dotted ones. Orders must hold in `draws` of costs and acceptance: ten unless given, 0 for none.
-    `form` is simpy, python or core: `--in` of the command. Raises ValueError for input that cannot run.
+    `gpu`, flat names or dotted ones. Orders must come out the same in `draws` variations of costs and acceptance: ten
+    unless given, 0 for none. `form` is simpy, python or core: `--in` of the command. Raises ValueError for input that
+    cannot run.
 
     >>> import lanesim
     >>> result = lanesim.compare(profile="cpu/tiny", policy=("continuous", "pd"), num_prompts=20, request_rate=10)
@@ -126,7 +127,7 @@ class Simulation(msgspec.Struct, frozen=True, kw_only=True):
     record: RunRecord
 
     def requests_frame(self) -> pd.DataFrame:
-        """One row per request: lengths in tokens, times in seconds."""
+        """One line per request: lengths in tokens, times in seconds."""
         import pandas as pd
 
         return pd.DataFrame(request_columns(self.record))
@@ -179,11 +180,11 @@ def _scenario(source: Source, changes: dict[str, Any]) -> tuple[Scenario, Profil
 
 
 def load(path: str | Path, *, version: str | None = None) -> pd.DataFrame:
-    """A frame of the store at `path`, or of a result of `vllm bench serve` or a tool like it (a file that ends with
-    .json or .jsonl), one row with the same columns.
+    """A frame of the store at `path`, or of a benchmark's result in a file that ends with .json or .jsonl. That is one
+    line with the same columns.
 
-    Of a store, one row per point: `scenario_hash`, `policy`, `seed`, the keys that were gone through and the metrics,
-    units in their names; rows that another `version` of the model made than the last one are left out, with a note.
+    Of a store, one line per point. Columns are `scenario_hash`, `policy`, `seed`, the keys of the grid, and the metrics
+    with units in their names. Lines of another `version` of the model than the last one are left out, with a note.
     Raises ValueError naming what is wrong with it.
 
     >>> import lanesim, tempfile
@@ -213,11 +214,12 @@ def _bench_rows(path: Path) -> list[dict[str, Any]]:
 def sweep(
     grid: Mapping[str, Any] | str | Path, *, out: str | Path | None = None, workers: int | None = None
 ) -> pd.DataFrame:
-    """Run a grid, and what the store at `out` has of it not again; a row per point of the grid, as `load` gives them.
+    """Run a grid, and what the store at `out` has of it not again. The frame has a line per point of the grid, as
+    `load` gives them.
 
-    `grid` is a grid file or the same as a mapping: `scenario`, and `grid` with a list of values per dotted key.
-    All points are on the same draws, replication by replication. Raises ValueError for input that cannot run; a point
-    that fails has its `error` in the frame.
+    `grid` is a grid file or the same as a mapping: `scenario`, and `grid` with a list of values per dotted key. All
+    points are on the same random numbers, replication by replication. Raises ValueError for input that cannot run. A
+    point that fails has its `error` in the frame.
 
     >>> import lanesim
     >>> scenario = {"profile": "cpu/tiny", "policy": ["continuous", "pd"], "workload": {"num_prompts": 5}}
@@ -249,11 +251,11 @@ def tune(
     workers: int | None = None,
     **changes: Any,
 ) -> ShownTuning | ShownContexts:
-    """The best draft length by batch size: `lanesim tune`; `source` and `changes` as in `compare`. The policy is
+    """The best draft length by batch size: `lanesim tune`. `source` and `changes` are as in `compare`. The policy is
     `continuous`.
 
-    `lengths` are tried at `concurrencies`, in so many `draws`; with prompts of each of `contexts` tokens a table for
-    each. Raises ValueError for what cannot be tuned.
+    `lengths` are tried at `concurrencies`, with so many variations, `draws`. With prompts of each of `contexts` tokens
+    there is a table for each. Raises ValueError for what cannot be tuned.
 
     >>> import lanesim
     >>> scenario = lanesim.Scenario.of(profile="cpu/tiny", policy="continuous", num_prompts=8)
@@ -292,7 +294,7 @@ def capacity(
     **changes: Any,
 ) -> ShownAttainment:
     """The highest request rate at which a share of the requests meets all SLOs, and with `target_rate` the replicas for
-    it: `lanesim capacity`; `source` and `changes` as in `compare`, SLOs as `goodput={"ttft_ms": 500}`.
+    it: `lanesim capacity`. `source` and `changes` are as in `compare`, SLOs as `goodput={"ttft_ms": 500}`.
 
     `price` is such as `3.5/gpu-h`. Raises ValueError for a scenario without SLOs.
 

@@ -75,9 +75,9 @@ class Shown:
 
 
 class ShownComparison(Shown, Comparison, frozen=True, kw_only=True):
-    """Policies side by side (what `lanesim compare --json` holds); in a notebook it shows its tables.
+    """Policies side by side, as in `lanesim compare --json`. In a notebook it shows its tables.
 
-    `runs` is a row of metrics per policy and seed, `policies` their means with 95 % intervals, `paired` the differences
+    `runs` has the metrics of each policy and seed, `policies` their means with 95 % intervals, `paired` the differences
     seed by seed.
 
     >>> import lanesim
@@ -87,7 +87,7 @@ class ShownComparison(Shown, Comparison, frozen=True, kw_only=True):
     """
 
     def paired_frame(self) -> pd.DataFrame:
-        """One row per pair of policies and metric: `a`, `b`, `metric`, `difference`, `ci95_low`, `ci95_high`."""
+        """One line per pair of policies and metric: `a`, `b`, `metric`, `difference`, `ci95_low`, `ci95_high`."""
         import pandas as pd
 
         names = ["a", "b", "metric", "difference", "ci95_low", "ci95_high"]
@@ -99,7 +99,7 @@ class ShownComparison(Shown, Comparison, frozen=True, kw_only=True):
 
 
 class ShownVaried(Shown, Varied, frozen=True, kw_only=True):
-    """Values of keys side by side (what `lanesim compare --vary --json` holds).
+    """Values of keys side by side, as in `lanesim compare --vary --json`.
 
     >>> import lanesim
     >>> cache = {"prefix_cache": [True, False]}

@@ -31,10 +31,10 @@ def test_a_profile_is_found_under_the_names_of_its_parts(written: str, shipped: 
 @pytest.mark.parametrize(
     ("written", "proposed"),
     [
-        ("h200-sxm/qwen3-32b-fp8-tp2+eagle3", "did you mean 'h200-sxm/qwen3-32b-fp8+eagle3'"),
-        ("gh200/llama-2-7b", "did you mean 'gh200/llama-3.1-8b'"),
-        ("b200-sxm/llama-2-7b", "did you mean 'b200-sxm/llama-3.1-8b'"),
-        ("a100/codellama-34b+tinyllama-1.1b", "did you mean 'a100-sxm/codellama-34b+tinyllama-1.1b'"),
+        ("h200-sxm/qwen3-32b-fp8-tp2+eagle3", "Did you mean 'h200-sxm/qwen3-32b-fp8+eagle3'"),
+        ("gh200/llama-2-7b", "Did you mean 'gh200/llama-3.1-8b'"),
+        ("b200-sxm/llama-2-7b", "Did you mean 'b200-sxm/llama-3.1-8b'"),
+        ("a100/codellama-34b+tinyllama-1.1b", "Did you mean 'a100-sxm/codellama-34b+tinyllama-1.1b'"),
         ("mi300x/qwen3-32b", "no shipped profile is of a GPU 'mi300x'"),
     ],
 )

@@ -234,8 +234,10 @@ def test_the_tables_are_written_whole_and_the_command_says_what_could_not_be_run
     assert float(rows[3]["peer_tpot_ms"]) == pytest.approx(0.5 * float(rows[3]["tpot_ms"]), rel=1e-4)
     assert [row["metric"] for row in csv_rows(out / BARS)] == ["TPOT, 2 cells: mean size of the error"]
     assert csv_rows(out / FITS)[0]["what was fitted"].startswith("step_s = ")
-    assert write_tables([first, lost], data, out) == 1
-    assert "lost could not be run: none.csv: No such file or directory" in capsys.readouterr().err
+    assert write_tables([first, lost], data, None) == 1
+    printed = capsys.readouterr()
+    assert printed.out.startswith("T | TPOT, 2 cells: mean size of the error | ")
+    assert "lost could not be run: none.csv: No such file or directory" in printed.err
 
 
 def test_a_bar_is_met_by_the_size_of_its_error() -> None:

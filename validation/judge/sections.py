@@ -1,8 +1,9 @@
 """Judges lanesim on runs that others measured and published: `python -m validation accuracy DATA_FOLDER [--only PART]`.
 
 It writes three tables in docs/validation: every cell, every bar, and what was fitted. DATA_FOLDER holds the public data
-that validation/sections.yaml names. None of it is part of this repository. The command says which part it could not
-run, and exits with 1 then. Not here: reading the files of a source (validation.judge.sources), judging a cell
+that validation/sections.yaml names. None of it is part of this repository. With --only it prints the bars of these
+parts, and writes no table unless --out names a folder. It says which part it could not run, and exits with 1 then. Not
+here: reading the files of a source (validation.judge.sources), judging a cell
 (validation.judge.judges), the page (validation.pages.accuracy).
 """
 
@@ -223,25 +224,12 @@ def main(data: Path, out: Path = FOLDER, only: Sequence[str] = ()) -> int:
         raise ValueError(f"{str(data)!r} is no folder. Give the one with aiconfigurator/ and llmservingsim/ in it")
     if not wanted:
         raise ValueError(f"--only {' '.join(only)}: no such part in {SECTIONS.name}")
-    return write_tables(wanted, data, out)
+    return write_tables(wanted, data, None if only and out == FOLDER else out)
 
 
-def write_tables(sections: Sequence[SectionSpec], data: Path, out: Path) -> int:
-    """The three tables in the folder `out`; 1 where a section could not be run."""
-    built, failures = build(sections, data)
-    bars = [(section.spec.title, *line.texts()) for section in built for line in section.bars]
-    out.mkdir(parents=True, exist_ok=True)
-    frame(built).to_csv(out / CELLS, index=False, float_format="%.6g", lineterminator="\n")
-    write_csv(out / BARS, ("run", "metric", "error", "bar", "met"), bars)
-    write_csv(out / FITS, ("run", "what was fitted"), ((section.spec.title, section.fitted) for section in built))
-    met = sum(line.is_met for section in built for line in section.bars)
-    print(*failures, f"{out}: {met} of {len(bars)} bars met.", sep="\n", file=sys.stderr)
-    return 1 if failures else 0
-
-
-def build(sections: Sequence[SectionSpec], data: Path) -> tuple[list[JudgedSection], list[str]]:
-    """The sections that can be judged, and a line for each that cannot."""
-    built, failures = [], []
+def write_tables(sections: Sequence[SectionSpec], data: Path, out: Path | None) -> int:
+    """The three tables in the folder `out`, or the bars printed; 1 where a section could not be run."""
+    built, failures = list[JudgedSection](), list[str]()
     for spec in sections:
         print(f"{spec.title} ...", file=sys.stderr)
         with warnings.catch_warnings():
@@ -253,7 +241,17 @@ def build(sections: Sequence[SectionSpec], data: Path) -> tuple[list[JudgedSecti
             except OSError as error:
                 name = Path(error.filename).name if error.filename else "a file"
                 failures.append(f"{spec.part} could not be run: {name}: {error.strerror}")
-    return built, failures
+    bars = [(section.spec.title, *line.texts()) for section in built for line in section.bars]
+    if out is None:
+        print(*map(" | ".join, bars), sep="\n")
+    else:
+        out.mkdir(parents=True, exist_ok=True)
+        frame(built).to_csv(out / CELLS, index=False, float_format="%.6g", lineterminator="\n")
+        write_csv(out / BARS, ("run", "metric", "error", "bar", "met"), bars)
+        write_csv(out / FITS, ("run", "what was fitted"), ((section.spec.title, section.fitted) for section in built))
+    met = sum(line.is_met for section in built for line in section.bars)
+    print(*failures, f"{met} of {len(bars)} bars met.", sep="\n", file=sys.stderr)
+    return 1 if failures else 0
 
 
 def frame(sections: Sequence[JudgedSection]) -> pd.DataFrame:

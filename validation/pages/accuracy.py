@@ -10,8 +10,7 @@ Not here: single measurements (those tables).
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from functools import reduce
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from math import exp, log
 from pathlib import Path
@@ -20,7 +19,7 @@ from typing import Any
 
 import pandas as pd
 
-from calibrate.served.load import FITTED, JUDGED
+from calibrate.served.load import JUDGED
 from sim.metrics.compared import THROUGHPUT
 from validation.constants import givers
 from validation.judge.evidence import LOADS
@@ -42,6 +41,11 @@ IN_IDS = str.maketrans("-.", "__")
 ENGINES = {"vllm": "vLLM", "sglang": "SGLang", "trtllm": "TensorRT-LLM"}
 NEAR_ONE = 0.05
 """A measured speed-up this close to 1 has no sign: jobs differ by as much."""
+SET_UP = ("gpu", "engine", "target", "method", "k")
+DECISIONS = [
+    "GPU", "model", "workload", "method", "k", "signs right", "crosses 1 at, real", "lanesim", "error",
+    "regret of the best k, %: mean (most)",
+]  # fmt: skip
 COLUMNS = {
     "tok/s": (THROUGHPUT,),
     "TPOT": ("tpot_ms", "itl_ms"),
@@ -95,13 +99,15 @@ def main(out: Path = PAGE, folder: Path = FOLDER) -> None:
         classes=class_lines(served, refused),
         apart=served_table("role", apart, apart["role"]),
         runs=runs,
-        speedups=pd.DataFrame(speculation_lines(every)),
+        speedups=groups(every.dropna(subset=SPEEDUP), SET_UP[:2] + SET_UP[3:4], {"speed-up": (SPEEDUP,)}).drop(
+            columns="peer"
+        ),
         small=by_lengths(every, "llama-3.1-8b-instruct"),
         large=by_lengths(every, "llama-3.3-70b-instruct-tp4"),
         decisions=decisions(every),
         mtp=size(pairs["error_pct"]),
         mtp_pairs=str(len(pairs)),
-        groups=groups(every),
+        groups=groups(every, SET_UP, COLUMNS),
     )
 
 
@@ -259,20 +265,6 @@ def whole_run(stages: pd.DataFrame, metric: str) -> pd.Series:
 # -- speculation
 
 
-def speculation_lines(every: pd.DataFrame) -> Iterator[dict[str, Any]]:
-    """A line per GPU, engine and method: speed-ups, those that constants were fitted on apart."""
-    pairs = every.assign(error=error_pct(every, SPEEDUP)).dropna(subset="error")
-    for name, of in pairs.groupby(["gpu", "engine", "method"]):
-        fitted, judged = (of["error"][(of["role"] == FITTED) == is_fit] for is_fit in (True, False))
-        yield {
-            "GPU, engine, method": ", ".join(name),
-            "judged pairs": len(judged),
-            "error": spread(judged) or MISSING,
-            "fitted on": len(fitted),
-            "error there": size(fitted),
-        }
-
-
 def by_lengths(every: pd.DataFrame, target: str) -> str:
     """Errors of a model's speed-ups, by draft length: `1.2 and 1.0`."""
     cells = every[every["target"] == target]
@@ -281,33 +273,24 @@ def by_lengths(every: pd.DataFrame, target: str) -> str:
 
 def decisions(cells: pd.DataFrame) -> pd.DataFrame:
     """A line per workload, method and draft length: signs that are right, crossings of 1, and the regret."""
-    lines: list[dict[str, str]] = []
-    cells = cells.assign(concurrency=pd.to_numeric(cells["load"], errors="coerce"))
+    lines = []
+    cells = cells.assign(in_flight=pd.to_numeric(cells["load"], errors="coerce"))
     workloads = cells[cells["decides"] == 1].groupby(["gpu", "engine", "target", "workload"], sort=False)
     for (gpu, _, model, name), members in workloads:
         for method, drafting in members.dropna(subset=SPEEDUP).groupby("method", sort=False):
             regrets = _regrets_pct(members[members["method"].isin(["none", method])])
-            texts = [f"{fmean(regrets):.2f} ({max(regrets):.2f})"] if regrets else []
+            regret = f"{fmean(regrets):.2f} ({max(regrets):.2f})" if regrets else ""
             for k, of in drafting.groupby("num_speculative_tokens"):
                 real, simulated = of[SPEEDUP], of[f"{SPEEDUP}_simulated"]
                 signed = (real - 1.0).abs() > NEAR_ONE
                 right = ((real - 1.0) * (simulated - 1.0) > 0.0) & signed
-                at = [crossing(list(zip(of["concurrency"], side, strict=True))) for side in (real, simulated)]
-                lines.append(
-                    {
-                        "GPU": gpu,
-                        "model": model,
-                        "workload": name,
-                        "method": method,
-                        "k": str(k),
-                        "signs right": f"{right.sum()} of {signed.sum()}",
-                        "crosses 1 at, real": "none" if at[0] is None else f"{at[0]:.0f}",
-                        "lanesim": "none" if at[1] is None else f"{at[1]:.0f}",
-                        "error": "" if at[0] is None or at[1] is None else f"{off_pct(at[1], at[0]):+.1f} %",
-                        "regret of the best k, %: mean (most)": texts.pop() if texts else "",
-                    }
-                )
-    return pd.DataFrame(lines)
+                at = [crossing(list(zip(of["in_flight"], side, strict=True))) for side in (real, simulated)]
+                error = "" if at[0] is None or at[1] is None else f"{off_pct(at[1], at[0]):+.1f} %"
+                crossings = ["none" if each is None else f"{each:.0f}" for each in at]
+                signs = f"{right.sum()} of {signed.sum()}"
+                lines.append((gpu, model, name, method, str(k), signs, *crossings, error, regret))
+                regret = ""
+    return pd.DataFrame(lines, columns=DECISIONS)
 
 
 def crossing(points: Sequence[tuple[float, float]]) -> float | None:
@@ -328,7 +311,7 @@ def _regrets_pct(cells: pd.DataFrame) -> list[float]:
     """Measured throughput, percent, that the draft length loses that is best in the simulation, at each load with
     several lengths."""
     regrets = []
-    for _, same_load in cells.dropna(subset=THROUGHPUT).groupby("concurrency", sort=False):
+    for _, same_load in cells.dropna(subset=THROUGHPUT).groupby("in_flight", sort=False):
         means = same_load.groupby("num_speculative_tokens", sort=False)[[THROUGHPUT, f"{THROUGHPUT}_simulated"]].mean()
         if len(means) > 1:
             chosen = means[f"{THROUGHPUT}_simulated"].idxmax()
@@ -339,29 +322,24 @@ def _regrets_pct(cells: pd.DataFrame) -> list[float]:
 # -- by GPU, engine and model
 
 
-def groups(cells: pd.DataFrame) -> pd.DataFrame:
-    """Errors of judged measurements by GPU, engine, model, method and k: mean size and the largest, those of peers on
-    the same measurements behind the slash."""
+def groups(cells: pd.DataFrame, by: Sequence[str], columns: Mapping[str, Sequence[str]]) -> pd.DataFrame:
+    """Errors of judged measurements by some of their fields: mean size and the largest, those of peers on the same
+    measurements behind the slash. A column has the first of its metrics that a measurement has."""
     cells = cells.assign(gpu=pd.Categorical(cells["gpu"].fillna(""), cells["gpu"].fillna("").unique()))
     lines = []
     ordered = cells.sort_values(["gpu", "num_speculative_tokens"], kind="stable")
-    for names, of in ordered.groupby(["gpu", "engine", "target", "method", "k"], sort=False, observed=True):
+    for names, of in ordered.groupby(list(by), sort=False, observed=True):
         judged = of[of["role"] == JUDGED]
-        line = dict(zip(("GPU", "engine", "model", "method", "k"), names, strict=True))
-        line["judged"] = f"{len(judged)} of {len(of)}"
-        line |= {title: _sizes(judged, metrics) for title, metrics in COLUMNS.items()}
+        line = dict(zip(by, names, strict=True)) | {"judged": f"{len(judged)} of {len(of)}"}
+        for title, metrics in columns.items():
+            ours = _first(judged, metrics)
+            theirs = _first(judged, [name for name in metrics if name in PEER_METRICS], "peer_")[ours.notna()]
+            line[title] = " / ".join(filter(None, (spread(ours), spread(theirs)))) or MISSING
         lines.append(line | {"peer": next(iter(of["peer"].dropna()), "")})
-    return pd.DataFrame(lines)
+    return pd.DataFrame(lines).rename(columns={"gpu": "GPU", "target": "model"})
 
 
-def _sizes(judged: pd.DataFrame, names: Sequence[str]) -> str:
-    ours = _first(error_pct(judged, name) for name in names)
-    texts = [spread(ours)]
-    if of_peer := [error_pct(judged, name, "peer_") for name in names if name in PEER_METRICS]:
-        texts.append(spread(_first(of_peer)[ours.notna()]))
-    return " / ".join(filter(None, texts)) or MISSING
-
-
-def _first(errors: Iterable[pd.Series]) -> pd.Series:
-    """The first of the columns that has a value, line by line."""
-    return reduce(lambda one, other: one.fillna(other), errors)
+def _first(cells: pd.DataFrame, metrics: Sequence[str], peer: str = "") -> pd.Series:
+    """Error of the first metric that has one, line by line."""
+    errors = pd.DataFrame({name: error_pct(cells, name, peer) for name in metrics}, index=cells.index, dtype=float)
+    return errors.assign(none=float("nan")).bfill(axis=1).iloc[:, 0]

@@ -54,7 +54,7 @@ def continuous(
     summary: str = "continuous with hooks",
     source: str = "hooks",
 ) -> Policy:
-    """The policy `continuous` with choices of your own. `lanesim.register` makes it known by its name.
+    """The policy `continuous` with your choices. `lanesim.register` adds it under its name.
 
     - `admit(waiting)` gives the request of `waiting` that is admitted next, or None to admit no other one in this step.
     - `split(request, tokens, step)` gives the tokens of `request` in a step. A running request with 0 tokens waits for
@@ -62,7 +62,7 @@ def continuous(
     - `draft_length(request, tokens, step)` gives the length of its next draft.
 
     `tokens` is what `continuous` would choose, and the most that a hook may give. Engines that do not mix prompts with
-    rows (SGLang) split only the tokens of prompts.
+    decoding (SGLang) split only the tokens of prompts.
 
     >>> import lanesim
     >>> def shortest(waiting):

@@ -112,7 +112,7 @@ def test_a_check_says_the_errors_of_a_file_and_its_wrong_key(
     assert f"as sent: {means(told['errors']['as sent'])}" in " ".join(capsys.readouterr().out.split())
     out.write_text(out.read_text().replace('"preemptions"', '"preemption"', 1))
     assert run(["check", str(out)]) == 2
-    assert "did you mean 'preemptions'?" in capsys.readouterr().err
+    assert "Did you mean 'preemptions'?" in capsys.readouterr().err
 
 
 def test_what_was_predicted_and_sent_is_kept_when_the_server_dies(tmp_path: Path) -> None:
