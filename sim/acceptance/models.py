@@ -63,8 +63,10 @@ class Acceptance(ABC):
 
     @abstractmethod
     def run_lengths(self, window: Positions, depth: int) -> RunLengths:
-        """[positions] accepted tokens of a draft of `depth` from each position of `window`. The last `depth` positions of
-        every request have no random numbers beyond them and are not meaningful."""
+        """[positions] accepted tokens of a draft of `depth` from each position of `window`.
+
+        The last `depth` positions of every request have no random numbers beyond them and are not meaningful.
+        """
 
     def conditional_rates(self, num_speculative_tokens: int) -> tuple[float, ...]:
         """[k] chance that drafted token j is accepted where all before it were. It is 0 where that never happens."""

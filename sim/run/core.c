@@ -654,7 +654,7 @@ static void fill_apart(Run *run, Plan *plan, int is_ahead) {
     if (!plan->chunks.count) plan_rows(run, plan, is_ahead);
     if (!plan->num_rows && !plan->chunks.count && !is_ahead) {
         if (!((set->is_async || set->leaves_at_once) && has_queued(run))) run->ratio = set->initial_ratio;
-        if (!run->num_running) plan_prompts(run, plan);
+        if (!run->num_batch) plan_prompts(run, plan);
     }
     if (plan->chunks.count) run->num_deferred = set->decode_interval;
 }

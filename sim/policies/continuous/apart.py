@@ -71,7 +71,7 @@ class Apart:
             is_busy = self._limits.async_scheduling or self._leaves_at_once
             if not (is_busy and serving.intake.has_queued):
                 self._ratio = self._rules.initial
-            if not running:
+            if not self._batch:
                 step = self._plan_prompts(running)
         if step.prompts:
             self._steps_deferred = self._limits.prefill_decode_interval
