@@ -1,11 +1,10 @@
-"""A scenario's requests as a server served them, beside what was predicted before they were sent.
+"""A scenario's requests as a server served them, beside what was predicted before they were sent: one JSON file.
 
-One JSON file holds it all: the scenario, the profile, the prediction with its intervals and the moment when it was
-made, every request that was sent, and the errors; with a pair, the same of the server that does not draft. It names no
-address, prompt, answer, key or folder, so that it can be shown to others, who can simulate it again. The error is taken
-apart by simulating again with one thing more of what was seen: the requests as they were sent (when, and how long),
-then the acceptance that they show, and where the server's passes are a line, how much longer they took than before;
-what is left is the line. Not here: sending (calibrate.server.endpoint), the command (calibrate.cli.validate_server).
+It names no address, prompt, answer, key or folder, so that it can be shown to others, who can simulate it again. The
+error is taken apart by simulating again with one thing more of what was seen: the requests as they were sent (when, and
+how long), then the acceptance that they show, and where the server's passes are a line, how much longer they took than
+before; what is left is the line. Not here: sending (calibrate.server.endpoint), the command
+(calibrate.cli.validate_server).
 """
 
 from __future__ import annotations
