@@ -50,7 +50,7 @@ LONGEST_S = 1000.0
 SHORTEST_S = 1e-7
 """Seconds per output token of a whole server."""
 MAX_DRAFT_TOKENS = 64
-DRAFT_KEY, DRAFT_LENGTH = "speculation.num_speculative_tokens", "--set num_speculative_tokens=K"
+DRAFT_LENGTH = "--set num_speculative_tokens=K"
 COUNTS_AGREE = 0.02
 """Relative difference of two counts of one thing: looks and ends of requests cut rounds."""
 OF_A_MEDIAN = sqrt(pi / 2.0)
