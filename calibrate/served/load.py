@@ -121,14 +121,13 @@ def of_length(
 ) -> Accepted | None:
     """Acceptance where its length alone is known. None without drafts, or without a draft length: then with a warning
     that names the `flag` which gives one."""
-    if length and not num_speculative_tokens:
-        drafting = (
-            f"{where}: this server drafts, with acceptance length {length:.2f}, and is fitted as one that does not"
-        )
-        warnings.warn(f"{drafting}; give its draft length K: {flag or DRAFT_LENGTH}", stacklevel=2)
-    if not length or not num_speculative_tokens:
+    if not length:
         return None
-    return Accepted(drafts=drafts, draft_tokens=num_speculative_tokens, rates=(), mean_length=length)
+    if num_speculative_tokens:
+        return Accepted(drafts=drafts, draft_tokens=num_speculative_tokens, rates=(), mean_length=length)
+    drafting = f"{where}: this server drafts, with acceptance length {length:.2f}, and is fitted as one that does not"
+    warnings.warn(f"{drafting}; give its draft length K: {flag or DRAFT_LENGTH}", stacklevel=2)
+    return None
 
 
 class ServedRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
