@@ -14,9 +14,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from math import inf
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -288,36 +289,21 @@ SUFFIXES = {".yml": ".yaml", ".txt": ".log", ".prom": ".log"}
 """Endings of names that mean another one."""
 
 
-class Reader(NamedTuple):
-    """A format of loads, and the function that reads it. Raises ValueError where it is not sound."""
-
-    ending: str
-    signs: frozenset[str]
-    """Names that such a file has."""
-    kind: str
-    read: Callable[[Path, int | None], list[ServedLoad]]
-    """Of a file, and the draft length of a server that does not say its own."""
-
-    def accepts(self, ending: str, names: set[str]) -> bool:
-        return ending == self.ending and self.signs <= names
-
-
 LOOKS = frozenset({"url", "lone", "rounds"})
-READERS = [
-    Reader(".log", frozenset({CONSOLE}), "result of a benchmark", read_bench),
-    Reader(".csv", frozenset({"concurrency"}), "measured loads", lambda path, _: read_cells(path).cells),
-    Reader(
-        *(".jsonl", frozenset({"request_id", "queued_ts"}), "requests of a vLLM run"),
-        lambda path, _: [read_requests(path)],
-    ),
-    Reader(".json", LOOKS, "loads of a server", lambda path, _: read_looks(path).rounds),
+Read = Callable[[Path, int | None], list[ServedLoad]]
+"""Of a file, and the draft length of a server that does not say its own. Raises ValueError where it is not sound."""
+READERS: list[tuple[str, AbstractSet[str], str, Read]] = [
+    (".log", {CONSOLE}, "result of a benchmark", read_bench),
+    (".csv", {"concurrency"}, "measured loads", lambda path, _: read_cells(path).cells),
+    (".jsonl", {"request_id", "queued_ts"}, "requests of a vLLM run", lambda path, _: [read_requests(path)]),
+    (".json", LOOKS, "loads of a server", lambda path, _: read_looks(path).rounds),
     *(
-        Reader(ending, frozenset(signs), "result of a benchmark", read_bench)
+        (ending, set(signs), "result of a benchmark", read_bench)
         for ending in (".jsonl", ".json", "list")
         for signs in (SIGNS, MEDIAN_SIGNS, *KINDS.values())
     ),
 ]
-"""The first that fits."""
+"""Ending, names that such a file has, the kind, and its reader: the first that fits."""
 
 
 def told_by(path: Path) -> tuple[str, set[str]]:
@@ -358,9 +344,9 @@ def loads_of(path: Path, draft_tokens: int | None = None, workload: dict[str, An
     """The loads in `path`; the mean tokens of a log's requests, which it does not say, are taken out of a `workload`.
     Raises ValueError, one line naming the file, also where it holds none."""
     ending, names = told_by(path)
-    for reader in READERS:
-        if reader.accepts(ending, names):
-            return reader.read(path, draft_tokens)
+    for of_ending, signs, _, read in READERS:
+        if of_ending == ending and signs <= names:
+            return read(path, draft_tokens)
     if ending == ".log":
         prompt_tokens, output_tokens = ((workload or {}).pop(name, None) for name in LENGTHS)
         return levels(path, prompt_tokens, output_tokens, draft_tokens)
