@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from math import inf
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 
@@ -52,7 +52,7 @@ MIN_LINES, SCHEMA = 2, 2
 """Lines that a load needs to count, and the version of the file of looks."""
 
 
-class LogLine(msgspec.Struct, frozen=True, kw_only=True):
+class LogLine(NamedTuple):
     """One line: a mean over some seconds."""
 
     engine: str
@@ -126,7 +126,7 @@ def read_windows(lines: Iterable[str], num_speculative_tokens: int | None = None
             check_counts(where, int(match[2]), int(match[3]))
             counted = Accepted(drafts=int(match[3]) / len(rates), draft_tokens=len(rates), rates=rates)
             place = last.get(engine, len(windows) - 1)
-            windows[place] = msgspec.structs.replace(windows[place], accepted=counted)
+            windows[place] = windows[place]._replace(accepted=counted)
             continue
         else:
             continue
@@ -147,8 +147,12 @@ def _settled(windows: Sequence[LogLine]) -> list[LogLine]:
 Number = Annotated[float, msgspec.Meta(ge=0.0)]
 
 
-class _Needed(msgspec.Struct, kw_only=True):
-    """Means that describe a level."""
+SIMULATED = {"policy", "rejected_token_share"}
+"""Keys of a run of lanesim's, which no server has."""
+
+
+class _Result(msgspec.Struct, kw_only=True):
+    """All that is read of a result: means that describe a level, and what it may tell beside."""
 
     completed: Number
     total_input_tokens: Number
@@ -156,16 +160,6 @@ class _Needed(msgspec.Struct, kw_only=True):
     output_throughput: Number
     mean_ttft_ms: Number | None = None
     mean_tpot_ms: Number | None = None
-
-
-NEEDED = _Needed.__struct_fields__
-SIMULATED = {"policy", "rejected_token_share"}
-"""Keys of a run of lanesim's, which no server has."""
-
-
-class _Result(_Needed, kw_only=True):
-    """All that is read of a result: the means, and what it may tell beside."""
-
     max_concurrency: int | None = None
     request_rate: Number | Literal["inf"] | None = None
     """Infinity, as a number or a word: all at once."""
