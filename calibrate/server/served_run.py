@@ -360,6 +360,8 @@ def read_run(path: Path) -> ServedRun:
     run = convert(read_json(path, "served run", max_bytes=MAX_BYTES), ServedRun, where)
     if run.schema != SCHEMA:
         raise ValueError(f"{where}: schema={run.schema!r} must be {SCHEMA}")
+    if any("name" not in each.profile for each in (run, run.plain) if each is not None):
+        raise ValueError(f"{where}: profile has no name")
     return run
 
 

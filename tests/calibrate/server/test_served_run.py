@@ -119,9 +119,14 @@ def test_the_file_suffices_to_say_the_errors_again(tmp_path: Path, capsys: pytes
     capsys.readouterr()
     assert run(["check", str(out)]) == 0
     assert f"as sent: {means(kept['as sent'])}" in " ".join(capsys.readouterr().out.split())
-    out.write_text(out.read_text().replace('"preemptions"', '"preemption"', 1))
-    assert run(["check", str(out)]) == 2
-    assert "did you mean 'preemptions'?" in capsys.readouterr().err
+    text = out.read_text()
+    for good, bad, said in (
+        ('"preemptions"', '"preemption"', "did you mean 'preemptions'?"),
+        ('"profile":{"name"', '"profile":{"nome"', "profile has no name"),
+    ):
+        out.write_text(text.replace(good, bad, 1))
+        assert run(["check", str(out)]) == 2
+        assert said in capsys.readouterr().err
 
 
 def test_what_was_predicted_and_sent_is_kept_when_the_server_dies(tmp_path: Path) -> None:
