@@ -7,6 +7,9 @@ from difflib import get_close_matches
 from math import floor, log10
 from pathlib import Path
 
+DRAFT_KEY = "speculation.num_speculative_tokens"
+"""The draft length's key in a scenario."""
+
 
 def unknown(what: str, name: str, known: Iterable[str]) -> str:
     """A line for `name` not being among `known`, with the nearest one if there is one, whatever its case.

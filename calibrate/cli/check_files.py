@@ -194,7 +194,7 @@ FORMATS: list[tuple[str, AbstractSet[str], str, Reader]] = [
         *(".json", KINDS["lanesim"], "comparison"),
         reader("sim.report.results:read_summary_file", lambda result: f"{len(result.runs)} simulated runs"),
     ),
-    *((each.ending, each.signs, each.kind, lambda path: in_words(loads_of(path))) for each in READERS),
+    *((ending, signs, kind, lambda path: in_words(loads_of(path))) for ending, signs, kind, _ in READERS),
     *(
         ("folder", {mark}, "store", reader("sim.studies.sweeps.store:Store", lambda store: f"{len(store.rows())} rows"))
         for mark in ("store.sqlite", "store.json")

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated
 
 from msgspec import Meta, Struct, structs
 
-from calibrate.served.load import DRAFT_KEY
 from sim.cli.console import claim, progress, show
 from sim.cli.flags import ARGUMENT, DraftTokens, JsonFile, Overwrite, command, key
 from sim.cli.options import Engine, Gpu, Method, Overrides, Serve, ServedFlags, gather, is_model
+from sim.names import DRAFT_KEY
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -11,10 +11,9 @@ import click
 from msgspec import Meta, Struct
 
 from calibrate.cli.profile_output import check_out, save
-from calibrate.served.load import DRAFT_KEY
 from sim.cli.flags import ARGUMENT, GIVEN, DraftTokens, JsonFile, Number, Overwrite, command, key
 from sim.cli.options import Overrides
-from sim.names import capital
+from sim.names import DRAFT_KEY, capital
 
 if TYPE_CHECKING:
     from calibrate.served.fit import Production

@@ -15,9 +15,9 @@ from msgspec import Meta
 
 from calibrate.cli.fit import LoadFlags
 from calibrate.cli.profile_output import compared_table, print_answer
-from calibrate.served.load import DRAFT_KEY
 from sim.cli.console import claim, progress, write_json
 from sim.cli.flags import ARGUMENT, command, key
+from sim.names import DRAFT_KEY
 
 if TYPE_CHECKING:
     from calibrate.served.load import JudgedLoad

@@ -327,47 +327,40 @@ class Beside(msgspec.Struct, frozen=True, kw_only=True):
         return (self.measured > self.expected) == (self.metric in (THROUGHPUT, SPEEDUP))
 
 
-class MeasuredResult(NamedTuple):
-    """What was measured of a pair, and how far off the simulator may be there."""
-
-    pair: Pair
-    has: tuple[bool, bool]
-    """Which of the two arms was measured."""
-    errors: tuple[ErrorChances, ErrorChances]
-
-    def beside(self, simulated: Simulated) -> list[Beside]:
-        found = []
-        for arm, is_measured, name, values, chances in zip(
-            self.pair, self.has, ARMS, simulated, self.errors, strict=True
-        ):
-            for metric, real in arm.load.measured.items() if is_measured else ():
-                if metric not in values or (metric == THROUGHPUT and arm.load.request_rate is not None):
-                    continue
-                width = FIRST_TOKEN_WIDTH if metric.startswith("ttft") else 1.0
-                found.append(_beside(name, metric, real, values[metric], chances, width))
-        if all(self.has):
-            real, expected = self.speedup, speedup_of(self.pair, simulated)
-            found.append(_beside("", SPEEDUP, real, expected, speedup_errors()))
-        return found
-
-    @property
-    def speedup(self) -> float:
-        return speedup_of(self.pair, (self.pair.without.load.measured, self.pair.drafting.load.measured))
-
-
 Simulated = tuple[Mapping[str, float], Mapping[str, float]]
 ARMS = ("no speculation", "drafting")
 SPEEDUP = "speed-up"
 
 
-def _beside(arm: str, metric: str, real: float, expected: float, chances: ErrorChances, width: float = 1.0) -> Beside:
-    """Rates are as far off as times, in the other direction."""
-    off = log(expected / real) * (-1.0 if metric == THROUGHPUT else 1.0)
-    low, high = (width * chances.at(chance) for chance in (LOW_95, HIGH_95))
-    middle = 0.5 * (low + high)
-    return Beside(
-        arm=arm, metric=metric, measured=real, expected=expected, error_size=abs(off - middle) / (0.5 * (high - low))
-    )
+def beside(pair: Pair, has: tuple[bool, bool], errors: Sequence[ErrorChances], simulated: Simulated) -> list[Beside]:
+    """What was measured of those arms that a pair `has`, beside its simulation. Rates are as far off as times, in the
+    other direction."""
+    told = []
+    for arm, is_measured, name, values, chances in zip(pair, has, ARMS, simulated, errors, strict=True):
+        for metric, real in arm.load.measured.items() if is_measured else ():
+            if metric in values and (metric != THROUGHPUT or arm.load.request_rate is None):
+                width = FIRST_TOKEN_WIDTH if metric.startswith("ttft") else 1.0
+                told.append(
+                    (name, metric, real, values[metric], [width * chances.at(each) for each in (LOW_95, HIGH_95)])
+                )
+    if all(has):
+        ends = [speedup_errors().at(each) for each in (LOW_95, HIGH_95)]
+        told.append(("", SPEEDUP, measured_speedup(pair), speedup_of(pair, simulated), ends))
+    return [
+        Beside(
+            arm=arm,
+            metric=metric,
+            measured=real,
+            expected=expected,
+            error_size=abs(log(expected / real) * (-1.0 if metric == THROUGHPUT else 1.0) - 0.5 * (low + high))
+            / (0.5 * (high - low)),
+        )
+        for arm, metric, real, expected, (low, high) in told
+    ]
+
+
+def measured_speedup(pair: Pair) -> float:
+    return speedup_of(pair, (pair.without.load.measured, pair.drafting.load.measured))
 
 
 def speedup_of(pair: Pair, values: Simulated) -> float:
@@ -398,9 +391,9 @@ def diagnose(
             runs[key] = arm.values()
         return runs[key]
 
-    measured = MeasuredResult(pair, has, (pair.without.errors(), pair.drafting.errors()))
+    errors = pair.without.errors(), pair.drafting.errors()
     as_described = simulated(pair.without), simulated(pair.drafting)
-    values = measured.beside(as_described)
+    values = beside(pair, has, errors, as_described)
     expected, ends = speedup_of(pair, as_described), speedup_errors()
     is_expected = all(each.error_size <= 1.0 or each.is_better for each in values)
 
@@ -411,7 +404,7 @@ def diagnose(
             gain = sides[1][THROUGHPUT] / as_described[1][THROUGHPUT] if cause.counts_tokens else speedup / expected
             share = log(gain) / log(cause.min_gain)
         else:
-            share = (1.0 - _score(measured.beside(sides)) / _score(values)) / MIN_EXPLAINED
+            share = (1.0 - _score(beside(pair, has, errors, sides)) / _score(values)) / MIN_EXPLAINED
         return Ranked(cause=cause.name, remedy=cause.remedy, speedup=speedup, share=share)
 
     ranked = []
@@ -431,7 +424,7 @@ def diagnose(
         draws=0,
         covers="",
         notes=[served],
-        speedup=measured.speedup if all(has) else None,
+        speedup=measured_speedup(pair) if all(has) else None,
         expected=expected,
         expected_interval=(expected * exp(-ends.at(HIGH_95)), expected * exp(-ends.at(LOW_95))),
         is_expected=is_expected,

@@ -1,15 +1,12 @@
 """Constants of the engine from levels of load that a server was seen at, and how well they tell levels left out.
 
-In two stages. What a step takes is fitted on time per output token where that is known, else on tokens per second. What
-a request spends before the engine's queue is fitted on time to the first token, with those constants as they are, so
-that whatever a first token waits for bends no step. Where that shifts the first stage (a closed loop has fewer rows
-while others come in), both are done again. Only constants that the levels can tell are fitted: step and row times need
-several numbers of requests in flight, time per draft pass needs drafts beside none. An engine that plans ahead hides
-what a step takes on the host; where that hardly moves a level, the time between steps (`gap_s`) is fitted instead.
-
-Which law a step follows is not taken on trust: with levels at three loads or more, the engine's scheduling and the
-other one, each with and without a time per row, are fitted without the largest load, which then judges them.
-Not here: what the server said (calibrate.served.load), least squares (calibrate.fit.constants).
+What a step takes is fitted on time per output token where that is known, else on tokens per second; then what a request
+spends before the engine's queue, on time to the first token, so that whatever a first token waits for bends no step.
+Where that shifts the first stage (a closed loop has fewer rows while others come in), both are done again. An engine
+that plans ahead hides what a step takes on the host; where that hardly moves a level, the time between steps (`gap_s`)
+is fitted instead. Which law a step follows is not taken on trust: with levels at three loads or more, the engine's
+scheduling and the other one, each with and without a time per row, are fitted without the largest load, which then
+judges them. Not here: what the server said (calibrate.served.load), least squares (calibrate.fit.constants).
 """
 
 from __future__ import annotations

@@ -1,14 +1,12 @@
 """A profile fitted to a running server by what its clients saw, and the requests that are sent for it.
 
-None of them is of the load that is predicted, and no two share a prefix. Closed loops with the scenario's lengths tell
-what a step takes: the tokens of a step reach all of its requests together, so that its length, its rows and the prompts
-that ended in it are seen from outside. Where there is no profile of the server's models and machine, a pass takes by
-rows what such steps took in the mean, drafts and their verification included, and as much more per token of a prompt.
-A profile has its engine's constants corrected (calibrate.served.fit), and its layers by the price of a prompt alone,
-which requests one after the other tell. A light open loop, sent right before the load, tells how fast the machine is at
-the moment, and what a request spends before the engine has it: closed loops of equal lengths would go in step, and
-whether a newcomer meets its neighbours' step is then a matter of microseconds. Not here: sending
-(calibrate.server.endpoint).
+None of them is of the load that is predicted, and no two share a prefix. The tokens of a step reach all of its requests
+together, so that closed loops with the scenario's lengths show its time, its rows and the prompts that ended in it.
+Without a profile of the server's models and machine, a pass takes by rows what such steps took in the mean, drafts and
+their verification included, and as much more per token of a prompt. A profile has its engine's constants corrected
+(calibrate.served.fit), and its layers by the price of a prompt alone. A light open loop, right before the load, tells
+how fast the machine is at the moment, and what a request spends before the engine has it: newcomers of closed loops
+meet a step's end. Not here: sending (calibrate.server.endpoint).
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ LONGEST_S = 1000.0
 SHORTEST_S = 1e-7
 """Seconds per output token of a whole server."""
 MAX_DRAFT_TOKENS = 64
-DRAFT_KEY, DRAFT_LENGTH = "speculation.num_speculative_tokens", "--set num_speculative_tokens=K"
+DRAFT_LENGTH = "--set num_speculative_tokens=K"
 COUNTS_AGREE = 0.02
 """Relative difference of two counts of one thing: looks and ends of requests cut rounds."""
 OF_A_MEDIAN = sqrt(pi / 2.0)
@@ -121,14 +121,13 @@ def of_length(
 ) -> Accepted | None:
     """Acceptance where its length alone is known. None without drafts, or without a draft length: then with a warning
     that names the `flag` which gives one."""
-    if length and not num_speculative_tokens:
-        drafting = (
-            f"{where}: this server drafts, with acceptance length {length:.2f}, and is fitted as one that does not"
-        )
-        warnings.warn(f"{drafting}. Give its draft length K: {flag or DRAFT_LENGTH}", stacklevel=2)
-    if not length or not num_speculative_tokens:
+    if not length:
         return None
-    return Accepted(drafts=drafts, draft_tokens=num_speculative_tokens, rates=(), mean_length=length)
+    if num_speculative_tokens:
+        return Accepted(drafts=drafts, draft_tokens=num_speculative_tokens, rates=(), mean_length=length)
+    drafting = f"{where}: this server drafts, with acceptance length {length:.2f}, and is fitted as one that does not"
+    warnings.warn(f"{drafting}. Give its draft length K: {flag or DRAFT_LENGTH}", stacklevel=2)
+    return None
 
 
 class ServedRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -9,7 +9,7 @@ Not here: simulating cells (calibrate.served.judge).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, get_type_hints
 
@@ -23,9 +23,9 @@ from sim.workload.trace_files import csv_objects
 REQUIRED = ("concurrency",)
 """An open loop has a request_rate instead."""
 LENGTHS = ("input_len", "output_len")
+"""Required without a list of requests."""
 VARIED = ("output_len_std", "random_range_ratio")
 """Columns by which lengths differ."""
-"""Required without a list of requests."""
 REQUEST_COLUMNS = ("prompt_tokens", "output_tokens")
 ALIASES = {
     "k": "num_speculative_tokens",
@@ -78,46 +78,36 @@ def read_request_list(path: Path) -> list[tuple[int, int]]:
     return requests
 
 
-def _table(
-    path: str,
-    names: Sequence[str],
-    rows: Iterable[tuple[int, list[str]]],
-    *,
-    has_requests: bool,
-) -> LoadTable:
+def _table(path: str, names: Sequence[str], rows: Iterable[tuple[int, list[str]]], *, has_requests: bool) -> LoadTable:
     where = f"table {path!r}"
-    header = _header(names, f"{where} line 1", has_requests=has_requests)
-    ignored = LENGTHS if has_requests else ()
+    ignored, needed = (LENGTHS, ()) if has_requests else ((), LENGTHS)
+    aliases = {theirs: ours for theirs, ours in ALIASES.items() if ours not in names}
+    header = [aliases.get(name, name) for name in names]
+    if twice := [name for name in header if header.count(name) > 1]:
+        raise ValueError(f"{where} line 1: column {twice[0]!r} is there twice")
+    for name in (*_load(header), *needed):
+        if name not in header:
+            raise ValueError(f"{where} line 1: {unknown('column', name, header)}. The header must name it")
+    if not set(MEASURED) & set(header):
+        raise ValueError(f"{where} line 1: no measured mean. Give any of {', '.join(MEASURED)}")
     cells = []
     for number, row in rows:
         texts = {name: value.strip() for name, value in zip(header, row, strict=True)}
         given = {name: text for name, text in texts.items() if text and name not in ignored}
-        cells.append(_cell(given, texts, number, f"{where} line {number}", has_requests=has_requests))
+        for name in (*_load(given), *needed):
+            _value(texts[name], Whole, name, f"{where} line {number}")
+        cells.append(msgspec.structs.replace(_cell(given, f"{where} line {number}"), line=number, texts=texts))
     if not cells:
         raise ValueError(f"{where} has no cell below its header")
     return LoadTable(path, cells, [name for name in header if name not in COLUMNS])
 
 
-def _header(names: Sequence[str], where: str, *, has_requests: bool) -> list[str]:
-    aliases = {theirs: ours for theirs, ours in ALIASES.items() if ours not in names}
-    header = [aliases.get(name, name) for name in names]
-    if twice := [name for name in header if header.count(name) > 1]:
-        raise ValueError(f"{where}: column {twice[0]!r} is there twice")
-    load = () if "request_rate" in header else REQUIRED
-    for name in load if has_requests else (*load, *LENGTHS):
-        if name not in header:
-            raise ValueError(f"{where}: {unknown('column', name, header)}. The header must name it")
-    if not set(MEASURED) & set(header):
-        raise ValueError(f"{where}: no measured mean. Give any of {', '.join(MEASURED)}")
-    return header
+def _load(names: Container[str]) -> Sequence[str]:
+    """Columns that say the load."""
+    return () if "request_rate" in names else REQUIRED
 
 
-def _cell(
-    given: Mapping[str, str], texts: Mapping[str, str], line: int, where: str, *, has_requests: bool
-) -> ServedLoad:
-    load = () if "request_rate" in given else REQUIRED
-    for name in load if has_requests else (*load, *LENGTHS):
-        _value(texts[name], Whole, name, where)
+def _cell(given: Mapping[str, str], where: str) -> ServedLoad:
     fields: dict[str, Any] = {name: _value(given[name], KINDS[name], name, where) for name in given if name in KINDS}
     measured = {name: _value(given[name], Positive, name, where) for name in MEASURED if name in given}
     if not measured:
@@ -128,7 +118,7 @@ def _cell(
         raise ValueError(f"{where}: both {' and '.join(VARIED)} vary the outputs. Give one of them")
     if most is not None and mean is not None and most < mean:
         raise ValueError(f"{where}: output_len_max={most} is below the mean, output_len={mean}")
-    return ServedLoad(**{**fields, "line": line, "acceptance": acceptance, "measured": measured, "texts": texts})
+    return ServedLoad(**{**fields, "acceptance": acceptance, "measured": measured})
 
 
 def _acceptance(given: Mapping[str, str], drafted: int | None, where: str) -> str | None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from math import inf
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
@@ -50,7 +51,7 @@ MIN_LINES, SCHEMA = 2, 2
 """Lines that a load needs to count, and the version of the file of looks."""
 
 
-class LogLine(msgspec.Struct, frozen=True, kw_only=True):
+class LogLine(NamedTuple):
     """One line: a mean over some seconds."""
 
     engine: str
@@ -124,7 +125,7 @@ def read_windows(lines: Iterable[str], num_speculative_tokens: int | None = None
             check_counts(where, int(match[2]), int(match[3]))
             counted = Accepted(drafts=int(match[3]) / len(rates), draft_tokens=len(rates), rates=rates)
             place = last.get(engine, len(windows) - 1)
-            windows[place] = msgspec.structs.replace(windows[place], accepted=counted)
+            windows[place] = windows[place]._replace(accepted=counted)
             continue
         else:
             continue
@@ -145,8 +146,12 @@ def _settled(windows: Sequence[LogLine]) -> list[LogLine]:
 Number = Annotated[float, msgspec.Meta(ge=0.0)]
 
 
-class _Needed(msgspec.Struct, kw_only=True):
-    """Means that describe a level."""
+SIMULATED = {"policy", "rejected_token_share"}
+"""Keys of a run of lanesim's, which no server has."""
+
+
+class _Result(msgspec.Struct, kw_only=True):
+    """All that is read of a result: means that describe a level, and what it may tell beside."""
 
     completed: Number
     total_input_tokens: Number
@@ -154,16 +159,6 @@ class _Needed(msgspec.Struct, kw_only=True):
     output_throughput: Number
     mean_ttft_ms: Number | None = None
     mean_tpot_ms: Number | None = None
-
-
-NEEDED = _Needed.__struct_fields__
-SIMULATED = {"policy", "rejected_token_share"}
-"""Keys of a run of lanesim's, which no server has."""
-
-
-class _Result(_Needed, kw_only=True):
-    """All that is read of a result: the means, and what it may tell beside."""
-
     max_concurrency: int | None = None
     request_rate: Number | Literal["inf"] | None = None
     """Infinity, as a number or a word: all at once."""
@@ -287,36 +282,21 @@ SUFFIXES = {".yml": ".yaml", ".txt": ".log", ".prom": ".log"}
 """Endings of names that mean another one."""
 
 
-class Reader(NamedTuple):
-    """A format of loads, and the function that reads it. Raises ValueError where it is not sound."""
-
-    ending: str
-    signs: frozenset[str]
-    """Names that such a file has."""
-    kind: str
-    read: Callable[[Path, int | None], list[ServedLoad]]
-    """Of a file, and the draft length of a server that does not say its own."""
-
-    def accepts(self, ending: str, names: set[str]) -> bool:
-        return ending == self.ending and self.signs <= names
-
-
 LOOKS = frozenset({"url", "lone", "rounds"})
-READERS = [
-    Reader(".log", frozenset({CONSOLE}), "result of a benchmark", read_bench),
-    Reader(".csv", frozenset({"concurrency"}), "measured loads", lambda path, _: read_cells(path).cells),
-    Reader(
-        *(".jsonl", frozenset({"request_id", "queued_ts"}), "requests of a vLLM run"),
-        lambda path, _: [read_requests(path)],
-    ),
-    Reader(".json", LOOKS, "loads of a server", lambda path, _: read_looks(path).rounds),
+Read = Callable[[Path, int | None], list[ServedLoad]]
+"""Of a file, and the draft length of a server that does not say its own. Raises ValueError where it is not sound."""
+READERS: list[tuple[str, AbstractSet[str], str, Read]] = [
+    (".log", {CONSOLE}, "result of a benchmark", read_bench),
+    (".csv", {"concurrency"}, "measured loads", lambda path, _: read_cells(path).cells),
+    (".jsonl", {"request_id", "queued_ts"}, "requests of a vLLM run", lambda path, _: [read_requests(path)]),
+    (".json", LOOKS, "loads of a server", lambda path, _: read_looks(path).rounds),
     *(
-        Reader(ending, frozenset(signs), "result of a benchmark", read_bench)
+        (ending, set(signs), "result of a benchmark", read_bench)
         for ending in (".jsonl", ".json", "list")
         for signs in (SIGNS, MEDIAN_SIGNS, *KINDS.values())
     ),
 ]
-"""The first that fits."""
+"""Ending, names that such a file has, the kind, and its reader: the first that fits."""
 
 
 def told_by(path: Path) -> tuple[str, set[str]]:
@@ -357,9 +337,9 @@ def loads_of(path: Path, draft_tokens: int | None = None, workload: dict[str, An
     """The loads in `path`; the mean tokens of a log's requests, which it does not say, are taken out of a `workload`.
     Raises ValueError, one line naming the file, also where it holds none."""
     ending, names = told_by(path)
-    for reader in READERS:
-        if reader.accepts(ending, names):
-            return reader.read(path, draft_tokens)
+    for of_ending, signs, _, read in READERS:
+        if of_ending == ending and signs <= names:
+            return read(path, draft_tokens)
     if ending == ".log":
         prompt_tokens, output_tokens = ((workload or {}).pop(name, None) for name in LENGTHS)
         return levels(path, prompt_tokens, output_tokens, draft_tokens)

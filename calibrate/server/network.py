@@ -21,7 +21,6 @@ from http.client import HTTPConnection, HTTPException, HTTPResponse
 from types import TracebackType
 from typing import TYPE_CHECKING, TypeVar, cast
 from urllib.parse import urlsplit
-from weakref import WeakSet
 
 from sim.files.json_values import Json
 from sim.files.read import printable
@@ -76,15 +75,16 @@ class _Expired(Exception):
 class _Wire(io.RawIOBase):
     """A socket that connects, reads and writes until a deadline, and reads at most so many bytes."""
 
-    def __init__(self, kind: int, stopped: threading.Event, deadline_s: float) -> None:
+    def __init__(self, kind: int, wires: set[_Wire], stopped: threading.Event, deadline_s: float) -> None:
         self.deadline_s = deadline_s
         self.bytes_left = 0
         self.waits = 0
         """Number of times that there was nothing to read yet."""
         self.received_s = 0.0
         """When the last bytes came, on the clock of time.perf_counter."""
-        self._stopped = stopped
+        self._stopped, self._wires = stopped, wires
         self._socket = socket.socket(kind, socket.SOCK_STREAM)
+        wires.add(self)
 
     def connect(self, address: tuple[str | int | bytes, ...], trust: ssl.SSLContext | None, host: str) -> None:
         self._timed(lambda: self._socket.connect(address))
@@ -116,6 +116,8 @@ class _Wire(io.RawIOBase):
         except NOT_YET:
             self.waits += 1
             count = self._timed(lambda: self._socket.recv_into(buffer))
+        if self._stopped.is_set():
+            raise _Stopped
         self.received_s = time.perf_counter()
         self.bytes_left -= count
         if self.bytes_left < 0:
@@ -139,6 +141,7 @@ class _Wire(io.RawIOBase):
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def end(self) -> None:
+        self._wires.discard(self)
         self._socket.close()
 
     def _left_s(self) -> float:
@@ -223,7 +226,7 @@ class Client:
         self._host, self._port = parts.hostname or "", parts.port or PORTS[parts.scheme]
         self._prefix = parts.path
         self._stopped = threading.Event()
-        self._wires = WeakSet[_Wire]()
+        self._wires: set[_Wire] = set()
         self._idle: deque[_Wire] = deque()
         try:
             self._addresses = socket.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)
@@ -237,13 +240,13 @@ class Client:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.stop()
-        for wire in self._wires:
+        for wire in self._wires.copy():
             wire.end()
 
     def stop(self) -> None:
         """Have whatever waits in other threads end; nothing is called after it."""
         self._stopped.set()
-        for wire in list(self._wires):
+        for wire in self._wires.copy():
             wire.halt()
 
     def failure(self, path: str, reason: str, kind: type[RequestFailed] = RequestFailed) -> RequestFailed:
@@ -304,8 +307,7 @@ class Client:
                 wire.end()
         failure = self.failure("", "has no address")
         for kind, _, _, _, address in self._addresses:
-            wire = _Wire(kind, self._stopped, min(deadline_s, time.monotonic() + CONNECT_S))
-            self._wires.add(wire)
+            wire = _Wire(kind, self._wires, self._stopped, min(deadline_s, time.monotonic() + CONNECT_S))
             try:
                 wire.connect(address, self._trust, self._host)
             except _Expired:

@@ -1,11 +1,10 @@
-"""A scenario's requests as a server served them, beside what was predicted before they were sent.
+"""A scenario's requests as a server served them, beside what was predicted before they were sent: one JSON file.
 
-One JSON file holds it all: the scenario, the profile, the prediction with its intervals and the moment when it was
-made, every request that was sent, and the errors; with a pair, the same of the server that does not draft. It names no
-address, prompt, answer, key or folder, so that it can be shown to others, who can simulate it again. The error is taken
-apart by simulating again with one thing more of what was seen: the requests as they were sent (when, and how long),
-then the acceptance that they show, and where the server's passes are a line, how much longer they took than before;
-what is left is the line. Not here: sending (calibrate.server.endpoint), the command (calibrate.cli.validate_server).
+It names no address, prompt, answer, key or folder, so that it can be shown to others, who can simulate it again. The
+error is taken apart by simulating again with one thing more of what was seen: the requests as they were sent (when, and
+how long), then the acceptance that they show, and where the server's passes are a line, how much longer they took than
+before; what is left is the line. Not here: sending (calibrate.server.endpoint), the command
+(calibrate.cli.validate_server).
 """
 
 from __future__ import annotations
@@ -28,18 +27,22 @@ from sim.compare.pool import OnDone
 from sim.costs.compact_kernels import LinearKernels
 from sim.costs.profile import Profile
 from sim.engine.time_series import GapSamples
-from sim.files.json_values import convert, read_json, value_at
+from sim.files.json_values import convert, read_json
 from sim.files.read import MIB
 from sim.files.write import write_text
 from sim.interface.request import Request
 from sim.metrics import compared
 from sim.metrics.stats import t_975
+from sim.run.experiment import Experiment
 from sim.run.resolve import resolve_all
-from sim.run.scenario import Scenario, to_plain
+from sim.run.scenario import Scenario, parse_scenario, to_plain
+from sim.workload.generate import num_requests
 
 SCHEMA = 2
 MAX_BYTES = 256 * MIB
 """Ten thousand requests of a thousand tokens."""
+MAX_TOKENS, MAX_PER_OUTPUT = 100_000_000, 10
+"""Tokens of a file that is simulated again when it is checked; one of an answer counts as so many of a prompt."""
 DRAWS = 20
 """Simulations of the same requests with other draws, and at other paces."""
 LATE_S = 0.01
@@ -126,10 +129,10 @@ class ServedRun(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def in_words(self) -> str:
-        """Contents in words, and the errors of the means."""
+        """Contents in words, and the errors of the means, simulated again with the run's profile."""
         failed = sum(bool(each.failed) for each in self.sent)
         told = f"{len(self.sent)} requests sent, {failed} failed; {self.profile['name']}, predicted {self.predicted_at}"
-        told += "".join(f"; {part}: {means(errors)}" for part, errors in self.errors.items())
+        told += "".join(f"; {part}: {means(errors)}" for part, errors in self.judged_again().items())
         if self.plain is None:
             return told
         return "; ".join([*self.verdict, told, f"without speculation: {self.plain.in_words}"])
@@ -142,6 +145,19 @@ class ServedRun(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
             is_odd = e2el is not None and self.in_flight[0].measured < 0.0 < e2el.measured
             told.append(up_to(self.in_flight) + f"; {DISAGREE}" * is_odd)
         return told
+
+    def judged_again(self) -> dict[str, Any]:
+        """`errors` by what the file holds alone; none where they are not known, or a trace or a tape is elsewhere."""
+        scenario = parse_scenario(self.scenario)
+        tokens = sum(each.prompt_tokens + MAX_PER_OUTPUT * each.output_tokens for each in self.sent)
+        is_large = tokens > MAX_TOKENS or num_requests(scenario.workload) > len(self.sent)
+        is_elsewhere = scenario.workload.dataset_path or scenario.speculation.acceptance.startswith(TAPE)
+        if self.fitted is None or not self.errors or is_elsewhere or is_large:
+            return {}
+        planned = Experiment(resolve_all(scenario, self.fitted)[0], self.seed).requests()
+        again = msgspec.structs.replace(self)
+        judge(again, scenario, self.fitted, planned)
+        return again.errors
 
 
 def predict(
@@ -320,11 +336,10 @@ def _in_words(shorter_pct: float) -> str:
     return f"{abs(shorter_pct):.0f} % {'shorter' if shorter_pct > 0.0 else 'longer'}"
 
 
-def means(errors: Any) -> str:
+def means(errors: Mapping[str, Any]) -> str:
     """Errors of the mean latencies, as a clause."""
-    known = {name: value_at(errors, f"{name}.mean.error_pct") for name in compared.LATENCIES}
-    texts = {name: f"{pct:+.1f} %" if isinstance(pct, int | float) else "-" for name, pct in known.items()}
-    return ", ".join(f"{name.upper()} {text}" for name, text in texts.items())
+    known = {name: errors[name]["mean"]["error_pct"] for name in compared.LATENCIES}
+    return ", ".join(f"{name.upper()} {'-' if pct is None else f'{pct:+.1f} %'}" for name, pct in known.items())
 
 
 def lateness(sent: Sequence[ServedRequest]) -> str:
@@ -345,6 +360,8 @@ def read_run(path: Path) -> ServedRun:
     run = convert(read_json(path, "served run", max_bytes=MAX_BYTES), ServedRun, where)
     if run.schema != SCHEMA:
         raise ValueError(f"{where}: schema={run.schema!r} must be {SCHEMA}")
+    if any("name" not in each.profile for each in (run, run.plain) if each is not None):
+        raise ValueError(f"{where}: profile has no name")
     return run
 
 

@@ -20,7 +20,7 @@ from calibrate.served.line import (
     one_at_a_time,
     round_requests,
 )
-from calibrate.served.load import DRAFT_KEY, Accepted, ServedLoad, ServedRequest, pooled
+from calibrate.served.load import Accepted, ServedLoad, ServedRequest, pooled
 from calibrate.served.metrics import Growth, told_by
 from calibrate.served.readers import ServerLooks, read_looks, write_looks
 from calibrate.server.endpoint import find, look, send, slots, tokens_per_word
@@ -29,6 +29,7 @@ from calibrate.server.served_run import DRAWS, NO_DOUBT, InFlight, ServedRun, ju
 from sim.costs.profile import Profile
 from sim.files.json_values import Json, value_at
 from sim.interface.request import Request
+from sim.names import DRAFT_KEY
 from sim.run.experiment import Experiment
 from sim.run.resolve import resolve_all
 from sim.run.scenario import Scenario, parse_scenario

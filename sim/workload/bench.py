@@ -273,7 +273,7 @@ def conversations(path: str, options: dict[str, str]) -> Iterator[tuple[str, Row
 
 def _counter(path: str, tokenizer: str | None) -> Callable[[str], int]:
     if not tokenizer:
-        raise ValueError(f"trace {path!r}: texts without lengths; name a tokenizer: {path}#tokenizer=DIRECTORY")
+        raise ValueError(f"trace {path!r}: texts without lengths. Name a tokenizer: {path}#tokenizer=DIRECTORY")
     if not Path(tokenizer).is_dir():
         raise ValueError(f"tokenizer={tokenizer!r} must be a local directory")
     try:

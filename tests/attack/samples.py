@@ -269,7 +269,7 @@ MEASURED = indented(
 )
 SERVED_RUN = indented(
     {
-        "scenario": {"profile": PAIR},
+        "scenario": {"profile": PAIR, "policy": "continuous"},
         "seed": 0,
         "profile": {"name": PAIR},
         "frontend_s": 0.0,

@@ -15,7 +15,6 @@ from calibrate.cli.fit import source_command
 from calibrate.served.fit import Form, fit_served, tellable
 from calibrate.served.judge import LoadSetup, simulate_load
 from calibrate.served.load import Accepted, ServedLoad, mean_load
-from calibrate.served.readers import NEEDED
 from sim.cli.main import run
 from sim.costs.engine_costs import load_engine, own_engine, with_engine, without_engine
 from sim.costs.profile import Profile
@@ -24,6 +23,8 @@ from tests.properties import some
 
 PAIR = "h100-sxm/llama-3.1-8b+eagle3"
 RATES = (0.7, 0.45, 0.25)
+RESULT = ("completed", "total_input_tokens", "total_output_tokens", "output_throughput", "mean_ttft_ms", "mean_tpot_ms")
+"""Keys of a benchmark's result that say a level."""
 
 
 def bare() -> Profile:
@@ -44,7 +45,7 @@ def results_of(folder: Path, levels: tuple[int, ...], *, drafts: bool) -> list[s
         accepted = Accepted(drafts=1.0, draft_tokens=3, rates=RATES) if drafts else None
         asked = mean_load("x", level, 200, 40, tpot_s=1.0, accepted=accepted)
         found: dict[str, Any] = simulate_load(asked, real(), LoadSetup(engine={}))
-        result = {key: found[key] for key in NEEDED} | {"max_concurrency": level}
+        result = {key: found[key] for key in RESULT} | {"max_concurrency": level}
         if drafts:
             result["spec_decode_per_position_acceptance_rates"] = list(RATES)
         path = folder / f"c{level}.json"

@@ -16,10 +16,10 @@ import pytest
 
 from calibrate.served.judge import LoadSetup, simulate_load
 from calibrate.served.load import mean_load
-from calibrate.served.readers import NEEDED
 from sim.cli.main import run
 from sim.costs.engine_costs import engine_of, with_engine
 from sim.costs.profile_files import load
+from tests.calibrate.served.test_fit import RESULT
 from tests.calibrate.served.test_reports import load_line, look
 from tests.calibrate.server.test_probe import serving
 
@@ -45,7 +45,7 @@ def write_results(gap_s: float) -> None:
     for concurrency in (8, 32):
         asked = mean_load("x", concurrency, 200, 40, tpot_s=1.0)
         found: dict[str, Any] = simulate_load(asked, msgspec.structs.replace(profile, host=host), LoadSetup(engine={}))
-        result = {key: found[key] for key in NEEDED} | {"max_concurrency": concurrency}
+        result = {key: found[key] for key in RESULT} | {"max_concurrency": concurrency}
         Path(f"c{concurrency}.json").write_text(json.dumps(result))
 
 

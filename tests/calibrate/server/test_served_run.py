@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from msgspec import structs
 
+from calibrate.fit.constants import with_constants
 from calibrate.served import line
 from calibrate.served.as_sent import closed_loop
 from calibrate.served.line import as_now, intake_error_s
@@ -101,18 +102,31 @@ def test_files_of_the_scenario_are_in_it_by_name_alone(tmp_path: Path) -> None:
     assert shown(tape, load("cpu/tiny"))["speculation"]["acceptance"] == "tape:mine.tape"
 
 
-def test_a_check_says_the_errors_of_a_file_and_its_wrong_key(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_file_suffices_to_say_the_errors_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """By the profile in it: with another one the requests as they were sent come out otherwise."""
     out = tmp_path / "run.json"
-    with serving(prompt_tokens=40) as server:
-        told = validated(server.url, out)
+    sharing = ("--set", "workload.sharing.prefix_len=32", "--set", "workload.sharing.num_prefixes=1")
+    with serving(prompt_tokens=72) as server:
+        validated(server.url, out, *sharing)
+    told = read_run(out)
+    kept = told.errors
+    assert told.judged_again() == kept
+    told.errors = {"predicted": {}}
+    assert told.judged_again() == kept
+    assert told.fitted is not None
+    told.fitted = with_constants(told.fitted, {"step_s": 0.1})
+    assert told.judged_again()["as sent"] != kept["as sent"]
     capsys.readouterr()
     assert run(["check", str(out)]) == 0
-    assert f"as sent: {means(told['errors']['as sent'])}" in " ".join(capsys.readouterr().out.split())
-    out.write_text(out.read_text().replace('"preemptions"', '"preemption"', 1))
-    assert run(["check", str(out)]) == 2
-    assert "Did you mean 'preemptions'?" in capsys.readouterr().err
+    assert f"as sent: {means(kept['as sent'])}" in " ".join(capsys.readouterr().out.split())
+    text = out.read_text()
+    for good, bad, said in (
+        ('"preemptions"', '"preemption"', "Did you mean 'preemptions'?"),
+        ('"profile":{"name"', '"profile":{"nome"', "profile has no name"),
+    ):
+        out.write_text(text.replace(good, bad, 1))
+        assert run(["check", str(out)]) == 2
+        assert said in capsys.readouterr().err
 
 
 def test_what_was_predicted_and_sent_is_kept_when_the_server_dies(tmp_path: Path) -> None:
