@@ -229,12 +229,8 @@ class MeasuredHost(SimHost):
         return ticket
 
     def ended(self, ticket: SimTicket) -> None:
-        """The result becomes ready: on a device with several streams only now."""
-        reaction_s = self._reactions_s.pop(ticket, None)
-        if reaction_s is not None:
-            ticket.ready_s += reaction_s
-            if ticket.posts or ticket.watchers:
-                ticket.arm()
+        """The result becomes ready; of a work that takes no time before `run` knows it."""
+        ticket.ready_s += self._reactions_s.pop(ticket, 0.0)
         super().ended(ticket)
 
     def wait(self, signal: Signal, *, poll_s: float | None = None) -> Wait[None]:
