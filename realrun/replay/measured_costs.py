@@ -11,8 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
-from math import ceil, inf, log1p
+from math import inf, log1p
 from typing import Any, NamedTuple
 
 from realrun.host.ticket import GpuTicket
@@ -20,10 +19,9 @@ from sim.costs.cost import Cost, Demands
 from sim.devices.contention import Contention
 from sim.devices.ticket import SimTicket
 from sim.files.json_values import Json
-from sim.hosts.clock import POLL_GRID_SLACK
 from sim.hosts.simulated import RunLength, SimHost
 from sim.interface.host import Stream
-from sim.interface.wait import HostWait, Signal, Wait
+from sim.interface.wait import HostWait
 from sim.interface.work import Kind, Work
 from sim.metrics.records import WorkRecord, work_record
 
@@ -223,33 +221,13 @@ class MeasuredHost(SimHost):
         return ticket
 
     def ended(self, ticket: SimTicket) -> None:
-        """The result becomes ready: on a device with several streams only now."""
-        reaction_s = self._reactions_s.pop(ticket, None)
-        if reaction_s is not None:
-            ticket.ready_s += reaction_s
-            if ticket.posts or ticket.watchers:
-                ticket.arm()
+        """The result becomes ready; of a work that takes no time before `run` knows it."""
+        ticket.ready_s += self._reactions_s.pop(ticket, 0.0)
         super().ended(ticket)
 
-    def wait(self, signal: Signal, *, poll_s: float | None = None) -> Wait[None]:
-        wait: HostWait[None] = HostWait()
-        signal.pending.append((wait, poll_s, self.now_s))
-        return wait
-
-    def notify(self, signal: Signal) -> None:
-        signal.version += 1
-        pending, signal.pending = signal.pending, []
-        for wait, poll_s, since_s in pending:
-            if poll_s:
-                num_looks = max(1, ceil((self.now_s - since_s) / poll_s - POLL_GRID_SLACK))
-                self.num_polls += num_looks
-                wake_s = max(self.now_s, since_s + num_looks * poll_s) + self._wake.polled_s
-            else:
-                wake_s = self.now_s + self._wake.plain_s
-            self.at(wake_s, partial(self._go_on, wait))
-
-    def _go_on(self, wait: HostWait[None], _: Any) -> None:
-        self.complete(wait)
+    def wake(self, wait: HostWait[None], at_s: float, *, is_polled: bool) -> None:
+        latency_s = self._wake.polled_s if is_polled else self._wake.plain_s
+        self.at(at_s + latency_s, lambda _: self.complete(wait))
 
 
 class RecordedDraws:

@@ -1,1 +1,1 @@
-"""Devices under streams of works: solo, shared under contention."""
+"""Devices under streams of works, and links between them."""

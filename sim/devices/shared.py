@@ -293,9 +293,9 @@ class SharedDevice:
         is_free = ticket.work.kind is HOST or (ticket.is_cancelled and ticket.start_s == now_s)
         result_s = self._prompt_result_s if ticket.work.chunks else self._result_s
         ticket.ready_s = now_s if is_free else now_s + result_s
+        self.clock.ended(ticket)
         if ticket.posts or ticket.watchers:
             ticket.arm()
-        self.clock.ended(ticket)
         for device in ticket.dependents:
             device.poke()
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from enum import StrEnum
+from itertools import takewhile
 from typing import NamedTuple
 
 from sim.engine.kv import KvPool
@@ -27,15 +28,6 @@ class Routing(StrEnum):
     ROUND_ROBIN = "round-robin"
     LEAST_OUTSTANDING = "least-outstanding"
     PREFIX_AFFINITY = "prefix-affinity"
-
-
-def next_in_turn(num_routed: int, outstanding: Sequence[int]) -> int:
-    """Index of the replica whose turn it is.
-
-    >>> [next_in_turn(number, [9, 0, 0]) for number in range(4)]
-    [0, 1, 2, 0]
-    """
-    return num_routed % len(outstanding)
 
 
 def least_busy(outstanding: Sequence[int]) -> int:
@@ -149,19 +141,11 @@ class Fleet:
     def _choose(self, request: Request) -> int:
         outstanding = [serving.num_arrived - serving.num_finished for serving in self.servings]
         if self.routing is Routing.ROUND_ROBIN:
-            return next_in_turn(self.num_arrived - 1, outstanding)
+            return (self.num_arrived - 1) % len(outstanding)
         if self.routing is Routing.LEAST_OUTSTANDING:
             return least_busy(outstanding)
-        chosen = where_prefix_is([_known_blocks(request, known) for known in self._known], outstanding)
+        # Ids of blocks are chained, so a later one implies the earlier.
+        num_known = [sum(1 for _ in takewhile(known.__contains__, request.content)) for known in self._known]
+        chosen = where_prefix_is(num_known, outstanding)
         self._known[chosen].update(request.content)
         return chosen
-
-
-def _known_blocks(request: Request, known: set[int]) -> int:
-    """Blocks from the prompt's beginning that are `known`; ids are chained, so a later one implies the earlier."""
-    count = 0
-    for block in request.content:
-        if block not in known:
-            break
-        count += 1
-    return count

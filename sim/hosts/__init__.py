@@ -1,1 +1,1 @@
-"""Hosts on a virtual clock: the wake order, SimPy's clock, a script for tests."""
+"""Hosts on a virtual clock: the wake order, simulated devices, a script for tests."""

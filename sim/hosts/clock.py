@@ -102,23 +102,31 @@ class TaskHost:
         return wait
 
     def wait(self, signal: Signal, *, poll_s: float | None = None) -> Wait[None]:
+        """A worker that looks every `poll_s` is simulated by the one look that finds something."""
         wait: HostWait[None] = HostWait()
+        signal.pending.append((wait, poll_s, self.now_s))
         if poll_s:
-            signal.pending.append(_Poll(self, wait, poll_s))
-        else:
-            signal.pending.append(wait)
+            self._num_polling[poll_s] = self._num_polling.get(poll_s, 0) + 1
         return wait
 
     def notify(self, signal: Signal) -> None:
         signal.version += 1
-        pending = signal.pending
-        if pending:
-            signal.pending = []
-            for wait in pending:
-                if type(wait) is _Poll:
-                    wait.notified()
-                else:
-                    self.complete(wait)
+        now_s, pending, signal.pending = self.now_s, signal.pending, []
+        for wait, poll_s, since_s in pending:
+            if not poll_s:
+                self.wake(wait, now_s, is_polled=False)
+                continue
+            self._num_polling[poll_s] -= 1
+            num_polls = max(1, ceil((now_s - since_s) / poll_s - POLL_GRID_SLACK))
+            self.num_polls += num_polls
+            self.wake(wait, max(now_s, since_s + num_polls * poll_s), is_polled=True)
+
+    def wake(self, wait: HostWait[None], at_s: float, *, is_polled: bool) -> None:
+        """Complete a wait on a signal at `at_s`, which is now unless its worker polls."""
+        if is_polled:
+            self.at(at_s, lambda _: self.complete(wait))
+        else:
+            self.complete(wait)
 
     def first(self, *waits: Any) -> Wait[int]:
         return FirstWait(waits)
@@ -206,22 +214,3 @@ class SteppedHost(TaskHost):
                 event[3](event)
         if stop_s is not None:
             self._now_s = stop_s
-
-
-class _Poll:
-    """A worker that looks every `poll_s`, simulated by the one look that finds something."""
-
-    def __init__(self, host: TaskHost, wait: HostWait[None], poll_s: float) -> None:
-        self._host = host
-        self._wait = wait
-        self._poll_s = poll_s
-        self._start_s = host.now_s
-        host._num_polling[poll_s] = host._num_polling.get(poll_s, 0) + 1
-
-    def notified(self) -> None:
-        host, now_s = self._host, self._host.now_s
-        host._num_polling[self._poll_s] -= 1
-        waited = (now_s - self._start_s) / self._poll_s
-        num_polls = max(1, ceil(waited - POLL_GRID_SLACK))
-        host.num_polls += num_polls
-        host.at(max(now_s, self._start_s + num_polls * self._poll_s), lambda _: host.complete(self._wait))

@@ -75,7 +75,8 @@ class SimHost(SteppedHost):
         self._only_together = only_together
         self._links = dict(links or {})
         self._costs_elsewhere = {gpu: in_service(each, self) for gpu, each in (costs_elsewhere or {}).items()}
-        self._on_work = on_work
+        self.on_work = on_work
+        """Hears of each work that ends."""
         self._concluded_s: float | None = None
         """Seconds with at least one work, where everything happened elsewhere."""
         self._devices: dict[int | str, SharedDevice] = {}
@@ -92,11 +93,6 @@ class SimHost(SteppedHost):
             raise
         for device in self._devices.values():
             device.count_busy(self.now_s)
-
-    @property
-    def is_heard(self) -> bool:
-        """Somebody hears of each work that ends."""
-        return self._on_work is not None
 
     def close(self) -> None:
         """Coroutines that are ready never run: Python would complain of each that was never awaited."""
@@ -173,5 +169,5 @@ class SimHost(SteppedHost):
         if key not in self.usage:
             self.usage[key] = Usage(ticket.stream.device)
         self.usage[key].add(ticket.work, ticket.end_s - ticket.start_s)
-        if self._on_work is not None:
-            self._on_work(ticket)
+        if self.on_work is not None:
+            self.on_work(ticket)

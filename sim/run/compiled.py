@@ -130,7 +130,7 @@ def _reason(resolved: Resolved, whole: Serving | Fleet, serving: Serving, host: 
         return f"policy {resolved.policy.name}"
     if not isinstance(costs, WorkCosts) or not costs.has_row_parts or costs.host.is_synchronous:
         return "costs of another form"
-    if resolved.scenario.window.stop_s is not None or host.is_heard:
+    if resolved.scenario.window.stop_s is not None or host.on_work is not None:
         return "works that are recorded, or a window that closes"
     reason = _lane_reason(resolved, whole, serving) if has_lanes else _continuous_reason(resolved, whole, serving)
     if reason:

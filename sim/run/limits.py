@@ -11,30 +11,15 @@ from sim.costs.engine_costs import NO_SPECULATION, EngineCosts, Rules, engine_of
 from sim.costs.profile import Profile
 from sim.drafters.drafter import Drafter
 from sim.drafters.registry import drafter_of
-from sim.policies.options import CHUNK, EngineLimits
+from sim.policies.options import EngineLimits
 from sim.policies.registry import Policy
-from sim.run.scenario import Scenario
+from sim.run.scenario import RULES, Scenario
 from sim.workload.served import Served
 
 SERVERS = ("vllm", "sglang", "trtllm")
 """Beginnings of the names of engines that are real servers."""
-FLAGS_OF = {
-    CHUNK: ("vllm", 0),
-    "prefill_schedule_interval": ("vllm", 1),
-    "enable_mixed_chunk": ("sglang", None),
-    "scheduler_recv_interval": ("sglang", 1),
-    "prefill_decode_interval": ("sglang", 0),
-    "batch_wait_timeout_iters": ("trtllm", 0),
-    "batch_wait_max_tokens_ratio": ("trtllm", 0),
-    "attention_dp_timeout_iters": ("trtllm", 0),
-}
-"""Keys of engine.rules that one server alone acts on: that server, and the value that changes nothing."""
-SINCE = {"prefill_schedule_interval": "vLLM's from 0.24", "prefill_decode_interval": "SGLang's from 0.5.23"}
-"""Keys that earlier versions do not have."""
 LEAST_WAITING = 8
 """Seats from which on prompts wait for several of them (SGLang 0.5.23, managers/min_free_slots_delayer.py:20)."""
-OF_RANKS = ("prefill_schedule_interval", "attention_dp_timeout_iters")
-"""Keys that act between data-parallel ranks. Up to 0.32 vLLM sets the interval aside elsewhere."""
 
 
 def engine_for(scenario: Scenario, profile: Profile, *, is_real: bool = False) -> EngineCosts:
@@ -128,16 +113,17 @@ def _check_rules(scenario: Scenario, engine: EngineCosts, profile: Profile) -> N
     """Raise ValueError for a key of engine.rules that the real engine would not act on, where it is not at the value
     that means so."""
     for key, value in scenario.engine.rules.items():
-        server, idle = FLAGS_OF.get(key, ("", value))
-        if value == idle or (key == "enable_mixed_chunk" and value == engine.mixes_prompts):
+        rule = RULES[key]
+        if value == rule.idle or (key == "enable_mixed_chunk" and value == engine.mixes_prompts):
             continue
-        if engine.name.startswith(SERVERS) and not engine.name.startswith(server):
+        if engine.name.startswith(SERVERS) and not engine.name.startswith(rule.server):
             raise ValueError(
-                f"engine.rules.{key}={value} is a flag of {server}, and engine {engine.name!r} has none: leave it out"
+                f"engine.rules.{key}={value} is a flag of {rule.server}, and engine {engine.name!r} has none: leave it "
+                "out"
             )
-        if (since := SINCE.get(key)) is not None and not engine.rules.has_prefill_interval:
-            raise ValueError(f"engine.rules.{key}={value} is {since} on, and engine {engine.name!r} has none")
-        if key in OF_RANKS and profile.data_parallel == 1 and not engine.rules.counts_prompt_steps:
+        if rule.since and not engine.rules.has_prefill_interval:
+            raise ValueError(f"engine.rules.{key}={value} is {rule.since} on, and engine {engine.name!r} has none")
+        if rule.of_ranks and profile.data_parallel == 1 and not engine.rules.counts_prompt_steps:
             raise ValueError(
                 f"engine.rules.{key}={value} is for data-parallel ranks, and {profile.name!r} has one: leave it out"
             )

@@ -15,7 +15,7 @@ from enum import StrEnum
 from functools import cache
 from math import inf
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, NamedTuple, get_type_hints
 
 import msgspec
 
@@ -53,19 +53,34 @@ def _one_of(name: str, value: str, known: Iterable[str]) -> None:
         raise ValueError(unknown(name, value, known))
 
 
-RULES: dict[str, tuple[type, float, float]] = {
-    CHUNK: (int, 0, 1_000_000_000),
-    "enable_prefix_caching": (bool, 0, 1),
-    "prefill_schedule_interval": (int, 1, 1_000_000),
-    "enable_chunked_prefill": (bool, 0, 1),
-    "enable_mixed_chunk": (bool, 0, 1),
-    "scheduler_recv_interval": (int, 1, 1_000_000),
-    "prefill_decode_interval": (int, 0, 1_000_000),
-    "batch_wait_timeout_iters": (int, 0, 1_000_000),
-    "batch_wait_max_tokens_ratio": (float, 0.0, 1.0),
-    "attention_dp_timeout_iters": (int, 0, 1_000_000),
+class RuleKey(NamedTuple):
+    """What a key of `engine.rules` may hold, and who acts on it."""
+
+    kind: type
+    least: float
+    most: float
+    server: str = ""
+    """The one that alone acts on it; empty: several do."""
+    idle: float | None = None
+    """The value that changes nothing; None: that is the engine's own."""
+    since: str = ""
+    """Earlier versions do not have it."""
+    of_ranks: bool = False
+    """It acts between data-parallel ranks. Up to 0.32 vLLM sets its interval aside elsewhere."""
+
+
+RULES = {
+    CHUNK: RuleKey(int, 0, 1_000_000_000, "vllm", 0),
+    "enable_prefix_caching": RuleKey(bool, 0, 1),
+    "prefill_schedule_interval": RuleKey(int, 1, COUNT, "vllm", 1, "vLLM's from 0.24", of_ranks=True),
+    "enable_chunked_prefill": RuleKey(bool, 0, 1),
+    "enable_mixed_chunk": RuleKey(bool, 0, 1, "sglang"),
+    "scheduler_recv_interval": RuleKey(int, 1, COUNT, "sglang", 1),
+    "prefill_decode_interval": RuleKey(int, 0, COUNT, "sglang", 0, "SGLang's from 0.5.23"),
+    "batch_wait_timeout_iters": RuleKey(int, 0, COUNT, "trtllm", 0),
+    "batch_wait_max_tokens_ratio": RuleKey(float, 0.0, 1.0, "trtllm", 0),
+    "attention_dp_timeout_iters": RuleKey(int, 0, COUNT, "trtllm", 0, of_ranks=True),
 }
-"""Kind, least and largest value of what `engine.rules` may hold."""
 GONE = (
     {f"engine.{name}": f"engine.rules.{name}" for name in RULES}
     | {f"workload.{name}": f"workload.sharing.{name}" for name in Sharing.__struct_fields__}
@@ -121,7 +136,7 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
         for name, value in self.rules.items():
             if name not in RULES:
                 raise ValueError(unknown("key of engine.rules", name, RULES))
-            kind, least, most = RULES[name]
+            kind, least, most, *_ = RULES[name]
             is_number = not isinstance(value, bool) and isinstance(value, int | kind)
             if not (isinstance(value, bool) if kind is bool else is_number) or not least <= value <= most:
                 wanted = "true or false" if kind is bool else f"{kind.__name__} from {least:g} to {most:,.0f}"

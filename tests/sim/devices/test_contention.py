@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from sim.costs.cost import Cost
 from sim.costs.forms.build import build_costs
 from sim.costs.profile import Overlap, Phi
 from sim.costs.profile_files import load
@@ -16,7 +19,11 @@ from sim.devices.contention import (
     phi_at,
     plain_rates,
 )
+from sim.devices.ticket import SimTicket
+from sim.hosts.simulated import SimHost
 from sim.interface.work import Chunk, Kind, Work
+from tests.sim.constant_costs import ConstantCosts
+from tests.sim.support import PeriodicDraws
 
 
 def test_overlap_that_was_measured_is_taken_as_measured() -> None:
@@ -68,3 +75,51 @@ def test_kernels_that_are_launched_one_by_one_have_shorter_turns_beside_captured
     host = msgspec.structs.replace(profile.host, captures_chunks=True)
     captured = build_costs(msgspec.structs.replace(profile, host=host)).cost(prompt).num_kernels
     assert [alike / eager, captured] == [pytest.approx(0.74), alike]
+
+
+@given(
+    works=st.lists(st.tuples(st.floats(0.01, 1.0), st.integers(0, 2), st.floats(0.1, 1e5)), min_size=2, max_size=3),
+    has_priorities=st.booleans(),
+)
+def test_nothing_left_over_is_serial_to_the_last_bit(
+    works: list[tuple[float, int, float]], has_priorities: bool
+) -> None:
+    caps, priorities, kernels_per_s = zip(*works, strict=True)
+    serial, leftover = (
+        plain_rates(
+            caps, priorities, kernels_per_s, [], contention_of(Overlap(has_priorities=has_priorities), each, 0.0)
+        )
+        for each in (Regime.SERIAL, Regime.LEFTOVER)
+    )
+    assert serial == leftover
+
+
+LENGTHS = st.tuples(st.integers(0, 24).map(lambda value: value / 8), st.floats(0.1, 9.0), st.integers(1, 50))
+
+
+@given(works=st.lists(LENGTHS, min_size=2, max_size=4), phis=st.tuples(st.floats(0.0, 1.0), st.floats(0.0, 1.0)))
+def test_no_work_ends_later_the_more_is_left_over(
+    works: list[tuple[float, float, int]], phis: tuple[float, float]
+) -> None:
+    """One work per stream, submitted at times of their own."""
+
+    class Kernels(ConstantCosts):
+        def cost(self, work: Work) -> Cost:
+            _, device_s, num_kernels = works[work.num_bytes]
+            return Cost(0.0, 0.0, device_s, num_kernels)
+
+    def ends_s(phi: float) -> list[float]:
+        host = SimHost(Kernels(device_s={}), PeriodicDraws(), contention=Contention(regime=Regime.LEFTOVER, phi=phi))
+        streams = [host.stream(f"s{place}") for place in range(len(works))]
+        tickets: dict[int, SimTicket] = {}
+
+        def submit(place: int) -> None:
+            tickets[place] = host.run(Work(kind=Kind.VERIFY, num_bytes=place), streams[place])
+
+        for place, (start_s, _, _) in enumerate(works):
+            host.at(start_s, lambda _, place=place: submit(place))
+        host.run_until()
+        return [tickets[place].end_s for place in range(len(works))]
+
+    for early, late in zip(ends_s(max(phis)), ends_s(min(phis)), strict=True):
+        assert early <= late + 1e-9

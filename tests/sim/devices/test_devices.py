@@ -1,4 +1,4 @@
-"""Devices: FIFO order, launching, contention, cancelling; and the one-stream shortcut equals the general device."""
+"""Devices: FIFO order, launching, contention, cancelling."""
 
 from __future__ import annotations
 

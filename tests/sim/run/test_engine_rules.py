@@ -15,9 +15,9 @@ from sim.drafters.drafter import Drafter
 from sim.drafters.registry import DRAFTERS
 from sim.interface.work import Model
 from sim.metrics.records import RunRecord
-from sim.run.limits import FLAGS_OF, limits_of
+from sim.run.limits import limits_of
 from sim.run.resolve import resolve
-from sim.run.scenario import Scenario
+from sim.run.scenario import RULES, Scenario
 from sim.run.simulate import simulate
 from tests.properties import assert_refused
 
@@ -231,7 +231,7 @@ def test_prompts_go_apart_only_by_rules_of_admission_that_the_engine_has() -> No
 
 @pytest.mark.parametrize("engine", engine_names())
 def test_the_value_of_a_key_that_changes_nothing_is_taken_by_every_engine(engine: str) -> None:
-    idle = {key: value for key, (_, value) in FLAGS_OF.items() if value is not None}
+    idle = {key: value for key, (*_, value, _, _) in RULES.items() if value is not None}
     idle["enable_mixed_chunk"] = load_engine(engine, "h100-sxm").mixes_prompts
     given = {f"engine.rules.{key}": value for key, value in idle.items()}
     plain, same = (limits_of(scenario(EAGLE, engine, **each), load(EAGLE)) for each in ({}, given))
