@@ -76,8 +76,7 @@ def all_reduce_of(gpu: str, tensor_parallel: int) -> AllReduce:
 
 
 def with_models(profile: Profile, target: ModelShape, draft: ModelShape | None) -> Profile:
-    """The compact constants of `profile` for other models; of them nothing was measured. Raises ValueError where the
-    profile is a table, or the weights do not fit."""
+    """The compact constants of `profile` for other models. Raises ValueError for tables and weights too large."""
     names = target.name if draft is None else f"{target.name}+{draft.name}"
     shapes = [shape for shape in (target, draft) if shape is not None]
     check_fits(names, sum(shape.weight_bytes for shape in shapes), profile.gpu, profile.tensor_parallel)

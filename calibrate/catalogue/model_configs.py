@@ -91,8 +91,7 @@ class ModelSource(NamedTuple):
 
 
 def source_of(name: str, *, plain: bool = True) -> ModelSource:
-    """Raises ValueError for what is neither a known name, nor a config.json, nor a directory that holds one; and, if
-    `plain`, for a model that only tables of its kernels can price."""
+    """Raises ValueError for unknown names and folders; if `plain`, for models that only kernel tables price."""
     path = Path(name)
     if path.is_dir():
         has_weights = any(path.glob("*.safetensors")) or any(path.glob("*.bin"))

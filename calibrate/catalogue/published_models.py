@@ -59,8 +59,7 @@ def without_format(name: str) -> tuple[str, str | None]:
 
 
 def published(name: str) -> str | None:
-    """The repository of LINES with the layers of `name`: that very one, else one that `name` is a fine-tune of. Formats
-    of one name are not those of another organisation's."""
+    """The repository of LINES with the layers of `name`, its own or its base's. Formats are an organisation's own."""
     wanted, key = name.lower(), model_key(name)
     organisation = wanted.rpartition("/")[0] if without_format(name)[1] else ""
     known = [each for each in LINES if not organisation or each.lower().startswith(f"{organisation}/")]

@@ -25,8 +25,7 @@ ROUNDS = 3
 
 
 def prepare_times(bench: Bench, num_rows: int) -> dict[str, float]:
-    """`step_s` and `row_s` of planning a verify pass and settling its results, the kernels' bookkeeping. What a policy
-    does beside is the policy's time and not in here."""
+    """`step_s` and `row_s`: the kernels' bookkeeping of a verify pass, planned and settled, without a policy's time."""
     few_s, many_s = (_prepare_s(bench, count) for count in (1, num_rows))
     row_s = max(0.0, (many_s - few_s) / max(1, num_rows - 1))
     return {"step_s": max(0.0, few_s - row_s), "row_s": row_s}

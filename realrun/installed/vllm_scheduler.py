@@ -81,8 +81,7 @@ class Planned(NamedTuple):
 
 
 class VllmScheduler:
-    """One scheduler with its KV cache manager. Requests are numbered by the caller. Raises ImportError where no vLLM
-    can be imported, and what vLLM raises for settings that it refuses."""
+    """One scheduler and its KV cache. Raises ImportError without vLLM, and what vLLM raises for settings it refuses."""
 
     def __init__(self, settings: SchedulerSettings) -> None:
         self.settings = settings

@@ -82,8 +82,7 @@ class Slot:
     max_new_tokens: int = 0
     """Most tokens that passes in flight may still emit."""
     drafted: int = 0
-    """Length of the draft that the next verify takes along. The caller may shorten it, or forget the draft with 0: KV
-    needs no pass for that, its lengths follow at the next verify or draft."""
+    """Length of the draft that the next verify takes along. The caller may shorten it, or forget the draft with 0."""
     output: list[int] = field(default_factory=list)
     """Emitted tokens, as far as results have come back."""
     admission: Event | None = None

@@ -38,8 +38,7 @@ class Submitted:
         self._result: list[RowResult] | None = None
 
     def result(self) -> list[RowResult]:
-        """One RowResult per row, then per chunk, in the caller's order; blocks until the device is done. Draft passes
-        give none: their tokens stay on the device until they are verified."""
+        """A RowResult per row, then per chunk, once the device is done. Draft passes give none."""
         if self._result is None:
             values = self.pending.values()
             is_target = self.plan.shape.model is Model.TARGET

@@ -55,8 +55,7 @@ class AttentionKernel(Protocol):
         ...
 
     def run(self, plan: Any, queries: torch.Tensor, layer: int) -> torch.Tensor:
-        """Attend with queries [tokens, heads, head_dim], rectangle after rectangle, row by row; gives the same shape.
-        The keys and values of these tokens are in KV already."""
+        """Attend with queries [tokens, heads, head_dim] of all rows, whose keys and values are in KV already."""
         ...
 
 
@@ -81,8 +80,7 @@ def page_tokens(device: str) -> int:
 
 
 def num_splits(tiles: int) -> int:
-    """Parts that every row's keys are read in, side by side: as many as fill the GPU with `tiles` blocks of queries. A
-    function of the pass's shape alone, so an eager pass and a captured one compute the same."""
+    """Parts that every row's keys are read in: as many as fill the GPU with `tiles` blocks. By the shape alone."""
     return max(1, min(MAX_SPLITS, GPU_TILES // tiles))
 
 
@@ -160,8 +158,7 @@ class FlashAttention:
 
 
 class GatheringAttention:
-    """Copies each rectangle's keys and values together up to its longest row, and attends with an additive mask. The
-    longest row is read back from the device: nothing of this can be captured."""
+    """Copies each rectangle's keys and values, and attends with an additive mask. Nothing of this can be captured."""
 
     def __init__(self, heads: int, kv: SlottedKv) -> None:
         self.group, self.kv = heads // kv.kv_heads, kv

@@ -271,8 +271,7 @@ class RecordedDraws:
             self._accepted.update(((index, emitted), count) for index, emitted, count in rows)
 
     def run_length(self, index: int, position: int, most: int) -> int:
-        """Accepted tokens of a draft of `most` of request `index` with `position` output tokens out. Raises ValueError
-        where the replay drafted nothing there."""
+        """Accepted tokens of a draft of `most`. Raises ValueError where the replay drafted nothing there."""
         count = self._accepted.get((index, position))
         if count is None:
             raise ValueError(

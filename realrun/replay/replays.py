@@ -119,8 +119,7 @@ def _serve_a_few(experiment: Experiment, executor: PairExecutor) -> None:
 
 
 def replay(experiment: Experiment, executor: PairExecutor) -> Replay:
-    """Rehearse one policy and run it, with fixed passes before and after. Of a run that is interrupted nothing is kept.
-    Raises PolicyStalled if the policy stops with requests unserved."""
+    """Rehearse one policy and run it, with fixed passes before and after. Raises PolicyStalled."""
     rehearse(experiment, executor)
     before_s = probe(executor.kernels, executor.issuers)
     done = run(experiment, executor)

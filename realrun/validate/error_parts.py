@@ -43,8 +43,7 @@ class Observed:
     """Seconds that fixed passes took before and after it (realrun.replay.machine_speed)."""
 
     def draws(self) -> RunLength:
-        """Whose drafts are accepted: the tape that dictated it, or what the models were seen to accept. Raises
-        ValueError where that was not recorded."""
+        """Whose drafts are accepted: by the tape, or as the models were seen to. Raises ValueError if not recorded."""
         return self.experiment.draws() if self.experiment.is_dictated else RecordedDraws(self.works)
 
 
@@ -81,8 +80,7 @@ class StreamsAlone:
 
 
 def judge(observed: Observed) -> dict[str, Any]:
-    """The verdict on a run, for JSON: simulate it in every way and compare. Raises ValueError where a cut replay lacks
-    a kind of work."""
+    """The verdict on a run, for JSON. Raises ValueError where a cut replay lacks a kind of work."""
     experiment = observed.experiment
     profile = experiment.resolved.profile
     costs = experiment.resolved.costs

@@ -269,8 +269,7 @@ class Composed:
         return self._lookups.latent(phase, self._shape.heads // self._degree, self._formats.kv)
 
     def _points(self, table: str, window: int) -> tuple[AttentionTable, float]:
-        """Points of the heads on one device, and by how much a row here is more than a row there: where the layout was
-        not measured, rows of fewer KV heads stand for it, as many times over."""
+        """Points of the heads on one device, and rows there for one here, where rows of fewer KV heads stand for it."""
         shape, degree = self._shape, self._degree
         points = self._lookups.attention(table, self._formats.kv, window)
         exact = points.of(shape, degree)

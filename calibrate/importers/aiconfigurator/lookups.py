@@ -438,16 +438,14 @@ class Lookups:
         return np.min(at_size, axis=0) if at_size else None
 
     def quantise_s(self, depth: int, tokens: Array, weights: str) -> Array:
-        """Bringing [tokens, depth] of bf16 activations to the format of the GEMM that reads them: a separate kernel
-        for block-scaled formats; static scales are applied by the kernel before."""
+        """Bringing [tokens, depth] of bf16 to a block-scaled format; static scales are applied by the kernel before."""
         if not FORMATS[weights].is_scaled_by_block:
             return np.zeros(len(tokens))
         moved = tokens * depth * (2.0 + WEIGHT_BITS[weights] / 8.0)
         return QUANTISE_S + moved / (STREAM_SHARE * self.gpu.bandwidth_bytes_per_s)
 
     def gather_s(self, devices: int, message_bytes: Array) -> Array:
-        """All-gather of `message_bytes` in all among `devices` and the reduce-scatter back (NCCL): how vLLM moves
-        tokens to the experts of other ranks and their results back by default."""
+        """All-gather of `message_bytes` and the reduce-scatter back (NCCL), as vLLM moves tokens to experts."""
         total = np.zeros(len(message_bytes))
         for name in ("all_gather", "reduce_scatter"):
             curve = self._nccl(name, devices)
