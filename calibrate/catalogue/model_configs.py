@@ -169,11 +169,9 @@ def with_dtype(shape: ModelShape, dtype: str) -> ModelShape:
 
 
 def with_formats(shape: ModelShape, weights: str | None, kv: str | None) -> ModelShape:
-    """`shape` with its weights in `weights` and its KV in `kv`; None leaves what the model's files say.
-
-    As checkpoints are published: fp8 is for all layers; of 4 bits, a model with experts has its experts (and with nvfp4
-    its MLPs) so, and attention stays. Raises ValueError for an unknown format.
-    """
+    """`shape` with its weights in `weights` and its KV in `kv`; None leaves what the model's files say. As checkpoints
+    are published: fp8 is for all layers; of 4 bits, a model with experts has its experts (and with nvfp4 its MLPs) so,
+    and attention stays. Raises ValueError for an unknown format."""
     of_files = shape.formats or Formats()
     if weights is not None:
         if weights not in WEIGHT_BITS:

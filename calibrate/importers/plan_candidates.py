@@ -133,11 +133,8 @@ def deployments(
     shape: ModelShape, max_gpus: int, kernels: tuple[str, str | None], tp: int | None, ep: int | None, dp: int | None
 ) -> list[Deployment]:
     """Ways to split a model over 1, 2, 4 .. `max_gpus` GPUs of a replica, with the degrees that are given; `kernels` is
-    (engine, its version).
-
-    Dense models: tensor parallel alone, since further ranks are further replicas. Experts: cut, spread, or spread over
-    ranks whose attention has separate requests.
-    """
+    (engine, its version). Dense models: tensor parallel alone, since further ranks are further replicas. Experts: cut,
+    spread, or spread over ranks whose attention has separate requests."""
     layouts = []
     for degree in (2**power for power in range(max_gpus.bit_length())):
         layouts.append((degree, 1, 1))
