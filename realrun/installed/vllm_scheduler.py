@@ -240,18 +240,8 @@ class _Vllm:
         """A VllmConfig of parts that know their rules; what needs a model or a GPU is left out."""
         os.environ[RUNNER] = str(int(settings.use_v2_model_runner))
         config = _bare(self._config.VllmConfig)
-        config.scheduler_config = _of(
-            self._config.SchedulerConfig,
-            max_model_len=settings.max_model_len,
-            is_encoder_decoder=False,
-            max_num_seqs=settings.max_num_seqs,
-            max_num_batched_tokens=settings.max_num_batched_tokens,
-            enable_chunked_prefill=settings.enable_chunked_prefill,
-            long_prefill_token_threshold=settings.long_prefill_token_threshold,
-            async_scheduling=settings.async_scheduling,
-            policy=settings.policy,
-            prefill_schedule_interval=settings.prefill_schedule_interval,
-        )
+        plain = msgspec.structs.asdict(settings)
+        config.scheduler_config = _of(self._config.SchedulerConfig, is_encoder_decoder=False, **plain)
         config.cache_config = self._config.CacheConfig(
             block_size=settings.block_size, enable_prefix_caching=settings.enable_prefix_caching
         )
