@@ -1,6 +1,6 @@
 """This machine: its device, processor and cores, and the versions that run on it. Torch inside the functions.
 
-Not here: a device's roofs (calibrate.measure.roofs), its memory (realrun.host.cuda).
+Not here: a device's roofs (calibrate.measure.host_times), its memory (realrun.host.cuda).
 """
 
 from __future__ import annotations
