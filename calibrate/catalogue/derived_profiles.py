@@ -182,9 +182,8 @@ def _scaled(profile: Profile, kernels: TableKernels, gpu: Gpu) -> TableKernels:
 
 
 def split(profile: Profile, tensor_parallel: int) -> Profile:
-    """The compact constants of `profile`, of one GPU, for so many that share the models; nothing was measured so.
-    Raises ValueError where the profile is a table or of several GPUs already, the models do not divide, or no
-    all-reduce of so many of these GPUs is known."""
+    """The compact constants of `profile`, of one GPU, for so many that share the models. Raises ValueError for tables,
+    for models that do not divide, and where no all-reduce of so many GPUs is known."""
     if profile.tensor_parallel > 1 or tensor_parallel < 2:
         raise ValueError(
             f"profile {profile.name!r} is of {profile.tensor_parallel} GPU(s): from one on, split it over 2 or more"

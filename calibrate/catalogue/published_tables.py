@@ -31,9 +31,8 @@ MAX_BYTES = 2 << 30
 
 
 def published_tables() -> tuple[Path, str]:
-    """The folder of tables and what to call their revision: of the wheel that LANESIM_TABLES names, else of the first
-    of PACKAGES that is installed. Raises ValueError for a wheel without tables, and with the command that installs them
-    where there are none."""
+    """The folder and revision of tables: of the wheel that LANESIM_TABLES names, else of the first of PACKAGES
+    installed. Raises ValueError without tables, with the command that installs them."""
     known = _known()
     if known is None:
         raise ValueError(

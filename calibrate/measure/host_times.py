@@ -55,9 +55,8 @@ def _prepare_s(bench: Bench, num_rows: int) -> float:
 
 
 def inflation(bench: Bench, timed: TimedPass, num_rows: int, seconds: float) -> list[float]:
-    """Slowdown of issuing `timed` with 1, 2, 3 ... threads doing so at once, each on its stream and slots, of which
-    there are `num_rows`. Rounds of all thread counts, so that a drift of the machine hits them alike; medians over the
-    rounds."""
+    """Slowdown of issuing `timed` with 1, 2, 3 ... threads at once, each on its stream and slots, of `num_rows` in all.
+    Medians over rounds of all thread counts, so that a drift of the machine hits them alike."""
     issuers = [bench.issuer(timed.launch, side) for side in range(min(ISSUERS, num_rows // timed.rows))]
     for issuer in issuers:
         bench.warm(timed, issuer)

@@ -54,9 +54,8 @@ def measure_pair(
     on_step: OnStep = lambda stage, done, total: None,
     say: Callable[[str], None],
 ) -> Profile:
-    """Time a pair, alone, beside itself and in service, into the points file `path`. Goes on where an earlier
-    measurement was killed, and takes co-runs that are there. Serving is left where slots are too short for its
-    requests, which is told to `say`. Raises ValueError for the rest."""
+    """Time a pair, alone, beside itself and in service, into the points file `path`, and go on where a measurement was
+    killed. Slots too short for serving are told to `say`. Raises ValueError for the rest."""
     with points_file.alone(path):
         session = Session(spec, path, on_step)
         session.measure(budget_s)

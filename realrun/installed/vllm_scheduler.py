@@ -187,9 +187,8 @@ class VllmScheduler:
     def update(
         self, planned: Planned, accepted: Mapping[int, int], drafted: Mapping[int, int] | None = None
     ) -> dict[int, int]:
-        """The results of `planned`: of each that sampled as many drafts as `accepted` has, and one token more.
-        Synchronous: drafts for the next step are `drafted` by request, as long as planned by default. Returns new
-        tokens by request; one whose answer is over is gone."""
+        """The results of `planned`: of each that sampled as many drafts as `accepted` has, and one more. Synchronous:
+        drafts for the next step are `drafted`, or as long as planned. Returns new tokens by request."""
         names = [str(index) for index in planned.tokens]
         before = {index: self.emitted(index) for index in planned.tokens if index in self._requests}
         sampling = set(planned.sampling)

@@ -50,9 +50,8 @@ def doubling(most: int) -> tuple[int, ...]:
 
 
 def decoding_shapes(options: PairOptions, draft_lengths: Sequence[int], *, has_draft: bool) -> list[PassShape]:
-    """Every draft and verify shape that the buckets allow for these draft lengths, largest first. Verify shapes of
-    every width up to the longest draft are among them (rows may have shorter drafts), and drafts with and without a
-    catch-up token. Largest first, so that the allocator's blocks serve the smaller ones too."""
+    """Every draft and verify shape for these draft lengths, largest first, so that the allocator's blocks serve the
+    smaller ones too. Rows may have shorter drafts, and drafts a catch-up token."""
     longest = max(draft_lengths, default=0) if has_draft else 0
     shapes = []
     for rows in reversed(options.batch_buckets):

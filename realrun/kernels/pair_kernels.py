@@ -141,9 +141,8 @@ class PairKernels:
         chunks: Sequence[PromptChunk] = (),
         forced: Sequence[int] | None = None,
     ) -> Submitted:
-        """Verify each row's draft, whatever its length; a row without one decodes one token. With `chunks` a mixed
-        step: prompts are prefilled in the same pass. `forced` [rows] dictates how many drafted tokens are accepted (cut
-        to the draft), as a tape does."""
+        """Verify each row's draft; a row without one decodes one token. With `chunks` prompts are prefilled in the same
+        pass. `forced` [rows] dictates how many drafted tokens are accepted, as a tape does."""
         return self._submit(issuer, host_slots.plan_target(slots, chunks, forced, self.options), slots, chunks)
 
     def warm(self, issuer: Issuer, shapes: Sequence[PassShape], *, again: bool = False) -> None:

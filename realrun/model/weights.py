@@ -113,8 +113,7 @@ def load_model(
 
 def library_config(shape: ModelShape, family: Family | None = None) -> PretrainedConfig:
     """The library's configuration of these dimensions; the family is told from the name unless given. Raises ValueError
-    for a draft head that reads the target's features, which is no model of its own, and for a model whose layers are
-    not those of the families here."""
+    for heads that read the target's features, and for layers of other families."""
     if shape.fused_features or shape.input_features or shape.projects_context:
         raise ValueError(f"{shape.name} is a head on a target's features and has no real passes here; simulate it only")
     if not shape.is_plain or shape.window or shape.has_query_gate or not shape.is_gated:

@@ -128,9 +128,8 @@ def rounds_alike(works: Iterable[MeasuredWork], tapes: Sequence[Sequence[int]], 
 def load_pair(
     folders: Folders, profile: Profile, experiments: Sequence[Experiment], device: torch.device
 ) -> tuple[PreTrainedModel, PreTrainedModel]:
-    """Target and draft of `profile` with the weights of two folders. Raises ValueError, one line, for a folder without
-    weights, vocabularies that differ, models that are not those of the profile, whose memory and times the replay plans
-    with, and requests that are not the prompts' or too long."""
+    """Target and draft of `profile` with the weights of two folders. Raises ValueError, one line, for folders,
+    vocabularies, models and requests that do not fit the profile or each other."""
     drafted = max(experiment.resolved.lengths.max for experiment in experiments)
     if not drafted:
         raise ValueError("replay.weights: nothing is drafted; want speculation.num_speculative_tokens above 0")

@@ -120,9 +120,8 @@ def _machine(profiled_s: Sequence[float], probed_s: Sequence[Sequence[float]]) -
 
 
 def first_divergence(works: Sequence[WorkRecord], simulated: Sequence[WorkRecord]) -> dict[str, Json] | None:
-    """The first decision, stream by stream, in which the two differ; None if they scheduled alike throughout. A
-    decision is which requests the next work of a stream carries, and what it does. Of several streams that diverge the
-    one whose decision came first in the real run is told."""
+    """The first decision in which the two differ, by the real run's time; None if they scheduled alike throughout. A
+    decision is which requests the next work of a stream carries, and what it does."""
     earliest: tuple[float, int, str] | None = None
     ours, theirs = _by_stream(works), _by_stream(simulated)
     for stream in ours:

@@ -161,9 +161,8 @@ class Composed:
         return np.asarray(share * (self._experts_s(tokens) + self._gather_s(tokens, reduce_s)))
 
     def _experts_s(self, tokens: Array) -> Array:
-        """Router, routed and shared experts of one layer, and projections to the routed ones' width and back. A shared
-        expert that is routed with the others takes the faster of SGLang's and vLLM's tables: with 256 experts SGLang's
-        was timed with tiles that its server, which has 257, does not use."""
+        """Router, routed and shared experts of one layer, and projections to their width and back. A shared expert that
+        is routed takes the faster of SGLang's and vLLM's tables: SGLang's 256 had tiles that 257 have not."""
         shape, experts = self._shape, self._shape.experts
         assert experts is not None
         tables, num, per_token = [self._lookups], experts.num, experts.per_token

@@ -403,9 +403,8 @@ class Lookups:
         return self._first(of, what, f"no {what} in the tables of {self.gpu.name!r}").at(tokens)
 
     def reduce_s(self, devices: int, message_bytes: Array) -> Array:
-        """An all-reduce among `devices` in service: the engine's or NCCL's, whichever is faster at that size, as
-        engines choose, under CUDA graphs; and what it takes that the devices do not arrive together. Twice as many as
-        were measured take as much more as those do over half of them."""
+        """An all-reduce among `devices` in service: the faster of the engine's and NCCL's at that size, and what it
+        takes that devices arrive apart. Twice the measured devices take as much more as those over half."""
         if devices == 1:
             return np.zeros(len(message_bytes))
         fastest = self._fastest_reduce_s(devices, message_bytes)
