@@ -161,8 +161,8 @@ class Composed:
         return np.asarray(share * (self._experts_s(tokens) + self._gather_s(tokens, reduce_s)))
 
     def _experts_s(self, tokens: Array) -> Array:
-        """Router, routed and shared experts of one layer, and projections to their width and back. A shared expert that is
-        routed takes the faster of SGLang's and vLLM's tables: SGLang timed 256 with other tiles than it serves 257 with."""
+        """Router, routed and shared experts of one layer, projections included. A shared expert that is routed takes the
+        faster of SGLang's and vLLM's tables: SGLang timed 256 with other tiles than it serves 257 with."""
         shape, experts = self._shape, self._shape.experts
         assert experts is not None
         tables, num, per_token = [self._lookups], experts.num, experts.per_token
