@@ -161,7 +161,7 @@ class Composed:
         return np.asarray(share * (self._experts_s(tokens) + self._gather_s(tokens, reduce_s)))
 
     def _experts_s(self, tokens: Array) -> Array:
-        """Router, routed and shared experts of one layer, projections included. A shared expert that is routed takes the
+        """Router, routed and shared experts of one layer with projections. A shared expert routed with them takes the
         faster of SGLang's and vLLM's tables: SGLang timed 256 with other tiles than it serves 257 with."""
         shape, experts = self._shape, self._shape.experts
         assert experts is not None
