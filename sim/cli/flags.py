@@ -295,6 +295,7 @@ BY_NAME = "lanesim calibrate fit FILE --profile h100-sxm/llama-3.1-8b"
 WEIGHTS = "--set replay.weights=DIR, of folders target and draft, and prompts.jsonl"
 WENT = {degree: f"write Qwen/Qwen3-32B-{degree}2 for the model" for degree in ("tp", "ep", "dp")} | {
     **dict.fromkeys(("target_weights", "draft_weights"), WEIGHTS),
+    "serve": "`lanesim validate URL --restart COMMAND` starts and judges a server",
     **dict.fromkeys(("metrics_before", "metrics_after"), "lanesim calibrate fit metrics BEFORE AFTER"),
     "bench_json": f"name the file, as in `{BY_NAME}`",
     "log": f"name the file, as in `{BY_NAME}`",
