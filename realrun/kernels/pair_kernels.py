@@ -77,8 +77,7 @@ class PairKernels:
         self.runs_on.synchronize()
 
     def issuer(self, name: str, *, priority: int = 0) -> Issuer:
-        """The stream called `name` with its buffers, made when it is first requested. Higher priority goes first. One
-        stream serves every policy that has a lane of its name: CUDA gives out few before two share a queue."""
+        """The stream called `name`, made once. Lanes of one name share it, as CUDA has few."""
         cached = self._issuers.get((name, priority))
         if cached is None:
             cached = self._issuers[name, priority] = self.new_issuer(name, self.runs_on.stream(priority))
@@ -128,8 +127,7 @@ class PairKernels:
     def draft(
         self, slots: Sequence[Slot], draft_tokens: int, issuer: Issuer, *, chunks: Sequence[PromptChunk] = ()
     ) -> Submitted:
-        """Draft `draft_tokens` for every row, catching up first; a draft not yet verified is replaced. `chunks` are the
-        draft model's prefill, in its first pass."""
+        """Draft for every row, catching up first, in place of an unverified draft. `chunks` go first."""
         assert 1 <= draft_tokens <= self.options.draft_tokens_max, draft_tokens
         return self._submit(issuer, host_slots.plan_draft(slots, chunks, draft_tokens, self.options), slots, chunks)
 

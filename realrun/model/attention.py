@@ -25,8 +25,7 @@ MAX_SPLITS = 16
 
 
 MATH, FLASH = "math", "flash"
-"""Two matrix products and a softmax, in float32 or better: what a CPU runs, and the reference of a GPU. torch's
-variable-length FlashAttention (2), which reads KV where it lies: what a GPU runs."""
+"""MATH: two products and a softmax, on a CPU and as reference. FLASH: torch's ragged FlashAttention-2, on a GPU."""
 REMOVED = ("flash-3", "vllm", "flash-cpu")
 """Attention that profiles were measured with and that no pass here has any more."""
 HALVES = torch.bfloat16, torch.float16

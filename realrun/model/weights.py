@@ -43,8 +43,7 @@ def random_model(
     seed: int = 0,
     family: Family | None = None,
 ) -> PreTrainedModel:
-    """A causal language model of exactly `shape`, weights random and scaled so that activations stay near 1. Never
-    zeros: matrix products run faster on them. Raises ValueError if the weights do not fit the free memory."""
+    """A model of `shape`, its random weights scaled to activations near 1. Raises ValueError where memory is short."""
     from transformers import AutoModelForCausalLM
 
     device = torch.device(device)
@@ -79,8 +78,7 @@ DAMAGED = (OSError, RuntimeError, EOFError, ValueError, KeyError, TypeError, Att
 def load_model(
     path: Path | str, *, dtype: torch.dtype = torch.bfloat16, device: torch.device | str = "cpu"
 ) -> PreTrainedModel:
-    """Real weights from a local directory in the library's format. Raises ValueError if there are none, if they cannot
-    be read, or if any tensor of the model is missing or of another shape: the library would fill those in at random."""
+    """Real weights from a local directory. Raises ValueError where one is missing: the library would fill it in."""
     from pickle import UnpicklingError
 
     from safetensors import SafetensorError

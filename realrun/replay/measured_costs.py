@@ -60,8 +60,7 @@ class MeasuredWork:
 
     @property
     def cost(self) -> Cost:
-        """Times of host and device. The issuer's time up to the event before the first kernel is the host's, where the
-        device waited for it; where the device was busy, nobody knows how long that took."""
+        """Times of host and device. Issuing up to the first kernel is the host's, where the device waited for it."""
         record = self.record
         waited = record.issue_start_s <= record.start_s <= record.issued_s
         launching_s = record.start_s if waited else record.issue_start_s

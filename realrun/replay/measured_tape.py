@@ -186,8 +186,7 @@ def _check_context(target: PreTrainedModel, draft: PreTrainedModel, longest: int
 def accepted_of(
     pair: Sequence[PreTrainedModel], folders: Folders, replays: Sequence[Replay], answers: Mapping[int, Sequence[int]]
 ) -> tuple[dict[str, Json], list[ClassTape]]:
-    """Acceptance of the draft of `pair`, target and draft, over the requests of `replays`, all alike, by content
-    class: for summary.json, and as tapes. `answers` are greedy ones by arrival index."""
+    """Acceptance of the draft of `pair` over the requests of `replays`, by content class; `answers` are greedy ones."""
     target, draft = pair
     drafting = [each for each in replays if each.experiment.resolved.lengths.max]
     experiment = drafting[0].experiment

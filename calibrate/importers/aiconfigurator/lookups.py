@@ -214,8 +214,7 @@ class Lookups:
         return np.asarray(curve.at(at) * self._sustained_experts(at))
 
     def _expert_curve(self, layout: tuple[int, ...], weights: str) -> TimedCurve | None:
-        """None where no table has the layout. An engine that tunes runs its own kernels alone on Hopper: a cut that its
-        table lacks takes what experts spread over as many devices do, which read as many bytes there."""
+        """None where no table has the layout. On Hopper an engine that tunes takes spread experts for cuts."""
         columns = ("moe_dtype", *LAYOUT, *SPLIT)
         wanted: dict[str, object] = dict(zip(columns, (FORMATS[weights].experts, *layout), strict=True))
         if self.engine in TUNES_EXPERTS and not self.has_trtllm_kernels:
@@ -367,8 +366,7 @@ class Lookups:
         return self._first(of, f"sparse attention ({kind}, {phase})", lacking)
 
     def linear_s(self, linear: Linear, degree: int, tokens: Array) -> Array:
-        """The kernels of one layer of linear attention, which go by tokens alone: a sequence's state has one size. Up
-        to STATE_ROWS tokens are rows that decode, each with a separate state; more are a prompt."""
+        """One layer of linear attention by tokens alone: up to STATE_ROWS are rows that decode, more are a prompt."""
         wanted = {
             "num_k_heads": linear.key_heads // degree,
             "num_v_heads": linear.value_heads // degree,
@@ -558,8 +556,7 @@ def _without_outliers(table: GemmTable) -> GemmTable:
 
 
 def _at_tokens(table: GemmTable, columns: int, depth: int, tokens: Array) -> Array:
-    """[tokens] of one matrix, linear between measured token counts, which lie next to each other at every step of the
-    staircase; holes are passed over. Deeper matrices than any measured cost in proportion."""
+    """[tokens] of one matrix, linear between measured counts, past holes; deeper than measured in proportion."""
     deepest = int(table.depths[-1])
     scale = max(1.0, depth / deepest)
     seconds = table.at(columns, min(depth, deepest)) * scale
