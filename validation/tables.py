@@ -75,11 +75,9 @@ def mean_size(errors: Iterable[float]) -> float | None:
 
 
 def page(path: Path, template: str, **parts: Any) -> str:
-    """Text of the page, written to `path`; `$name` of templates/`template`.md is the part called `name`.
-
-    A part is a pandas frame (a table), a list of texts (bullets), or a text. Raises KeyError where the template names
-    a part that is not given, ValueError where a given one is in none of its lines.
-    """
+    """Text of the page, written to `path`; `$name` of templates/`template`.md is the part called `name`. A part is a
+    pandas frame (a table), a list of texts (bullets), or a text. Raises KeyError where the template names a part that
+    is not given, ValueError where a given one is in none of its lines."""
     form = Template((TEMPLATES / f"{template}.md").read_text())
     if unused := parts.keys() - set(form.get_identifiers()):
         raise ValueError(f"template {template!r} has no ${', $'.join(sorted(unused))}")

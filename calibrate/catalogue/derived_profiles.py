@@ -76,8 +76,7 @@ def all_reduce_of(gpu: str, tensor_parallel: int) -> AllReduce:
 
 
 def with_models(profile: Profile, target: ModelShape, draft: ModelShape | None) -> Profile:
-    """The compact constants of `profile` for other models; of them nothing was measured. Raises ValueError where the
-    profile is a table, or the weights do not fit."""
+    """The compact constants of `profile` for other models. Raises ValueError for tables and weights too large."""
     names = target.name if draft is None else f"{target.name}+{draft.name}"
     shapes = [shape for shape in (target, draft) if shape is not None]
     check_fits(names, sum(shape.weight_bytes for shape in shapes), profile.gpu, profile.tensor_parallel)
@@ -183,11 +182,8 @@ def _scaled(profile: Profile, kernels: TableKernels, gpu: Gpu) -> TableKernels:
 
 
 def split(profile: Profile, tensor_parallel: int) -> Profile:
-    """The compact constants of `profile`, of one GPU, for so many that share the models; nothing was measured so.
-
-    Raises ValueError where the profile is a table or of several GPUs already, the models do not divide, or no
-    all-reduce of so many of these GPUs is known.
-    """
+    """The compact constants of `profile`, of one GPU, for so many that share the models. Raises ValueError for tables,
+    for models that do not divide, and where no all-reduce of so many GPUs is known."""
     if profile.tensor_parallel > 1 or tensor_parallel < 2:
         raise ValueError(
             f"profile {profile.name!r} is of {profile.tensor_parallel} GPU(s): from one on, split it over 2 or more"

@@ -91,8 +91,7 @@ class ModelSource(NamedTuple):
 
 
 def source_of(name: str, *, plain: bool = True) -> ModelSource:
-    """Raises ValueError for what is neither a known name, nor a config.json, nor a directory that holds one; and, if
-    `plain`, for a model that only tables of its kernels can price."""
+    """Raises ValueError for unknown names and folders; if `plain`, for models that only kernel tables price."""
     path = Path(name)
     if path.is_dir():
         has_weights = any(path.glob("*.safetensors")) or any(path.glob("*.bin"))
@@ -170,11 +169,9 @@ def with_dtype(shape: ModelShape, dtype: str) -> ModelShape:
 
 
 def with_formats(shape: ModelShape, weights: str | None, kv: str | None) -> ModelShape:
-    """`shape` with its weights in `weights` and its KV in `kv`; None leaves what the model's files say.
-
-    As checkpoints are published: fp8 is for all layers; of 4 bits, a model with experts has its experts (and with nvfp4
-    its MLPs) so, and attention stays. Raises ValueError for an unknown format.
-    """
+    """`shape` with its weights in `weights` and its KV in `kv`; None leaves what the model's files say. As checkpoints
+    are published: fp8 is for all layers; of 4 bits, a model with experts has its experts (and with nvfp4 its MLPs) so,
+    and attention stays. Raises ValueError for an unknown format."""
     of_files = shape.formats or Formats()
     if weights is not None:
         if weights not in WEIGHT_BITS:

@@ -59,8 +59,7 @@ def without_format(name: str) -> tuple[str, str | None]:
 
 
 def published(name: str) -> str | None:
-    """The repository of LINES with the layers of `name`: that very one, else one that `name` is a fine-tune of. Formats
-    of one name are not those of another organisation's."""
+    """The repository of LINES with the layers of `name`, its own or its base's. Formats are an organisation's own."""
     wanted, key = name.lower(), model_key(name)
     organisation = wanted.rpartition("/")[0] if without_format(name)[1] else ""
     known = [each for each in LINES if not organisation or each.lower().startswith(f"{organisation}/")]
@@ -76,8 +75,7 @@ def published(name: str) -> str | None:
 
 
 def downloaded(name: str) -> Path | None:
-    """The config.json of a repository, and no other file, from Hugging Face or from the cache that it keeps; None where
-    neither has it. Without huggingface_hub only the cache is read, which vLLM and transformers fill as well."""
+    """The config.json of a repository from Hugging Face, or from its cache alone without huggingface_hub; or None."""
     try:
         from huggingface_hub import constants, hf_hub_download
 
@@ -93,8 +91,7 @@ def downloaded(name: str) -> Path | None:
 
 
 def unknown_model(name: str, known: list[str]) -> str:
-    """A line on a model that no table and no cache has: a name that it may be a slip for, and the command that gets its
-    config.json. A suggestion has the numbers of `name`: others are of other sizes, versions and architectures."""
+    """A line on an unknown model: a name of the same numbers that it may be a slip for, and how to get its config."""
     spelt = {_bare(each): each for each in [*LINES, *known] if _numbers(each) == _numbers(name)}
     close = get_close_matches(_bare(name), spelt, n=1, cutoff=CLOSE)
     hint = f". Did you mean {spelt[close[0]]!r}?" if close else ""

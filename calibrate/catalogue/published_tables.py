@@ -31,11 +31,8 @@ MAX_BYTES = 2 << 30
 
 
 def published_tables() -> tuple[Path, str]:
-    """The folder of tables and what to call their revision: of the wheel that LANESIM_TABLES names, else of the first
-    of PACKAGES that is installed.
-
-    Raises ValueError for a wheel without tables, and with the command that installs them where there are none.
-    """
+    """The folder and revision of tables: of the wheel that LANESIM_TABLES names, else of the first of PACKAGES
+    installed. Raises ValueError without tables, with the command that installs them."""
     known = _known()
     if known is None:
         raise ValueError(
@@ -45,8 +42,7 @@ def published_tables() -> tuple[Path, str]:
 
 
 def tables_of_wheel(path: Path) -> tuple[Path, str]:
-    """The folder and revision of a wheel's tables, unpacked the first time. Wheels of one name may differ: the folder's
-    name has a checksum of what is in this one. Raises ValueError where the file cannot be read or has no tables."""
+    """Folder and revision of a wheel's tables, unpacked once under a checksum. Raises ValueError where it has none."""
     try:
         with opened(path, "wheel") as file, ZipFile(file) as wheel:
             checksums = str([(each.filename, each.CRC) for each in wheel.infolist()])

@@ -119,11 +119,8 @@ def with_constants(profile: Profile, values_s: Mapping[str, float]) -> Profile:
 
 
 def fit_constant(profile: Profile, name: str, slowness_pct: Callable[[Profile], float]) -> Fitted:
-    """The time of the host, 0 or above, with which `slowness_pct` is 0.
-
-    That is a mean signed error, positive where the simulation is too slow; it rises with the constant. The profile's
-    value of the constant is dropped. Raises ValueError where no constant up to LONGEST_S is enough.
-    """
+    """The time of the host, 0 or above, with which `slowness_pct` is 0: a mean signed error that rises with the
+    constant. Raises ValueError where no constant up to LONGEST_S is enough."""
     try:
         from scipy.optimize import brentq
     except ImportError:

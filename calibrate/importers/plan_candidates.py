@@ -68,8 +68,7 @@ class NotImported(NamedTuple):
 
 
 def profile_of(name: str) -> Path:
-    """The profile `gpu/MODEL[+DRAFT]` of a MODEL by any of its names, over as few GPUs as hold it where no -tpN, -epN
-    or -dpN follows. Warns with what it is made of. Raises ValueError."""
+    """The profile `gpu/MODEL[+DRAFT]`, over as few GPUs as hold it unless -tpN, -epN or -dpN say. Raises ValueError."""
     gpu, _, models = name.partition("/")
     given = {kind: int(count) for kind, count in DEGREE.findall(models)}
     model, _, drafter = DEGREE.sub("", models).partition("+")
@@ -134,11 +133,8 @@ def deployments(
     shape: ModelShape, max_gpus: int, kernels: tuple[str, str | None], tp: int | None, ep: int | None, dp: int | None
 ) -> list[Deployment]:
     """Ways to split a model over 1, 2, 4 .. `max_gpus` GPUs of a replica, with the degrees that are given; `kernels` is
-    (engine, its version).
-
-    Dense models: tensor parallel alone, since further ranks are further replicas. Experts: cut, spread, or spread over
-    ranks whose attention has separate requests.
-    """
+    (engine, its version). Dense models: tensor parallel alone, since further ranks are further replicas. Experts: cut,
+    spread, or spread over ranks whose attention has separate requests."""
     layouts = []
     for degree in (2**power for power in range(max_gpus.bit_length())):
         layouts.append((degree, 1, 1))
@@ -160,8 +156,7 @@ def imported(
     cache: Path,
     on_done: OnDone = lambda stage, done, total: None,
 ) -> tuple[list[Imported], list[NotImported]]:
-    """The profiles of `wanted`, from the cache where they are there, and why others cannot be. Tables are read in
-    separate processes: their libraries start threads, beside which workers start slowly."""
+    """The profiles of `wanted`, cached or made in separate processes, and why others cannot be."""
     by_index: dict[int, Imported] = {}
     failed: dict[int, NotImported] = {}
     missing = []
@@ -225,8 +220,7 @@ def _code_hash() -> str:
 
 
 def own_decode_ms(repository: str, gpu: str, deployment: Deployment, context_tokens: int) -> tuple[float, str] | None:
-    """Milliseconds of a decode step of one row by the package of the tables itself, on those that it takes for that
-    engine, and its name; None where it has no answer or is a wheel that is not installed."""
+    """Milliseconds of a decode step of one row by the tables' own package, and its name; None without an answer."""
     module = published_tables()[0].parent
     spec = find_spec(module.name)
     if spec is None or spec.origin is None or Path(spec.origin).parent != module:

@@ -64,8 +64,7 @@ class Case(msgspec.Struct, frozen=True):
 
 
 def passes(num_speculative_tokens: int | None) -> dict[int, list[TimedPass]]:
-    """Passes to be timed by draft length: 0 of the target alone, 1 and `num_speculative_tokens` of the drafter. Without
-    a drafter there are no verify passes, since vLLM times none then."""
+    """Passes by draft length: 0 of the target, 1 and `num_speculative_tokens` of the drafter, verify among them."""
     has_draft = num_speculative_tokens is not None
     found: dict[int, list[TimedPass]] = {0: []}
     for timed in grid(LIMITS._replace(has_draft=has_draft)):
@@ -123,8 +122,7 @@ def _target_of(timed: TimedPass) -> TimedPass:
 
 
 def points_of(paths: Sequence[Path]) -> tuple[list[MeasuredPoint], list[tuple[MixedPass, float]]]:
-    """The passes that the files tell, the drafter's as differences, and those with rows and prompts in seconds. Raises
-    ValueError, one line naming the file."""
+    """Passes of the files, the drafter's as differences, and mixed ones in seconds. Raises ValueError."""
     measured: dict[TimedPass, tuple[float, float, int]] = {}
     together: list[tuple[MixedPass, float]] = []
     both: list[tuple[str, int, TimedPass, Case]] = []

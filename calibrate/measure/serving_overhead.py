@@ -117,11 +117,8 @@ def waits(
 
 
 def served(profile: Profile, by_setting: Sequence[Sequence[Sequence[MeasuredWork]]]) -> dict[str, float]:
-    """Ratios by kind, how many times as long the works of a run lasted in all as `profile` says: the median of the
-    runs of one setting, the mean of the settings.
-
-    Sums within a run: on a machine that others share some passes take much longer, and requests wait for these too.
-    """
+    """Ratios by kind, how many times as long the works of a run lasted in all as `profile` says: medians of runs, means
+    of settings. By sums, as requests wait for slow passes too."""
     costs = build_costs(profile, cuda_graph=False)
     by_kind: dict[str, list[float]] = {}
     for runs in by_setting:

@@ -25,7 +25,6 @@ from calibrate.measure import host_times
 from calibrate.measure.fits.measured_profile import profile_of
 from calibrate.measure.pair import PairSpec, build, limits
 from calibrate.measure.rates import MAX_CORUN_S, measure
-from calibrate.measure.roofs import roofs
 from calibrate.measure.serving_overhead import REPEATS, measure_serving
 from calibrate.measure.timing import BLOCK, MAX_REPETITIONS, MIN_REPETITIONS, Bench, count_kernels, repeat
 from realrun.host import cuda
@@ -55,11 +54,8 @@ def measure_pair(
     on_step: OnStep = lambda stage, done, total: None,
     say: Callable[[str], None],
 ) -> Profile:
-    """Time a pair, alone, beside itself and in service, into the points file `path`. Goes on where an earlier
-    measurement was killed, and takes co-runs that are there.
-
-    Serving is left where slots are too short for its requests, which is told to `say`. Raises ValueError for the rest.
-    """
+    """Time a pair, alone, beside itself and in service, into the points file `path`, and go on where a measurement was
+    killed. Slots too short for serving are told to `say`. Raises ValueError for the rest."""
     with points_file.alone(path):
         session = Session(spec, path, on_step)
         session.measure(budget_s)
@@ -190,7 +186,7 @@ class Session:
         num_kernels = count_kernels(self.bench, timed)
         times: dict[str, Json] = {
             "is_cpu": self.spec.device == "cpu",
-            "gpu": msgspec.to_builtins(roofs(self.spec.device, self.spec.dtype)),
+            "gpu": msgspec.to_builtins(host_times.roofs(self.spec.device, self.spec.dtype)),
             # A CPU has no waves of tiles.
             "multiprocessors": int(self._gpu.multi_processor_count) if self._gpu else 1,
             "kv_layout": LAYOUT,

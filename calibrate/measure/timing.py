@@ -192,8 +192,7 @@ class Bench:
         return seconds
 
     def issue_timer(self, timed: TimedPass, issuer: Issuer, first_slot: int) -> Callable[[], float]:
-        """A function that times the issuing of one repetition alone, and then waits for it. The slots are set back on
-        the issuer's stream, so that several threads do not wait for each other."""
+        """A function that times issuing alone, and then waits. Slots are set back on the stream, not among threads."""
         pass_ = self.ready(timed, first_slot)
         back = self.back(pass_)
 

@@ -56,8 +56,7 @@ class Mailbox:
         self._items.put(item)
 
     def get(self, until_s: float | None = None) -> Any:
-        """The oldest message, or NOTHING once the clock reaches `until_s`; without it waits for as long as it takes. On
-        a virtual clock the keeper gets NOTHING as well when no thread can ever put a message."""
+        """The oldest message, or NOTHING at `until_s`; a virtual clock's keeper also when no thread can put any."""
         try:
             if until_s is None:
                 return self._items.get()

@@ -14,8 +14,7 @@ from realrun.host.device import DeviceStream, Event, RealDevice
 OutOfMemory = torch.cuda.OutOfMemoryError
 CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
 MAX_CONNECTIONS, USUAL_CONNECTIONS = 32, 8
-"""Hardware queues of a process: at most, and where nobody asks. Streams beyond them wait for each other unasked, and
-torch has but 32 streams, which it hands out in turn, over and over."""
+"""Hardware queues of a process: at most, and by default. Further streams wait for each other; torch has 32 in turn."""
 CYCLES_PER_S = 2.0e9
 """Cycles of a kernel that holds a stream: no GPU's clock is faster, and slower ones hold longer."""
 

@@ -120,8 +120,7 @@ class _Look(NamedTuple):
 
 
 class DeviceClock:
-    """Times of a device's events by a clock of the host: the two are looked at together now and then, and events
-    placed between. A GPU's clock drifts by tens of microseconds per second from the host's."""
+    """Times of a device's events by the host's clock: both are looked at together now and then, as they drift."""
 
     def __init__(self, device: RealDevice, now_s: Callable[[], float]) -> None:
         self._stream, self._now_s, self._lock = device.stream(), now_s, threading.Lock()

@@ -36,8 +36,7 @@ _MIN_WAIT_S = 0.01
 
 
 class GpuHost(TaskHost):
-    """Policies on real threads. With `draws` acceptance comes from it (tape mode), without it from the models. Use as a
-    context manager: leaving it ends every thread."""
+    """Policies on real threads, ended on exit. Acceptance comes from `draws` (tape mode), or from the models."""
 
     def __init__(
         self,

@@ -1,6 +1,6 @@
 """This machine: its device, processor and cores, and the versions that run on it. Torch inside the functions.
 
-Not here: a device's roofs (calibrate.measure.roofs), its memory (realrun.host.cuda).
+Not here: a device's roofs (calibrate.measure.host_times), its memory (realrun.host.cuda).
 """
 
 from __future__ import annotations
@@ -53,10 +53,9 @@ def processor() -> str:
 
 @contextmanager
 def frozen_heap() -> Iterator[None]:
-    """Context in which the garbage collector looks at nothing that exists at its beginning. May be nested.
-
-    With torch and transformers loaded a full collection walks a million objects: 0.2 s on a laptop, at any moment. vLLM
-    freezes what it has loaded before it serves, and so do we."""
+    """Context in which the garbage collector looks at nothing that exists at its beginning. May be nested. With torch
+    and transformers loaded a full collection walks a million objects: 0.2 s on a laptop, at any moment. vLLM freezes
+    what it has loaded before it serves, and so do we."""
     was_frozen = gc.get_freeze_count() > 0
     gc.collect()
     gc.freeze()

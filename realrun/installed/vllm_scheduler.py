@@ -81,8 +81,7 @@ class Planned(NamedTuple):
 
 
 class VllmScheduler:
-    """One scheduler with its KV cache manager. Requests are numbered by the caller. Raises ImportError where no vLLM
-    can be imported, and what vLLM raises for settings that it refuses."""
+    """One scheduler and its KV cache. Raises ImportError without vLLM, and what vLLM raises for settings it refuses."""
 
     def __init__(self, settings: SchedulerSettings) -> None:
         self.settings = settings
@@ -188,11 +187,8 @@ class VllmScheduler:
     def update(
         self, planned: Planned, accepted: Mapping[int, int], drafted: Mapping[int, int] | None = None
     ) -> dict[int, int]:
-        """The results of `planned`: of each that sampled as many drafts as `accepted` has, and one token more.
-
-        Synchronous: drafts for the next step are `drafted` by request, as long as planned by default. Returns new
-        tokens by request; one whose answer is over is gone.
-        """
+        """The results of `planned`: of each that sampled as many drafts as `accepted` has, and one more. Synchronous:
+        drafts for the next step are `drafted`, or as long as planned. Returns new tokens by request."""
         names = [str(index) for index in planned.tokens]
         before = {index: self.emitted(index) for index in planned.tokens if index in self._requests}
         sampling = set(planned.sampling)
@@ -243,18 +239,8 @@ class _Vllm:
         """A VllmConfig of parts that know their rules; what needs a model or a GPU is left out."""
         os.environ[RUNNER] = str(int(settings.use_v2_model_runner))
         config = _bare(self._config.VllmConfig)
-        config.scheduler_config = _of(
-            self._config.SchedulerConfig,
-            max_model_len=settings.max_model_len,
-            is_encoder_decoder=False,
-            max_num_seqs=settings.max_num_seqs,
-            max_num_batched_tokens=settings.max_num_batched_tokens,
-            enable_chunked_prefill=settings.enable_chunked_prefill,
-            long_prefill_token_threshold=settings.long_prefill_token_threshold,
-            async_scheduling=settings.async_scheduling,
-            policy=settings.policy,
-            prefill_schedule_interval=settings.prefill_schedule_interval,
-        )
+        plain = msgspec.structs.asdict(settings)
+        config.scheduler_config = _of(self._config.SchedulerConfig, is_encoder_decoder=False, **plain)
         config.cache_config = self._config.CacheConfig(
             block_size=settings.block_size, enable_prefix_caching=settings.enable_prefix_caching
         )

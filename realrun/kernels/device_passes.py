@@ -199,8 +199,7 @@ class Passes:
             results[rows, 1] = tokens
 
     def _commit_rows(self, inputs: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
-        """Accept drafted tokens as far as the target chooses them, emit one more, roll both caches back to it; logits
-        [rows, width, vocab]."""
+        """Accept drafts as far as the target chooses them, emit one more, roll back; logits [rows, width, vocab]."""
         sequences, width = self.sequences, logits.shape[1]
         slots, forced = inputs[:, InputColumn.SLOT], inputs[:, InputColumn.FORCED]
         draft_lengths = (inputs[:, InputColumn.COUNT] - 1).clamp(min=0)

@@ -50,11 +50,8 @@ def doubling(most: int) -> tuple[int, ...]:
 
 
 def decoding_shapes(options: PairOptions, draft_lengths: Sequence[int], *, has_draft: bool) -> list[PassShape]:
-    """Every draft and verify shape that the buckets allow for these draft lengths, largest first.
-
-    Verify shapes of every width up to the longest draft are among them (rows may have shorter drafts), and drafts
-    with and without a catch-up token. Largest first, so that the allocator's blocks serve the smaller ones too.
-    """
+    """Every draft and verify shape for these draft lengths, largest first, so that the allocator's blocks serve the
+    smaller ones too. Rows may have shorter drafts, and drafts a catch-up token."""
     longest = max(draft_lengths, default=0) if has_draft else 0
     shapes = []
     for rows in reversed(options.batch_buckets):
@@ -82,8 +79,7 @@ class Slot:
     max_new_tokens: int = 0
     """Most tokens that passes in flight may still emit."""
     drafted: int = 0
-    """Length of the draft that the next verify takes along. The caller may shorten it, or forget the draft with 0: KV
-    needs no pass for that, its lengths follow at the next verify or draft."""
+    """Length of the draft that the next verify takes along. The caller may shorten it, or forget the draft with 0."""
     output: list[int] = field(default_factory=list)
     """Emitted tokens, as far as results have come back."""
     admission: Event | None = None

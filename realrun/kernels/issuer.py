@@ -117,8 +117,7 @@ class Issuer:
         self.stream.wait(pending.end)
 
     def warm(self, shape: PassShape, scratch: int, *, capture: bool, again: bool = False) -> None:
-        """Run `shape` with absent rows only, then capture it as a graph if asked; no request's state changes. What has
-        run and is captured already is left alone, or with `again` runs once more."""
+        """Run `shape` with absent rows, then capture it if asked. What has run is left alone, or runs `again`."""
         absent = [(scratch, 0, NOT_FORCED)] * shape.num_rows
         is_to_be_captured = capture and shape not in self._graphs
         is_new = shape not in self.warmed or is_to_be_captured

@@ -38,8 +38,7 @@ class Submitted:
         self._result: list[RowResult] | None = None
 
     def result(self) -> list[RowResult]:
-        """One RowResult per row, then per chunk, in the caller's order; blocks until the device is done. Draft passes
-        give none: their tokens stay on the device until they are verified."""
+        """A RowResult per row, then per chunk, once the device is done. Draft passes give none."""
         if self._result is None:
             values = self.pending.values()
             is_target = self.plan.shape.model is Model.TARGET
@@ -78,8 +77,7 @@ class PairKernels:
         self.runs_on.synchronize()
 
     def issuer(self, name: str, *, priority: int = 0) -> Issuer:
-        """The stream called `name` with its buffers, made when it is first requested. Higher priority goes first. One
-        stream serves every policy that has a lane of its name: CUDA gives out few before two share a queue."""
+        """The stream called `name`, made once. Lanes of one name share it, as CUDA has few."""
         cached = self._issuers.get((name, priority))
         if cached is None:
             cached = self._issuers[name, priority] = self.new_issuer(name, self.runs_on.stream(priority))
@@ -129,8 +127,7 @@ class PairKernels:
     def draft(
         self, slots: Sequence[Slot], draft_tokens: int, issuer: Issuer, *, chunks: Sequence[PromptChunk] = ()
     ) -> Submitted:
-        """Draft `draft_tokens` for every row, catching up first; a draft not yet verified is replaced. `chunks` are the
-        draft model's prefill, in its first pass."""
+        """Draft for every row, catching up first, in place of an unverified draft. `chunks` go first."""
         assert 1 <= draft_tokens <= self.options.draft_tokens_max, draft_tokens
         return self._submit(issuer, host_slots.plan_draft(slots, chunks, draft_tokens, self.options), slots, chunks)
 
@@ -142,11 +139,8 @@ class PairKernels:
         chunks: Sequence[PromptChunk] = (),
         forced: Sequence[int] | None = None,
     ) -> Submitted:
-        """Verify each row's draft, whatever its length; a row without one decodes one token.
-
-        With `chunks` a mixed step: prompts are prefilled in the same pass. `forced` [rows] dictates how many drafted
-        tokens are accepted (cut to the draft), as a tape does.
-        """
+        """Verify each row's draft; a row without one decodes one token. With `chunks` prompts are prefilled in the same
+        pass. `forced` [rows] dictates how many drafted tokens are accepted, as a tape does."""
         return self._submit(issuer, host_slots.plan_target(slots, chunks, forced, self.options), slots, chunks)
 
     def warm(self, issuer: Issuer, shapes: Sequence[PassShape], *, again: bool = False) -> None:

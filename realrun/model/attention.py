@@ -25,8 +25,7 @@ MAX_SPLITS = 16
 
 
 MATH, FLASH = "math", "flash"
-"""Two matrix products and a softmax, in float32 or better: what a CPU runs, and the reference of a GPU. torch's
-variable-length FlashAttention (2), which reads KV where it lies: what a GPU runs."""
+"""MATH: two products and a softmax, on a CPU and as reference. FLASH: torch's ragged FlashAttention-2, on a GPU."""
 REMOVED = ("flash-3", "vllm", "flash-cpu")
 """Attention that profiles were measured with and that no pass here has any more."""
 HALVES = torch.bfloat16, torch.float16
@@ -55,8 +54,7 @@ class AttentionKernel(Protocol):
         ...
 
     def run(self, plan: Any, queries: torch.Tensor, layer: int) -> torch.Tensor:
-        """Attend with queries [tokens, heads, head_dim], rectangle after rectangle, row by row; gives the same shape.
-        The keys and values of these tokens are in KV already."""
+        """Attend with queries [tokens, heads, head_dim] of all rows, whose keys and values are in KV already."""
         ...
 
 
@@ -82,8 +80,7 @@ def slot_tokens(device: str, tokens: int) -> int:
 
 
 def num_splits(tiles: int) -> int:
-    """Parts that every row's keys are read in, side by side: as many as fill the GPU with `tiles` blocks of queries. A
-    function of the pass's shape alone, so an eager pass and a captured one compute the same."""
+    """Parts that every row's keys are read in: as many as fill the GPU with `tiles` blocks. By the shape alone."""
     return max(1, min(MAX_SPLITS, GPU_TILES // tiles))
 
 
@@ -174,8 +171,7 @@ class FlashAttention:
 
 
 class GatheringAttention:
-    """Copies each rectangle's keys and values together up to its longest row, and attends with an additive mask. The
-    longest row is read back from the device: nothing of this can be captured."""
+    """Copies each rectangle's keys and values, and attends with an additive mask. Nothing of this can be captured."""
 
     def __init__(self, heads: int, kv: SlottedKv) -> None:
         self.group, self.kv = heads // kv.kv_heads, kv

@@ -72,8 +72,7 @@ class Decoder:
         return (rectangle.starts.unsqueeze(1) + steps).clamp(max=self.kv.max_tokens - 1)
 
     def forward(self, tokens: torch.Tensor, rectangles: Sequence[Rectangle]) -> torch.Tensor:
-        """Run one pass: write the tokens' KV and give the last layer's output, normed, [tokens, hidden]. `tokens` holds
-        the rectangles' tokens one after the other, row by row, padding included. Lengths stay."""
+        """Write the KV of all rectangles' `tokens` in order; gives the last layer's normed output [tokens, hidden]."""
         positions, slots = self._places(rectangles)
         cos, sin = self._cos[positions], self._signed_sin[positions]
         plan = self.attention.plan(rectangles)

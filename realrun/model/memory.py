@@ -88,8 +88,7 @@ def ledger(models: Sequence[ModelShape], sizes: Sizes, *, is_cuda: bool = True) 
 
 
 def pass_bytes(shape: ModelShape, tokens: int, sizes: Sizes) -> int:
-    """Most that one pass over `tokens`, decoding ones of all slots among them, has made and not yet freed. In a layer
-    that is its MLP: what comes in, both halves, the gate and their product. Or it is the logits."""
+    """Most that a pass over `tokens` has made and not yet freed: an MLP's inputs, halves and product, or the logits."""
     layer = tokens * (shape.dtype_bytes * (shape.hidden + 4 * shape.intermediate) + TOKEN_BYTES)
     outputs = tokens * (shape.dtype_bytes * shape.hidden + TOKEN_BYTES)
     logits = sizes.decoding_tokens * shape.vocab * shape.dtype_bytes

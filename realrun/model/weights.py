@@ -43,8 +43,7 @@ def random_model(
     seed: int = 0,
     family: Family | None = None,
 ) -> PreTrainedModel:
-    """A causal language model of exactly `shape`, weights random and scaled so that activations stay near 1. Never
-    zeros: matrix products run faster on them. Raises ValueError if the weights do not fit the free memory."""
+    """A model of `shape`, its random weights scaled to activations near 1. Raises ValueError where memory is short."""
     from transformers import AutoModelForCausalLM
 
     device = torch.device(device)
@@ -79,8 +78,7 @@ DAMAGED = (OSError, RuntimeError, EOFError, ValueError, KeyError, TypeError, Att
 def load_model(
     path: Path | str, *, dtype: torch.dtype = torch.bfloat16, device: torch.device | str = "cpu"
 ) -> PreTrainedModel:
-    """Real weights from a local directory in the library's format. Raises ValueError if there are none, if they cannot
-    be read, or if any tensor of the model is missing or of another shape: the library would fill those in at random."""
+    """Real weights from a local directory. Raises ValueError where one is missing: the library would fill it in."""
     from pickle import UnpicklingError
 
     from safetensors import SafetensorError
@@ -112,11 +110,8 @@ def load_model(
 
 
 def library_config(shape: ModelShape, family: Family | None = None) -> PretrainedConfig:
-    """The library's configuration of these dimensions; the family is told from the name unless given.
-
-    Raises ValueError for a draft head that reads the target's features, which is no model of its own, and for a model
-    whose layers are not those of the families here.
-    """
+    """The library's configuration of these dimensions; the family is told from the name unless given. Raises ValueError
+    for heads that read the target's features, and for layers of other families."""
     if shape.fused_features or shape.input_features or shape.projects_context:
         raise ValueError(f"{shape.name} is a head on a target's features and has no real passes here. Simulate it only")
     if not shape.is_plain or shape.window or shape.has_query_gate or not shape.is_gated:

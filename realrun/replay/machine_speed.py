@@ -31,11 +31,8 @@ WARM_SHARE = 0.2
 
 
 def probe(kernels: PairKernels, issuers: Sequence[Issuer]) -> tuple[float, ...]:
-    """Mean seconds of the target's fixed passes: on a CPU over each of PROBED_TOKENS, on a GPU DECODED, from end to end
-    of passes that follow each other on the device, with nothing of the host's. No request's state changes.
-
-    Empty where slots are too short for them, or no stream of a GPU has captured it.
-    """
+    """Mean seconds of the target's fixed passes, without the host's: on a CPU of PROBED_TOKENS, on a GPU of DECODED.
+    Empty where slots are too short for them, or no stream of a GPU has captured it."""
     if kernels.runs_on.is_async:
         issuer = next((each for each in issuers if each.is_captured(DECODED)), None)
         shapes = [DECODED] if issuer else []

@@ -58,8 +58,7 @@ class MeasuredWork:
 
     @property
     def cost(self) -> Cost:
-        """Times of host and device. The issuer's time up to the event before the first kernel is the host's, where the
-        device waited for it; where the device was busy, nobody knows how long that took."""
+        """Times of host and device. Issuing up to the first kernel is the host's, where the device waited for it."""
         record = self.record
         waited = record.issue_start_s <= record.start_s <= record.issued_s
         launching_s = record.start_s if waited else record.issue_start_s
@@ -249,8 +248,7 @@ class RecordedDraws:
             self._accepted.update(((index, emitted), count) for index, emitted, count in rows)
 
     def run_length(self, index: int, position: int, most: int) -> int:
-        """Accepted tokens of a draft of `most` of request `index` with `position` output tokens out. Raises ValueError
-        where the replay drafted nothing there."""
+        """Accepted tokens of a draft of `most`. Raises ValueError where the replay drafted nothing there."""
         count = self._accepted.get((index, position))
         if count is None:
             raise ValueError(

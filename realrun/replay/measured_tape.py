@@ -128,11 +128,8 @@ def rounds_alike(works: Iterable[MeasuredWork], tapes: Sequence[Sequence[int]], 
 def load_pair(
     folders: Folders, profile: Profile, experiments: Sequence[Experiment], device: torch.device
 ) -> tuple[PreTrainedModel, PreTrainedModel]:
-    """Target and draft of `profile` with the weights of two folders.
-
-    Raises ValueError, one line, for a folder without weights, vocabularies that differ, models that are not those of
-    the profile, whose memory and times the replay plans with, and requests that are not the prompts' or too long.
-    """
+    """Target and draft of `profile` with the weights of two folders. Raises ValueError, one line, for folders,
+    vocabularies, models and requests that do not fit the profile or each other."""
     drafted = max(experiment.resolved.lengths.max for experiment in experiments)
     if not drafted:
         raise ValueError("replay.weights: nothing is drafted. Give speculation.num_speculative_tokens above 0")
@@ -189,8 +186,7 @@ def _check_context(target: PreTrainedModel, draft: PreTrainedModel, longest: int
 def accepted_of(
     pair: Sequence[PreTrainedModel], folders: Folders, replays: Sequence[Replay], answers: Mapping[int, Sequence[int]]
 ) -> tuple[dict[str, Json], list[ClassTape]]:
-    """Acceptance of the draft of `pair`, target and draft, over the requests of `replays`, all alike, by content
-    class: for summary.json, and as tapes. `answers` are greedy ones by arrival index."""
+    """Acceptance of the draft of `pair` over the requests of `replays`, by content class; `answers` are greedy ones."""
     target, draft = pair
     drafting = [each for each in replays if each.experiment.resolved.lengths.max]
     experiment = drafting[0].experiment

@@ -76,9 +76,8 @@ def rehearse(experiment: Experiment, executor: PairExecutor) -> None:
 
 
 def largest_passes(seen: Iterable[PassShape], experiment: Experiment, options: PairOptions) -> list[PassShape]:
-    """One pass as large as any that the run can need, of each kind in `seen`, and of both decoding rows and prompts
-    where the stream has either: every request that can be there decodes with the longest draft, and prompts fill the
-    budget as far as the buffers hold both. And the same with shorter and shorter prompts."""
+    """One pass as large as any that the run can need, of each kind in `seen`, and of decoding rows with prompts where
+    the stream has either. Then the same with shorter and shorter prompts."""
     limits, longest = experiment.resolved.limits, max(request.prompt_tokens for request in experiment.requests())
     max_rows = min(max_at_once(experiment), options.slots)
     largest, kinds = [], dict.fromkeys((shape.kind, shape.model, shape.rows > 0, bool(shape.chunks)) for shape in seen)
@@ -119,8 +118,7 @@ def _serve_a_few(experiment: Experiment, executor: PairExecutor) -> None:
 
 
 def replay(experiment: Experiment, executor: PairExecutor) -> Replay:
-    """Rehearse one policy and run it, with fixed passes before and after. Of a run that is interrupted nothing is kept.
-    Raises PolicyStalled if the policy stops with requests unserved."""
+    """Rehearse one policy and run it, with fixed passes before and after. Raises PolicyStalled."""
     rehearse(experiment, executor)
     before_s = probe(executor.kernels, executor.issuers)
     done = run(experiment, executor)

@@ -35,8 +35,7 @@ MAX_STREAMS = 8
 
 
 def sizes_for(experiments: Sequence[Experiment], device: torch.device) -> Sizes:
-    """Slots for as many requests as can be in flight, or as fit the device's memory beside everything else. Raises
-    ValueError where not even one fits."""
+    """Slots for the requests in flight, or as many as fit the memory. Raises ValueError where none does."""
     first = experiments[0].resolved
     _check_attention(first.profile, device.type)
     drafted = max(experiment.resolved.lengths.max for experiment in experiments)
@@ -74,8 +73,7 @@ def sizes_for(experiments: Sequence[Experiment], device: torch.device) -> Sizes:
 def build_kernels(
     profile: Profile, sizes: Sizes, device: torch.device, *, seed: int, loaded: Sequence[PreTrainedModel] = ()
 ) -> PairKernels:
-    """The pair with random weights, or target and draft `loaded`; without drafts in sight only the target. Raises
-    ValueError if it does not fit."""
+    """The pair with random weights, or `loaded`; without drafts the target. Raises ValueError if it does not fit."""
     shapes = loaded_models(profile, with_draft=sizes.draft_tokens > 0)
     models = loaded or [random_model(shape, dtype=dtype_of(shape), device=device, seed=seed) for shape in shapes]
     options = PairOptions(

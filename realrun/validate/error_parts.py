@@ -43,8 +43,7 @@ class Observed:
     """Seconds that fixed passes took before and after it (realrun.replay.machine_speed)."""
 
     def draws(self) -> RunLength:
-        """Whose drafts are accepted: the tape that dictated it, or what the models were seen to accept. Raises
-        ValueError where that was not recorded."""
+        """Whose drafts are accepted: by the tape, or as the models were seen to. Raises ValueError if not recorded."""
         return self.experiment.draws() if self.experiment.is_dictated else RecordedDraws(self.works)
 
 
@@ -81,8 +80,7 @@ class StreamsAlone:
 
 
 def judge(observed: Observed) -> dict[str, Any]:
-    """The verdict on a run, for JSON: simulate it in every way and compare. Raises ValueError where a cut replay lacks
-    a kind of work."""
+    """The verdict on a run, for JSON. Raises ValueError where a cut replay lacks a kind of work."""
     experiment = observed.experiment
     profile = experiment.resolved.profile
     costs = experiment.resolved.costs
@@ -122,11 +120,8 @@ def _machine(profiled_s: Sequence[float], probed_s: Sequence[Sequence[float]]) -
 
 
 def first_divergence(works: Sequence[WorkRecord], simulated: Sequence[WorkRecord]) -> dict[str, Json] | None:
-    """The first decision, stream by stream, in which the two differ; None if they scheduled alike throughout.
-
-    A decision is which requests the next work of a stream carries, and what it does. Of several streams that diverge
-    the one whose decision came first in the real run is told.
-    """
+    """The first decision in which the two differ, by the real run's time; None if they scheduled alike throughout. A
+    decision is which requests the next work of a stream carries, and what it does."""
     earliest: tuple[float, int, str] | None = None
     ours, theirs = _by_stream(works), _by_stream(simulated)
     for stream in ours:

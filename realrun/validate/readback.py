@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from itertools import product
 from math import nan
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -59,7 +59,7 @@ class _Summary(msgspec.Struct):
 
     scenario: PlainScenario
     scenario_hash: str
-    runs: list[_Run]
+    runs: Annotated[list[_Run], msgspec.Meta(min_length=1)]
     replay: _Replay
 
 
@@ -98,9 +98,6 @@ def read_replay(directory: Path, scenario: Scenario, summary: Mapping[str, Any],
             )
     observed = []
     for run, about in zip(summary["runs"], summary["replay"]["runs"], strict=True):
-        # Former versions kept what an interrupt had left of a run.
-        if about.get("partial"):
-            continue
         policy, seed = run["policy"], run["seed"]
         observed.append(
             Observed(
@@ -115,8 +112,6 @@ def read_replay(directory: Path, scenario: Scenario, summary: Mapping[str, Any],
                 probed_s=about.get("probed_s", []),
             )
         )
-    if not observed:
-        raise ValueError(f"results {str(directory)!r}: no run was served to its end. Replay it again")
     return observed
 
 

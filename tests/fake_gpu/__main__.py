@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from shutil import rmtree
 from typing import Any, NamedTuple
 
 from calibrate.measure.campaign.plan import STEPS, Step, done_file
@@ -60,7 +61,8 @@ def environment(gpu: Gpu, libraries: Path, counts: Path) -> dict[str, str]:
 
 
 def rehearse(gpu: Gpu, libraries: Path, out: Path) -> Iterator[str]:
-    """What is wrong. The campaign is killed once within each of its steps, and called again."""
+    """What is wrong. The campaign begins anew, is killed once within each of its steps, and called again."""
+    rmtree(out, ignore_errors=True)
     counts = out.with_suffix(".counts.jsonl")
     counts.unlink(missing_ok=True)
     command = [sys.executable, "-m", "lanesim", "evidence", "--device", "cuda", "--out", str(out)]

@@ -83,5 +83,5 @@ def late_host(executor: PairExecutor, device: LateDevice) -> Iterator[GpuHost]:
     executor._lock = KnowingCondition(device)  # type: ignore[assignment]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(StreamThreads, "_guard", watched)
-        with GpuHost(executor, clock=KnowingClock(device), watchdog_s=20.0) as host:
+        with GpuHost(executor, clock=KnowingClock(device), watchdog_s=120.0) as host:
             yield host

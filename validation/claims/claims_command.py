@@ -103,8 +103,7 @@ def _judge(draws: int, part: str) -> list[ClaimRow]:
 def judge_all(
     names: Sequence[str], *, draws: int, workers: int | None, on_done: Callable[[str, int, int], None]
 ) -> list[ClaimRow]:
-    """The rows of the sections `names`, in the ledger's order; `on_done` hears how many parts are done. Raises
-    ValueError for a section that is not in the ledger."""
+    """Rows of the sections `names`, in the ledger's order. Raises ValueError for a section that is not there."""
     order = [claim.id for name in names for claim in section(name).claims]
     parts = [part for name in sorted(names, key=LONGEST_FIRST.index) for part in section(name).parts or [f"{name}."]]
     judged = Runner(workers, on_done).run(partial(_judge, draws), parts, "judging", ())

@@ -182,8 +182,7 @@ def arrivals(label: int, seed: int = ARRIVAL_SEED) -> list[float]:
 def harness_runs(
     *, label: int, draws: int, drains: bool = False, elsewhere: bool = False, **run: Any
 ) -> tuple[dict[str, float | None], ...]:
-    """`harness_run` on further draws, and on arrivals that the harness did not draw where it is `elsewhere`. There are
-    fewer runs where nothing is cut or all drain."""
+    """`harness_run` on more draws, `elsewhere` on other arrivals; fewer where nothing is cut or all drain."""
     share = 10 if drains else 2 if elsewhere else 1 if label in CUT_LABELS else 4
     seeds = [(draw, draw if elsewhere else ARRIVAL_SEED) for draw in range(max(2, draws // share))]
     return tuple(harness_run(label=label, draw=draw, arrival_seed=seed, drains=drains, **run) for draw, seed in seeds)

@@ -113,8 +113,7 @@ def write_logs(path: Path, logs: Iterable[Log | SglangLog]) -> None:
 
 
 def _real(name: str, held: dict[str, Any]) -> Log:
-    """A log of a real engine: its ticks become steps with tokens. On a CPU vLLM plans no step ahead, whatever it was
-    started with (0.32.0, vllm/platforms/cpu.py:331)."""
+    """A log of a real engine. On a CPU vLLM plans no step ahead (0.32.0, vllm/platforms/cpu.py:331)."""
     arguments = held["arguments"]
     steps = [step for step in held["steps"] if step["scheduled"]]
     requests = sorted(held["requests"], key=lambda each: (each["step"], int(each["name"][1:])))

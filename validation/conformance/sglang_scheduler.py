@@ -233,8 +233,7 @@ class SglangDriver:
         )
 
     def _steps(self, scheduler: Any) -> list[PlannedStep]:
-        """Both of its event loops: a batch is planned after the results of the one before it, or while that one runs.
-        There a row that is through runs once more (`_is_spent`): it is left out, and takes no time alone."""
+        """Both of its event loops. Overlapped, a row that is through runs once more (`_is_spent`): left out."""
         case = self.case
         coming = sorted(range(len(case.requests)), key=lambda index: case.requests[index].arrival_s)
         now_s, planned = 0.0, list[PlannedStep]()

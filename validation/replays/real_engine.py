@@ -37,11 +37,9 @@ QUIET = ALONE | {
 
 
 def make_models(folder: Path, words: Sequence[str] = ()) -> None:
-    """A target and drafts, with a tokenizer that knows `words`, where the folder has none.
-
-    Layers of the target behind the first add little to what that one says. So the first alone is a draft of a twelfth
-    of its work that is often right: `good`. In `fair` and `poor` the head has noise on it.
-    """
+    """A target and drafts, with a tokenizer that knows `words`, where the folder has none. Layers of the target behind
+    the first add little to what that one says. So the first alone is a draft of a twelfth of its work that is often
+    right: `good`. In `fair` and `poor` the head has noise on it."""
     import torch
 
     if (folder / "target").exists():

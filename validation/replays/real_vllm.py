@@ -206,8 +206,7 @@ def real(run: ServedRun, key: str) -> float:
 
 
 def gains_of(judged: pd.DataFrame, noise: float) -> pd.DataFrame:
-    """Mean E2EL of the plain server over that of a drafting one by server and load, means over rounds. The relative
-    `noise` of a round becomes the standard deviation of what was measured."""
+    """Mean E2EL of the plain server over a drafting one's; the relative `noise` of a round makes a deviation of it."""
     e2el = judged.rename(columns={f"mean_e2el_ms {of}": of for of in ("real", "predicted")})
     means = e2el.groupby(["server", "load"], sort=False).agg({"real": "mean", "predicted": "mean", "round": "size"})
     plain = means.loc[PLAIN].reindex(means.index.get_level_values("load")).set_axis(means.index)

@@ -161,9 +161,8 @@ class Composed:
         return np.asarray(share * (self._experts_s(tokens) + self._gather_s(tokens, reduce_s)))
 
     def _experts_s(self, tokens: Array) -> Array:
-        """Router, routed and shared experts of one layer, and projections to the routed ones' width and back. A shared
-        expert that is routed with the others takes the faster of SGLang's and vLLM's tables: with 256 experts SGLang's
-        was timed with tiles that its server, which has 257, does not use."""
+        """Router, routed and shared experts of one layer with projections. A shared expert routed with them takes the
+        faster of SGLang's and vLLM's tables: SGLang timed 256 with other tiles than it serves 257 with."""
         shape, experts = self._shape, self._shape.experts
         assert experts is not None
         tables, num, per_token = [self._lookups], experts.num, experts.per_token
@@ -269,8 +268,7 @@ class Composed:
         return self._lookups.latent(phase, self._shape.heads // self._degree, self._formats.kv)
 
     def _points(self, table: str, window: int) -> tuple[AttentionTable, float]:
-        """Points of the heads on one device, and by how much a row here is more than a row there: where the layout was
-        not measured, rows of fewer KV heads stand for it, as many times over."""
+        """Points of the heads on one device, and rows there for one here, where rows of fewer KV heads stand for it."""
         shape, degree = self._shape, self._degree
         points = self._lookups.attention(table, self._formats.kv, window)
         exact = points.of(shape, degree)

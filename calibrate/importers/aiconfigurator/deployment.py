@@ -119,8 +119,7 @@ def import_deployment(
     *,
     source: str,
 ) -> Profile:
-    """The profile of `target` (and `draft`) on `gpu` from the tables at `path`; `source` says which revision. An engine
-    adds its constants. Raises ValueError naming what the tables lack."""
+    """The profile of `target` and `draft` from the tables at `path`, of revision `source`. Raises ValueError."""
     gpu = gpu_name(gpu)
     if gpu not in DEVICES:
         raise ValueError(unknown("GPU", gpu, DEVICES))

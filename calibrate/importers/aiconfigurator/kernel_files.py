@@ -112,8 +112,7 @@ class GemmTable(NamedTuple):
     seconds: Array
 
     def at(self, columns: int, depth: int) -> Array:
-        """Seconds [tokens] of a [depth, columns] matrix, nan where a point that counts was not measured; more columns
-        than the grid has cost in proportion."""
+        """Seconds [tokens] of a [depth, columns] matrix, nan in holes; more columns cost in proportion."""
         from scipy.interpolate import RegularGridInterpolator
 
         most = int(self.columns[-1])
@@ -264,8 +263,7 @@ class KernelFiles:
             )
 
     def rows(self, engine: str, table: str, **wanted: object) -> pd.DataFrame:
-        """The rows of a table, of the nearest version that has any, with the `wanted` values in these columns. Raises
-        NotMeasured where there is no table or no row, and ValueError where the table is defective."""
+        """Rows of the nearest version that has the `wanted` values. Raises NotMeasured, or ValueError."""
         return next(self.versions(engine, table, **wanted))
 
     def versions(self, engine: str, table: str, **wanted: object) -> Iterator[pd.DataFrame]:

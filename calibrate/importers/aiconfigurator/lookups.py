@@ -214,8 +214,7 @@ class Lookups:
         return np.asarray(curve.at(at) * self._sustained_experts(at))
 
     def _expert_curve(self, layout: tuple[int, ...], weights: str) -> TimedCurve | None:
-        """None where no table has the layout. An engine that tunes runs its own kernels alone on Hopper: a cut that its
-        table lacks takes what experts spread over as many devices do, which read as many bytes there."""
+        """None where no table has the layout. On Hopper an engine that tunes takes spread experts for cuts."""
         columns = ("moe_dtype", *LAYOUT, *SPLIT)
         wanted: dict[str, object] = dict(zip(columns, (FORMATS[weights].experts, *layout), strict=True))
         if self.engine in TUNES_EXPERTS and not self.has_trtllm_kernels:
@@ -367,8 +366,7 @@ class Lookups:
         return self._first(of, f"sparse attention ({kind}, {phase})", lacking)
 
     def linear_s(self, linear: Linear, degree: int, tokens: Array) -> Array:
-        """The kernels of one layer of linear attention, which go by tokens alone: a sequence's state has one size. Up
-        to STATE_ROWS tokens are rows that decode, each with a separate state; more are a prompt."""
+        """One layer of linear attention by tokens alone: up to STATE_ROWS are rows that decode, more are a prompt."""
         wanted = {
             "num_k_heads": linear.key_heads // degree,
             "num_v_heads": linear.value_heads // degree,
@@ -403,9 +401,8 @@ class Lookups:
         return self._first(of, what, f"no {what} in the tables of {self.gpu.name!r}").at(tokens)
 
     def reduce_s(self, devices: int, message_bytes: Array) -> Array:
-        """An all-reduce among `devices` in service: the engine's or NCCL's, whichever is faster at that size, as
-        engines choose, under CUDA graphs; and what it takes that the devices do not arrive together. Twice as many as
-        were measured take as much more as those do over half of them."""
+        """An all-reduce among `devices` in service: the faster of the engine's and NCCL's at that size, and what it
+        takes that devices arrive apart. Twice the measured devices take as much more as those over half."""
         if devices == 1:
             return np.zeros(len(message_bytes))
         fastest = self._fastest_reduce_s(devices, message_bytes)
@@ -438,16 +435,14 @@ class Lookups:
         return np.min(at_size, axis=0) if at_size else None
 
     def quantise_s(self, depth: int, tokens: Array, weights: str) -> Array:
-        """Bringing [tokens, depth] of bf16 activations to the format of the GEMM that reads them: a separate kernel
-        for block-scaled formats; static scales are applied by the kernel before."""
+        """Bringing [tokens, depth] of bf16 to a block-scaled format; static scales are applied by the kernel before."""
         if not FORMATS[weights].is_scaled_by_block:
             return np.zeros(len(tokens))
         moved = tokens * depth * (2.0 + WEIGHT_BITS[weights] / 8.0)
         return QUANTISE_S + moved / (STREAM_SHARE * self.gpu.bandwidth_bytes_per_s)
 
     def gather_s(self, devices: int, message_bytes: Array) -> Array:
-        """All-gather of `message_bytes` in all among `devices` and the reduce-scatter back (NCCL): how vLLM moves
-        tokens to the experts of other ranks and their results back by default."""
+        """All-gather of `message_bytes` and the reduce-scatter back (NCCL), as vLLM moves tokens to experts."""
         total = np.zeros(len(message_bytes))
         for name in ("all_gather", "reduce_scatter"):
             curve = self._nccl(name, devices)
@@ -561,8 +556,7 @@ def _without_outliers(table: GemmTable) -> GemmTable:
 
 
 def _at_tokens(table: GemmTable, columns: int, depth: int, tokens: Array) -> Array:
-    """[tokens] of one matrix, linear between measured token counts, which lie next to each other at every step of the
-    staircase; holes are passed over. Deeper matrices than any measured cost in proportion."""
+    """[tokens] of one matrix, linear between measured counts, past holes; deeper than measured in proportion."""
     deepest = int(table.depths[-1])
     scale = max(1.0, depth / deepest)
     seconds = table.at(columns, min(depth, deepest)) * scale

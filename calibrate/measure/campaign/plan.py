@@ -32,8 +32,7 @@ def done_file(out: Path, step: str) -> Path:
 
 
 class MeasuredPair(NamedTuple):
-    """One pair and the seconds that its measurement is planned with; rows and context as of `calibrate measure`. KV of
-    all rows and the weights must fit the device together."""
+    """A pair, its budget, and rows and context as of `calibrate measure`; KV of all rows and the weights must fit."""
 
     target: str
     draft: str

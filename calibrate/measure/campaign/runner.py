@@ -49,8 +49,7 @@ PR_SET_PDEATHSIG = 1
 
 
 def run_campaign(name: str, out: Path, *, until: Step | None = None, only: Step | None = None) -> int:
-    """Run what OUT lacks. Exit code: 0 every step is done, 1 one failed (after a red smoke step none is begun, else the
-    others went on), 2 OUT is of something else, 130 interrupted."""
+    """Run what OUT lacks. Exit code: 0 all is done, 1 a step failed, 2 OUT is of something else, 130 interrupted."""
     if out.exists() and not is_ours(out):
         print(f"campaign: {str(out)!r} is there and of no campaign. Choose another directory", file=sys.stderr)
         return 2

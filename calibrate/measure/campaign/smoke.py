@@ -158,8 +158,7 @@ CHECKS: tuple[Callable[[Ground], str | None], ...] = (imports, streams, kernels,
 
 
 def smoke(device: str, out: Path, campaign: Campaign) -> None:
-    """Run every check and keep what they found in OUT/smoke.json; at once done where they were green on this machine.
-    Raises ValueError where a check is red, or OUT is of another machine, or of another number of cores."""
+    """Run every check once into OUT/smoke.json. Raises ValueError for a red one, or OUT of another machine."""
     cuda.find(device)
     ours = fingerprint(device)
     path = out / SMOKE_FILE

@@ -78,8 +78,7 @@ def _source(points: Sequence[MeasuredPoint], weights: str) -> str:
 
 
 def host_costs(points: Sequence[MeasuredPoint], measured: dict[str, Any], layers: Mapping[str, int]) -> HostCosts:
-    """Host constants from the points' host times and what `measured` holds; `layers` of "target" and "draft". On a CPU
-    issuing a pass is executing it, so launching is free beside it."""
+    """Host constants of points and of what `measured` holds. On a CPU issuing is executing, so launching is free."""
     eager = [point for point in points if point.launch == "eager"]
     graphed = [point for point in points if point.launch == "graphed"]
     kernels_per_layer = int(measured["kernels_per_layer"])

@@ -107,8 +107,7 @@ def plain_pairs(rates: Sequence[Ran]) -> list[Ran]:
 
 
 def halves(pairs: Sequence[Ran]) -> tuple[list[Ran], list[Ran]]:
-    """Pairs to be fitted and held out: of equal kinds every other one, beginning with the first. A few constants are
-    told by few pairs alone, as the compute roof's eta by two long prefills."""
+    """Pairs to be fitted and held out: of equal kinds every other one, as few pairs alone tell some constants."""
     groups: dict[str, list[Ran]] = {}
     for ran in pairs:
         groups.setdefault(ran.corun.kinds, []).append(ran)

@@ -37,8 +37,7 @@ class ServingCosts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def started(profile: Profile, *, is_cpu: bool) -> Profile:
-    """`profile` with the rules of its host: on a CPU a pass runs while it is issued, and none goes first; on a GPU real
-    passes with prompt chunks are never captured (realrun.kernels.host_slots)."""
+    """`profile` with its host's rules: a CPU issues by executing, in turns; a GPU captures no prompts."""
     if not is_cpu:
         return structs.replace(profile, host=structs.replace(profile.host, captures_chunks=False))
     return structs.replace(

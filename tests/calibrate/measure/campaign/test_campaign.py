@@ -36,7 +36,7 @@ from calibrate.measure.campaign.plan import (
     Step,
     done_file,
 )
-from calibrate.measure.campaign.report import measured_name, report, runs_of
+from calibrate.measure.campaign.report import report, runs_of
 from calibrate.measure.campaign.smoke import CHECKS
 from realrun.replay.machine_speed import PROBED_TOKENS, probe
 from sim.cli.main import run as lanesim
@@ -193,11 +193,6 @@ def test_what_is_sent_lies_as_in_the_repository_and_is_sound(finished: Path) -> 
     for heading in ("Do lanes pay here?", "Machine", "Smoke step", "Passes", "Replays"):
         assert f"## {heading}" in text
     assert "| closed | pd |" in text
-
-
-def test_a_profile_is_not_sent_under_the_name_of_one_that_is_shipped() -> None:
-    job = CAMPAIGNS["cuda"].job
-    assert measured_name(f"h100-sxm/{job.name}") == f"h100-sxm/{job.name}-measured"
 
 
 @pytest.mark.slow
