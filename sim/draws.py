@@ -24,7 +24,7 @@ _GAMMA = 0x9E3779B97F4A7C15
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX_2 = np.uint64(0x94D049BB133111EB)
 _GAMMA_WORD = np.uint64(_GAMMA)
-_SHIFT_30, _SHIFT_27, _SHIFT_31, _SHIFT_33 = (np.uint64(shift) for shift in (30, 27, 31, 33))
+_SHIFT_30, _SHIFT_27, _SHIFT_31 = (np.uint64(shift) for shift in (30, 27, 31))
 
 
 def _mix(words: Words) -> Words:

@@ -34,13 +34,10 @@ class Datasheet(msgspec.Struct, frozen=True, kw_only=True):
     """By compute capability: RTX cards of Blackwell have 12.0, and other kernels than the 10.0 of B200."""
     device_names: tuple[str, ...]
     power: Power | None = None
-    idle_source: str = ""
 
 
 DATASHEETS = msgspec.json.decode(Path(__file__).with_suffix(".json").read_bytes(), type=dict[str, Datasheet])
-"""Data sheets by the name that profiles use."""
-
-
+"""Data sheets by the name that profiles use; `idle_source` says who read the idle power."""
 POWER = {name: sheet.power for name, sheet in DATASHEETS.items() if sheet.power is not None}
 """Power of GPUs whose idle power was published; data sheets do not have it. A process that holds a CUDA context adds 26
 to 50 W (arXiv 2605.23918), which is left out."""

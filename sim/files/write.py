@@ -28,19 +28,11 @@ def write_bytes(path: Path, content: bytes) -> None:
         with naming(path):
             path.write_bytes(content)
         return
-    with new_file(path) as scratch:
-        scratch.write_bytes(content)
-
-
-@contextmanager
-def new_file(path: Path) -> Iterator[Path]:
-    """A scratch file of the same suffix, which replaces `path` if the block succeeds, and goes if not."""
-    path = path.resolve()
     with locked(path), naming(path):
         scratch = _beside(path, "new")
         _remove(scratch)
         try:
-            yield scratch
+            scratch.write_bytes(content)
             os.replace(scratch, path)
         finally:
             scratch.unlink(missing_ok=True)

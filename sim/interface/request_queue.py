@@ -1,4 +1,4 @@
-"""A lane: a FIFO of requests between two workers, with optional back-pressure.
+"""A lane: a FIFO of requests between two workers.
 
 Not here: which lane goes first or how many are taken (sim.policies.rounds).
 """
@@ -14,7 +14,7 @@ from sim.interface.wait import Signal
 
 
 class RequestQueue:
-    """Requests in order of arrival. `put` waits while `capacity` is reached. `take` waits while it is empty.
+    """Requests in order of arrival. `take` waits while it is empty.
 
     One coroutine admits, another one serves (output of one token, so that prefill is all):
 
@@ -28,7 +28,7 @@ class RequestQueue:
     ...             await lanesim.rounds.submit_prefill(serving, request, stream)
     ...             serving.commit_prefill(request)
     >>> def build(serving, options, limits):
-    ...     lane, stream = lanesim.RequestQueue("prefill", capacity=8), serving.host.stream("gpu")
+    ...     lane, stream = lanesim.RequestQueue("prefill"), serving.host.stream("gpu")
     ...     return [admits(serving, lane), serves(serving, lane, stream)]
     >>> mine = lanesim.register(lanesim.Policy(name="one-lane", summary="a lane", source="example", build=build))
     >>> one = lanesim.simulate(profile="cpu/tiny", policy="one-lane", num_prompts=9, request_rate=10, output_len=1)
@@ -36,13 +36,10 @@ class RequestQueue:
     9
     """
 
-    __slots__ = ("capacity", "changed", "items", "name")
+    __slots__ = ("changed", "items", "name")
 
-    def __init__(self, name: str, *, capacity: int | None = None) -> None:
-        if capacity is not None and capacity < 1:
-            raise ValueError(f"lane {name!r}: capacity={capacity!r} must be at least 1, or None for no limit")
+    def __init__(self, name: str) -> None:
         self.name = name
-        self.capacity = capacity
         self.items: deque[Request] = deque()
         self.changed = Signal()
         """Notified after every put and take."""
@@ -50,13 +47,7 @@ class RequestQueue:
     def __len__(self) -> int:
         return len(self.items)
 
-    @property
-    def is_full(self) -> bool:
-        return self.capacity is not None and len(self.items) >= self.capacity
-
     async def put(self, host: Host, request: Request) -> None:
-        while self.is_full:
-            await host.wait(self.changed)
         self.items.append(request)
         host.notify(self.changed)
 

@@ -80,16 +80,6 @@ def test_rounds_of_many_requests_equal_one_question_at_a_time(
     assert found.counts.tolist() == [len(each) for each in wanted]
 
 
-@given(models, seeds, st.integers(1, 300), st.integers(1, 300), st.integers(0, 9))
-def test_rounds_end_with_the_answer(
-    acceptance: Acceptance, seed: int, emitted: int, output: int, draft_tokens: int
-) -> None:
-    rounds = AcceptanceDraws(acceptance, seed).rounds(7, emitted, output, draft_tokens).tolist()
-    assert sum(rounds) + len(rounds) >= output - emitted
-    if rounds:
-        assert sum(rounds[:-1]) + len(rounds[:-1]) < output - emitted
-
-
 def test_two_draft_lengths_share_the_draws_of_a_position() -> None:
     """Under iid each position is accepted or not, once and for all: what a short draft meets, a long one meets too."""
     draws = AcceptanceDraws(IidAcceptance(0.6), 9)

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from sim.costs.compact_kernels import VerifyAttention
 from sim.costs.extrapolation import WORDS, OutsideProfileWarning
 from sim.costs.forms.build import build_costs
-from sim.costs.forms.interpolation import power_curve_at, value_at
 from sim.costs.profile_files import load
 from sim.costs.table_kernels import Curve, DecodeGrid, PrefillGrid
 from sim.costs.work_costs import WorkCosts
@@ -233,13 +232,3 @@ def test_rows_beyond_the_longest_context_cost_as_much_alone_as_by_the_sum_of_the
         work = rows_of(rows, kv_tokens - rows)
         by_parts = STEPPED.passes(Model.TARGET).pass_s(rows, rows, work.context_tokens, (), rows)
         assert STEPPED.cost(work).device_s == pytest.approx(by_parts)
-
-
-@given(at=st.lists(st.floats(300.0, 5000.0), min_size=2, max_size=2).map(sorted))
-def test_beyond_the_last_point_times_start_from_it_and_rise(at: list[float]) -> None:
-    low, high = (value_at(STAIRS.body.tokens, STAIRS.body.seconds, tokens) for tokens in at)
-    assert low <= high
-    assert value_at(STAIRS.body.tokens, STAIRS.body.seconds, 320 + 1e-9) == pytest.approx(32.0)
-    chunks, curves = STAIRS.prefill_attention.chunk_tokens, STAIRS.prefill_attention.seconds
-    low_curve, high_curve = (power_curve_at(chunks, curves, tokens) for tokens in at)
-    assert low_curve <= high_curve

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from sim.files.lock import destinations
-from sim.files.write import new_file, new_folder, write_text
+from sim.files.write import new_folder, write_text
 
 
 def content(folder: Path) -> dict[str, str]:
@@ -27,11 +27,14 @@ def test_a_file_is_replaced_whole_and_nothing_stays_beside_it(tmp_path: Path) ->
     assert content(tmp_path) == {"new/a.json": "2"}
 
 
-def test_a_writer_that_fails_leaves_what_was_there(tmp_path: Path) -> None:
-    write_text(tmp_path / "a.json", "old")
-    with suppress(KeyboardInterrupt), new_file(tmp_path / "a.json") as scratch:
-        scratch.write_text("half")
+def test_a_writer_that_fails_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
+
+    write_text(tmp_path / "a.json", "old")
+    monkeypatch.setattr(os, "replace", interrupt)
+    with suppress(KeyboardInterrupt):
+        write_text(tmp_path / "a.json", "half")
     assert content(tmp_path) == {"a.json": "old"}
 
 

@@ -320,25 +320,6 @@ def test_first_tells_which_wait_was_done_and_leaves_the_others_usable(host: Any)
     assert told == [(1, 1.0), (1, 2.0), (0, 4.0)]
 
 
-def test_put_waits_while_the_lane_is_full(host: Any) -> None:
-    lane, log = RequestQueue("decode", capacity=2), []
-
-    async def producer() -> None:
-        for index in range(4):
-            await lane.put(host, request(index))
-            log.append(("put", index, host.now_s))
-
-    async def consumer() -> None:
-        await host.sleep(3.0)
-        taken = await lane.take(host, at_most=1)
-        log.append(("took", taken[0].index, host.now_s))
-
-    host.spawn(producer())
-    host.spawn(consumer())
-    host.run_until()
-    assert log == [("put", 0, 0.0), ("put", 1, 0.0), ("took", 0, 3.0), ("put", 2, 3.0)]
-
-
 def test_take_waits_while_the_lane_is_empty_and_keeps_order(host: Any) -> None:
     lane, taken = RequestQueue("verify"), []
 
@@ -354,11 +335,6 @@ def test_take_waits_while_the_lane_is_empty_and_keeps_order(host: Any) -> None:
     host.spawn(producer())
     host.run_until()
     assert taken == [0, 1, 2]
-
-
-def test_a_lane_refuses_a_capacity_below_one() -> None:
-    with pytest.raises(ValueError, match="at least 1"):
-        RequestQueue("decode", capacity=0)
 
 
 def test_hosts_fulfil_the_protocol(host: Any) -> None:
