@@ -37,8 +37,6 @@ DEFAULT_SHARE = 0.95
 
 
 class HighestLoad(msgspec.Struct, frozen=True, kw_only=True):
-    """The highest load of one policy."""
-
     policy: str
     limit: Limit
     load: float | None
@@ -58,7 +56,6 @@ class HighestLoad(msgspec.Struct, frozen=True, kw_only=True):
     """Mean number of requests at that load."""
     output_tokens_per_s: float | None
     usd_per_million_tokens: float | None
-    """Output tokens at that load."""
 
 
 class Replicas(Answer, frozen=True, kw_only=True):
@@ -77,10 +74,7 @@ class Replicas(Answer, frozen=True, kw_only=True):
 
 
 class Attainment(Stated, frozen=True, kw_only=True, rename={"costs": "profile"}):
-    """The highest loads of policies within the SLOs, and the replicas for a rate."""
-
     share: float
-    """Share of requests that meet all SLOs jointly."""
     of: str
     """Load that is searched: `request rate`."""
     highest: list[HighestLoad]
@@ -218,7 +212,6 @@ def _output_tokens_per_s(search: LoadSearch, rate_per_s: float) -> float:
 
 
 def _usd(usd_per_h: float | None, count: int, output_tokens_per_s: float | None) -> float | None:
-    """Dollars per million output tokens of so many replicas."""
     if usd_per_h is None or not output_tokens_per_s:
         return None
     return usd_per_h * count / (output_tokens_per_s * 3600.0) * 1e6
@@ -232,7 +225,6 @@ def _mean(runs: Sequence[Run], metric: str) -> float | None:
 
 
 def _unused(scenario: Scenario) -> list[str]:
-    """Keys that say otherwise than what is searched."""
     count, window = scenario.devices.count, scenario.window
     keys = {
         "workload.max_concurrency": scenario.workload.max_concurrency,
