@@ -27,8 +27,8 @@ def report_command(flags: ReportFlags) -> None:
     """Write a STORE of `lanesim sweep` as one page that needs no network: question, answer, pictures, tables,
     assumptions, errors, how to rerun."""
     from sim.files.write import write_text
-    from sim.metrics.price import usd_per_gpu_h
     from sim.report.page import page
+    from sim.studies.attainment import usd_per_gpu_h
     from sim.studies.sweeps.store import MARK
 
     price_per_hour = usd_per_gpu_h(flags.price)

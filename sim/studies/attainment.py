@@ -10,7 +10,7 @@ Not here: the search for a load and for replicas (load_search), saturated throug
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import isfinite
+from math import inf, isfinite
 
 import msgspec
 
@@ -34,6 +34,7 @@ from sim.workload.classes import Goodput
 from sim.workload.generate import is_trace, num_requests
 
 DEFAULT_SHARE = 0.95
+PRICE_UNIT = "/gpu-h"
 
 
 class HighestLoad(msgspec.Struct, frozen=True, kw_only=True):
@@ -209,6 +210,23 @@ def _output_tokens_per_s(search: LoadSearch, rate_per_s: float) -> float:
     """Output tokens per second of requests that come, and are served, at that rate."""
     mean = search.resolved.served.mean_tokens(child_seed(search.scenario.seed, CAPACITY_KEY))
     return rate_per_s * mean.output_per_sent
+
+
+def usd_per_gpu_h(text: str | None) -> float | None:
+    """Dollars per hour of one GPU; None where no price is given. Raises ValueError.
+
+    >>> usd_per_gpu_h("3.5/gpu-h"), usd_per_gpu_h("$2/gpu-h"), usd_per_gpu_h(None)
+    (3.5, 2.0, None)
+    """
+    if text is None:
+        return None
+    try:
+        usd = float(text.strip().removeprefix("$").removesuffix(PRICE_UNIT))
+    except ValueError:
+        usd = -1.0
+    if not 0.0 <= usd < inf or not text.strip().endswith(PRICE_UNIT):
+        raise ValueError(f"--price {text!r}: want dollars per hour of one GPU, such as 3.5{PRICE_UNIT}")
+    return usd
 
 
 def _usd(usd_per_h: float | None, count: int, output_tokens_per_s: float | None) -> float | None:

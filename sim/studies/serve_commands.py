@@ -69,12 +69,7 @@ class ServeLines(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def checkpoint(shape: ModelShape, placeholder: str) -> Checkpoint:
-    """The repository of a model, or the placeholder where none is known that holds these weights.
-
-    >>> from sim.costs.shapes import model
-    >>> checkpoint(model("llama-3.1-8b"), "<target>").name, checkpoint(model("tiny-target"), "<target>").name
-    ('meta-llama/Llama-3.1-8B', '<target>')
-    """
+    """The repository of a model, or the placeholder where none is known that holds these weights."""
     repository, formats = REPOSITORIES.get(shape.name), shape.formats or Formats()
     names = [formats.projections, formats.mlp, *([formats.experts] if shape.experts is not None else [])]
     # The three ways of running mxfp4 are one format on disk.
