@@ -26,8 +26,8 @@ class ReportFlags(Struct, frozen=True, kw_only=True):
 def report_command(flags: ReportFlags) -> None:
     """Write one HTML page of a STORE that `lanesim sweep` filled: answer, pictures, tables and how to rerun it."""
     from sim.files.write import write_text
-    from sim.metrics.price import usd_per_gpu_h
     from sim.report.page import page
+    from sim.studies.attainment import usd_per_gpu_h
     from sim.studies.sweeps.store import MARK
 
     price_per_hour = usd_per_gpu_h(flags.price)

@@ -87,7 +87,6 @@ class Saturation:
 
     @cached_property
     def capacity(self) -> Capacity:
-        """Saturated throughput with the scenario's lengths, engine, caps and overlap."""
         rate, (low, high) = self._throughput(self._burst)
         return self._count * rate, (self._count * low, self._count * high)
 
@@ -116,7 +115,6 @@ class Saturation:
 
     @cached_property
     def _one(self) -> Resolved:
-        """One replica."""
         return self._given if self._count == 1 else self._given.changed(devices={"count": 1})
 
     @cached_property
@@ -134,7 +132,6 @@ class Saturation:
 
     @cached_property
     def _burst(self) -> Resolved:
-        """All requests at once, as many as it takes."""
         workload, (in_flight, served_share) = self._one.scenario.workload, self._sent
         num_prompts = min(MOST, max(FEWEST, int(GENERATIONS * in_flight / served_share)))
         changes: dict[str, Any] = {
@@ -174,7 +171,6 @@ def load_of(resolved: Resolved, *, is_in_doubt: bool, arrivals_s: Sequence[float
 
 
 def load_after(resolved: Resolved, runs: Sequence[PointRun]) -> Load:
-    """The same after runs of it."""
     is_in_doubt = any(run.needs_capacity for run in runs)
     return load_of(resolved, is_in_doubt=is_in_doubt, arrivals_s=runs[0].arrivals_s)
 

@@ -29,7 +29,6 @@ WORTH_A_POOL = 4_000
 RECORDED = 100
 """Requests after the warm-up whose works are recorded, by Python: of more it would take longer than the comparison."""
 UNKNOWN_IN_SIMPY = ("poll_cpu_share", "mean_kv_usage", "max_kv_usage", "max_kv_gb")
-"""Metrics that sim.reference keeps no account of."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +42,6 @@ class Point:
     """Until the first RECORDED requests have ended."""
     keeps_record: bool = False
     rows_path: str | None = None
-    """Parquet file to write the requests to."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,11 +56,9 @@ class PointRun:
     """Of a trace's requests; empty for drawn ones, whose rate is known."""
     record: RunRecord | None
     form: str
-    """Of the simulator."""
 
 
 def run_point(point: Point) -> PointRun:
-    """Simulate one point in this process."""
     resolved, scenario = point.resolved, point.resolved.scenario
     record = simulate(resolved, point.seed)
     first, last = scenario.workload.num_warmups, scenario.workload.num_cooldowns

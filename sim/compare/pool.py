@@ -42,7 +42,6 @@ AHEAD = 3
 OnDone = Callable[[str, int, int], None]
 """(what is being done, how many of it are done, how many there are)."""
 ENDING_S = 0.5
-"""Time for the threads of a pool to be gone."""
 
 
 class WorkerDied(RuntimeError):
@@ -57,7 +56,6 @@ class WorkerDied(RuntimeError):
 
 
 def default_workers() -> int:
-    """Cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -125,19 +123,15 @@ def started(
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """Workers that have started."""
-
     executor: Executor | None
     """None: this process."""
     workers: int
     is_fresh: bool = False
     """Its processes begin as tasks come, and afresh."""
     num_threads: int = 0
-    """Threads that were there before it."""
 
     @classmethod
     def of(cls, workers: int, *, is_fresh: bool) -> Pool:
-        """New processes, afresh or copies of this one."""
         import multiprocessing
         from concurrent.futures import ProcessPoolExecutor
         from concurrent.futures.process import BrokenProcessPool

@@ -54,7 +54,6 @@ class Length(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def choose_run_length(policies: Sequence[Resolved], workers: int | None = 1) -> Length:
-    """The length of all `policies` of a scenario."""
     scenario = policies[0].scenario
     workload = scenario.workload
     is_open, cut_s = workload.num_prompts == "auto" and not is_trace(workload), scenario.window.arrivals_end_s
@@ -90,7 +89,6 @@ def choose_run_length(policies: Sequence[Resolved], workers: int | None = 1) -> 
 
 
 def settled(resolved: Resolved, length: Length) -> Resolved:
-    """`resolved` at that length."""
     workload = resolved.scenario.workload
     return resolved.changed(workload=workload.sized(length.num_prompts, length.num_warmups, length.num_cooldowns))
 

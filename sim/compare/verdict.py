@@ -22,8 +22,6 @@ from sim.names import capital, duration, in_words, span
 
 
 class Order(StrEnum):
-    """Order of two policies on one metric."""
-
     LOWER = "lower"
     """`a` is lower than `b`, at every phi."""
     HIGHER = "higher"
@@ -95,8 +93,6 @@ def order_of(interval: Interval | None, lower_mean: float) -> Order:
 
 
 class PolicySummary(msgspec.Struct, frozen=True, kw_only=True):
-    """One policy over its replications."""
-
     policy: str
     load: Load
     unstable: bool

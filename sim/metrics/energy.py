@@ -74,10 +74,7 @@ class PowerTrace:
 
 
 class PowerMeter:
-    """Hears every work as it ends."""
-
     def __init__(self, costs: Sequence[UsesRoofs], profiles: Sequence[Profile]) -> None:
-        """Both [devices]."""
         self._costs, self._gpus = costs, [profile.gpu for profile in profiles]
         self.trace = PowerTrace(
             powers=[power_of(profile) for profile in profiles],

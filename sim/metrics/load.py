@@ -62,7 +62,6 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_steady(self) -> bool:
-        """True where means have intervals."""
         return self.verdict in (Verdict.STABLE, Verdict.CLOSED)
 
 
@@ -123,7 +122,6 @@ def needs_capacity(record: RunRecord) -> bool:
 
 
 def _in_system(record: RunRecord, time_s: float) -> int:
-    """Requests that have arrived by `time_s` and are not finished then."""
     column = record.requests.column
     is_out = (column("emitted_tokens") >= column("output_tokens")) & (column("last_token_s") <= time_s)
     return int(np.count_nonzero((column("arrival_s") <= time_s) & ~is_out))

@@ -49,7 +49,6 @@ class WorkRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     draft_tokens: int
     is_cancelled: bool
     requests: tuple[int, ...]
-    """Arrival indices of the rows and chunks."""
 
 
 class EndedTicket(Protocol):
@@ -70,7 +69,6 @@ class EndedTicket(Protocol):
 
 
 def work_record(ticket: EndedTicket) -> WorkRecord:
-    """Record of a host's ticket."""
     work = ticket.work
     return WorkRecord(
         kind=_NAMES[work.kind],
@@ -95,27 +93,21 @@ def work_record(ticket: EndedTicket) -> WorkRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamUsage:
-    """Totals of one kind of work on one stream."""
-
     stream: str
     device: str
     kind: str
     num_works: int
     device_s: float
     tokens: int
-    """Token positions computed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRecord:
-    """One run of one policy with one seed."""
-
     policy: str
     seed: int
     requests: Requests
     """Ordered by arrival index. Unfinished ones are censored."""
     slo_classes: Sequence[SloClass] = ()
-    """Classes of the requests, if they are of several."""
     num_rejected: int = 0
     """Further ones whose prompts left no room for an answer."""
     gaps: GapSamples
@@ -127,7 +119,6 @@ class RunRecord:
     num_gpus: int = 1
     """All replicas' and pools', those of a tensor-parallel group one by one."""
     device_busy_s: float
-    """Seconds with at least one work on the GPU."""
     num_polls: int
     queue_mean: float
     queue_peak: int
@@ -153,7 +144,6 @@ class RunRecord:
     works: list[WorkRecord] = field(default_factory=list)
     """Empty unless recording was requested."""
     power: PowerTrace | None = None
-    """None unless energy was requested."""
 
 
 def request_parts(record: RunRecord) -> Iterator[dict[str, list[Json]]]:

@@ -22,7 +22,6 @@ from sim.workload.classes import SloClass
 PERCENTILES = (50.0, 90.0, 95.0, 99.0)
 LATENCIES = ("ttft", "tpot", "itl", "e2el")
 DETAILS = ("start_times", "input_lens", "output_lens", "ttfts", "tpots", "e2els")
-"""Per-request lists."""
 ByName = dict[str, int | float | None]
 Value = bool | str | int | float | None | ByName | list[float | None]
 Run = dict[str, Value]
@@ -122,7 +121,6 @@ def summarise(
 
 
 def number(run: Mapping[str, Value], key: str) -> float | None:
-    """The metric `key` of a run; None where it is undefined."""
     value = run[key]
     assert value is None or isinstance(value, int | float), key
     return value
@@ -190,13 +188,11 @@ def _class_summary(of: SloClass, measured: Requests, ended: Requests, duration_s
 
 
 def measured_requests(record: RunRecord, num_warmups: int, num_cooldowns: int) -> Requests:
-    """Requests of a run but those that arrived first and last."""
     index, last = record.requests.column("index"), len(record.requests) - num_cooldowns
     return record.requests.kept((num_warmups <= index) & (index < last))
 
 
 def finished_of(requests: Requests) -> Requests:
-    """Those that have all their tokens."""
     return requests.kept(requests.column("emitted_tokens") >= requests.column("output_tokens"))
 
 

@@ -19,7 +19,6 @@ from sim.compare.pool import default_workers, started
 from sim.costs.profile import Profile
 from sim.costs.profile_files import load as load_profile
 from sim.draws import child_seed
-from sim.metrics.price import usd_per_gpu_h
 from sim.metrics.records import RunRecord, request_columns
 from sim.metrics.summary import Run
 from sim.names import unknown
@@ -37,7 +36,7 @@ from sim.report.store_frame import frame_of, store_frame
 from sim.run.compiled import FORMS
 from sim.run.resolve import resolve_all
 from sim.run.scenario import Scenario, parse_scenario, raw_scenario, to_plain
-from sim.studies.attainment import DEFAULT_SHARE, highest_load
+from sim.studies.attainment import DEFAULT_SHARE, highest_load, usd_per_gpu_h
 from sim.studies.comparison.in_draws import compared
 from sim.studies.comparison.variants import Variants, check_given, replicated, tokens_of
 from sim.studies.comparison.varied import varied

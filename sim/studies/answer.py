@@ -17,8 +17,6 @@ ANSWER_SCHEMA = 1
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Figures of one deployment under a load."""
-
     k_table: list[list[int]] = []
     """[first batch size, last one, draft length], as vLLM has it; empty where lengths were not searched."""
     break_even_concurrency: float | None = None
@@ -33,7 +31,6 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     joules_per_output_token: float | None = None
     """Energy with costs as given; None: not wanted, or the power of that GPU is not known."""
     evidence: list[str] = []
-    """The nearest measured cells and the simulator's errors there."""
 
 
 class Stated(Answer, frozen=True, kw_only=True, rename={"costs": "profile"}):
@@ -46,10 +43,8 @@ class Stated(Answer, frozen=True, kw_only=True, rename={"costs": "profile"}):
     covers: str
     """Errors that the draws are of; empty without any."""
     verdict: str = ""
-    """The answer in a line."""
     notes: list[str] = []
 
     @property
     def plain(self) -> dict[str, Json]:
-        """The answer as plain values, ready for JSON."""
         return {"schema": ANSWER_SCHEMA, **msgspec.to_builtins(self)}

@@ -10,7 +10,7 @@ Not here: the search for a load and for replicas (load_search), saturated throug
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import isfinite
+from math import inf, isfinite
 
 import msgspec
 
@@ -34,11 +34,10 @@ from sim.workload.classes import Goodput
 from sim.workload.generate import is_trace, num_requests
 
 DEFAULT_SHARE = 0.95
+PRICE_UNIT = "/gpu-h"
 
 
 class HighestLoad(msgspec.Struct, frozen=True, kw_only=True):
-    """The highest load of one policy."""
-
     policy: str
     limit: Limit
     load: float | None
@@ -58,7 +57,6 @@ class HighestLoad(msgspec.Struct, frozen=True, kw_only=True):
     """Mean number of requests at that load."""
     output_tokens_per_s: float | None
     usd_per_million_tokens: float | None
-    """Output tokens at that load."""
 
 
 class Replicas(Answer, frozen=True, kw_only=True):
@@ -77,10 +75,7 @@ class Replicas(Answer, frozen=True, kw_only=True):
 
 
 class Attainment(Stated, frozen=True, kw_only=True, rename={"costs": "profile"}):
-    """The highest loads of policies within the SLOs, and the replicas for a rate."""
-
     share: float
-    """Share of requests that meet all SLOs jointly."""
     of: str
     """Load that is searched: `request rate`."""
     highest: list[HighestLoad]
@@ -217,8 +212,24 @@ def _output_tokens_per_s(search: LoadSearch, rate_per_s: float) -> float:
     return rate_per_s * mean.output_per_sent
 
 
+def usd_per_gpu_h(text: str | None) -> float | None:
+    """Dollars per hour of one GPU; None where no price is given. Raises ValueError.
+
+    >>> usd_per_gpu_h("3.5/gpu-h"), usd_per_gpu_h("$2/gpu-h"), usd_per_gpu_h(None)
+    (3.5, 2.0, None)
+    """
+    if text is None:
+        return None
+    try:
+        usd = float(text.strip().removeprefix("$").removesuffix(PRICE_UNIT))
+    except ValueError:
+        usd = -1.0
+    if not 0.0 <= usd < inf or not text.strip().endswith(PRICE_UNIT):
+        raise ValueError(f"--price {text!r}: want dollars per hour of one GPU, such as 3.5{PRICE_UNIT}")
+    return usd
+
+
 def _usd(usd_per_h: float | None, count: int, output_tokens_per_s: float | None) -> float | None:
-    """Dollars per million output tokens of so many replicas."""
     if usd_per_h is None or not output_tokens_per_s:
         return None
     return usd_per_h * count / (output_tokens_per_s * 3600.0) * 1e6
@@ -232,7 +243,6 @@ def _mean(runs: Sequence[Run], metric: str) -> float | None:
 
 
 def _unused(scenario: Scenario) -> list[str]:
-    """Keys that say otherwise than what is searched."""
     count, window = scenario.devices.count, scenario.window
     keys = {
         "workload.max_concurrency": scenario.workload.max_concurrency,

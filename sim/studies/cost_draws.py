@@ -54,13 +54,6 @@ def cost_draws(resolved: Resolved, count: int, seed: int) -> list[Resolved]:
 
     They are stratified (Latin hypercube; McKay, Beckman, Conover: Technometrics 1979): every factor has one value in
     each of `count` equally likely shares of its distribution, and factors correlate little with each other.
-
-    >>> import lanesim
-    >>> from sim.run.resolve import resolve
-    >>> scenario = lanesim.Scenario.of(profile="h100-sxm/llama-3.1-8b+eagle3", policy="continuous")
-    >>> resolved = resolve(scenario, lanesim.load_profile(scenario.profile), "continuous")
-    >>> sorted(draw.profile.host.served["decode"] > 1.0 for draw in cost_draws(resolved, 2, seed=0))
-    [False, True]
     """
     if resolved.scenario.speculation.drafts:
         raise ValueError("draws know the errors of one draft model: leave speculation.drafts out, or --draws")

@@ -87,8 +87,6 @@ class EvidenceCell(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class Evidence(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The file."""
-
     schema: int
     cells: tuple[EvidenceCell, ...]
 
@@ -105,7 +103,6 @@ class SeparateServersErrors(msgspec.Struct, frozen=True, kw_only=True, forbid_un
 
     @property
     def note(self) -> str:
-        """In a line."""
         sizes = f"time per token {self.tpot_mean_abs_pct:.0f} % off and first tokens {self.ttft_mean_abs_pct:.0f} %"
         return f"separate servers: {sizes}, at {self.cells} measured loads ({self.page})"
 

@@ -250,7 +250,6 @@ class TunedPoint(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def best_draft(self) -> LengthAt:
-        """The draft length from 1 on of least expected regret there."""
         return min((each for each in self.lengths if each.k > 0), key=lambda each: each.expected_regret)
 
 
@@ -277,7 +276,6 @@ class Choice(NamedTuple):
 
     @property
     def sentence(self) -> str:
-        """A table, one length, or no speculation."""
         return "no speculation" if self.lengths[0] == PLAIN else table_words(self.table)
 
 

@@ -55,8 +55,6 @@ REQUESTS_PER_REPLICA = 800
 
 
 class Limit(StrEnum):
-    """Reason why no more load can be served."""
-
     SLO = "slo"
     """The load beyond which too few requests meet the SLOs."""
     THROUGHPUT = "throughput"
@@ -68,8 +66,6 @@ class Limit(StrEnum):
 
 
 class Highest(NamedTuple):
-    """The highest load over replications."""
-
     limit: Limit
     load: float
     """0 for never, and the most that is tried if that holds."""
@@ -106,7 +102,6 @@ class LoadSearch:
 
     @property
     def _bounds_ms(self) -> list[float]:
-        """On what a request waits for."""
         goodput = self.scenario.goodput
         return [bound for bound in (goodput.ttft_ms, goodput.e2el_ms) if bound is not None]
 
@@ -119,7 +114,6 @@ class LoadSearch:
         return self.resolved.policy.name
 
     def point(self, load: float, seed: int) -> Point:
-        """One run at that load."""
         return Point(resolved=self.resolved.changed(workload=at_rate(self.scenario.workload, load)), seed=seed)
 
     def highest(self) -> Highest:
@@ -138,7 +132,6 @@ class LoadSearch:
         return found if found.limit is not Limit.SLO else found._replace(pseudo=as_wide(found.pseudo, pilots.pseudo))
 
     def _over(self, key: int, count: int, near: float | None) -> Highest:
-        """The load that holds over so many replications."""
         seeds = [child_seed(self.scenario.seed, key, index) for index in range(count)]
         load, _, curve = self._bisected(seeds, near, None, "pilots" if key == PILOT_KEY else "replications")
         limit = Limit.NEVER if load == 0.0 else Limit.SLO
@@ -208,7 +201,6 @@ class ReplicaSearch:
         return [self._shares[count, place] for place in asked]
 
     def num_meeting(self, count: int) -> int:
-        """Draws in which so many are enough."""
         return sum(share >= self.search.share for share in self.shares(count))
 
     def fewest(self, per_replica: float) -> int | None:

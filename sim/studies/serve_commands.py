@@ -34,7 +34,6 @@ POOLS: Mapping[str, Mapping[str, str]] = _HELD["pools"]
 ONLINE = "fp8"
 """Format to which vLLM and SGLang bring a bf16 checkpoint as they load it (`--quantization fp8`)."""
 TARGET, DRAFT = "<target>", "<draft>"
-"""Placeholders of unknown repositories."""
 VLLM, SGLANG, TRTLLM = "vllm", "sglang", "trtllm"
 """Beginnings of engines' names: servers. None of TensorRT-LLM's flags is written here."""
 SGLANG_CONFIG = "speculative_adaptive.json"
@@ -51,12 +50,9 @@ class Checkpoint(NamedTuple):
     name: str
     quantization: str | None = None
     note: str | None = None
-    """Meaning of a placeholder."""
 
 
 class ServeLines(msgspec.Struct, frozen=True, kw_only=True):
-    """Lines to type."""
-
     speculative_config: dict[str, Any] | None
     """vLLM's `--speculative-config`; None without speculation."""
     vllm_serve: str
@@ -64,7 +60,6 @@ class ServeLines(msgspec.Struct, frozen=True, kw_only=True):
     sglang_flags: str
     """Flags of `python -m sglang.launch_server`; empty where another engine was simulated or SGLang cannot draft so."""
     sglang_adaptive_config: dict[str, Any] | None
-    """The file that the flags name."""
     notes: list[str] = []
 
     @property
@@ -74,12 +69,7 @@ class ServeLines(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def checkpoint(shape: ModelShape, placeholder: str) -> Checkpoint:
-    """The repository of a model, or the placeholder where none is known that holds these weights.
-
-    >>> from sim.costs.shapes import model
-    >>> checkpoint(model("llama-3.1-8b"), "<target>").name, checkpoint(model("tiny-target"), "<target>").name
-    ('meta-llama/Llama-3.1-8B', '<target>')
-    """
+    """The repository of a model, or the placeholder where none is known that holds these weights."""
     repository, formats = REPOSITORIES.get(shape.name), shape.formats or Formats()
     names = [formats.projections, formats.mlp, *([formats.experts] if shape.experts is not None else [])]
     # The three ways of running mxfp4 are one format on disk.
@@ -132,8 +122,6 @@ def deployment(
 
 
 class _Server:
-    """The server of a scenario, in its words."""
-
     def __init__(self, scenario: Scenario, profile: Profile, target_model: str | None, draft_model: str | None) -> None:
         self.scenario, self.profile, self._costs = scenario, profile, engine_for(scenario, profile)
         self.limits = limits_of(scenario, profile, self._costs)
@@ -213,7 +201,6 @@ class _Server:
         return shlex.join(["vllm", "serve", self.target.name, *_words(flags)])
 
     def vllm_notes(self, table: Table) -> list[str]:
-        """Notes on what vLLM makes of a line."""
         lengths, notes = {k for _, _, k in table}, []
         if not self.engine.startswith(VLLM):
             notes.append(f"engine {self.engine!r} is no server's: the line is vLLM's, with its limits")
@@ -270,7 +257,6 @@ class _Server:
 
 
 def _words(flags: Flags) -> Iterator[str]:
-    """The words of a command line."""
     for name, value in flags.items():
         if value is not None and value is not False:
             yield f"--{name}"

@@ -33,7 +33,6 @@ class ErrorPart(msgspec.Struct, frozen=True, array_like=True):
 
     scale: float
     degrees: float
-    """Of freedom."""
 
     def density(self, around: Floats | float = 0.0) -> Floats:
         """[GRID] up to a factor."""
@@ -71,8 +70,6 @@ class ErrorChances(msgspec.Struct, frozen=True):
 
 
 class ServedErrors(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The file."""
-
     schema: int
     bias: float
     """Median logarithm of simulated over measured."""

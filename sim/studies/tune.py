@@ -62,8 +62,6 @@ FIXED = "fixed"
 
 
 class Tuning(Stated, frozen=True, kw_only=True, rename={"costs": "profile", "k_table": "table"}):
-    """Draft lengths by load for one engine."""
-
     objective: str
     verdict: str
     k_table: list[list[int]]
@@ -79,7 +77,6 @@ class Tuning(Stated, frozen=True, kw_only=True, rename={"costs": "profile", "k_t
     not_simulated: list[str]
     """Loads that the engine takes and for which the answer says nothing."""
     expected_regret: float
-    """Mean over the concurrencies."""
     change: Gain | None = None
     """Gain of the answer over the draft length in use, where one is."""
     points: list[TunedPoint]
@@ -94,8 +91,6 @@ class Tuning(Stated, frozen=True, kw_only=True, rename={"costs": "profile", "k_t
 
 
 class AtContext(Answer, frozen=True, kw_only=True, rename={"k_table": "table"}):
-    """Prompts of one length."""
-
     prompt_tokens: int
     verdict: str
     k_table: list[list[int]]
@@ -121,7 +116,6 @@ class ContextTuning(Stated, frozen=True, kw_only=True, rename={"costs": "profile
     not_simulated: list[str]
     """Loads that the engine takes and no row is for, or for which a row stands that was tried at other ones."""
     regret: float
-    """Mean over the contexts, of a table for each."""
     regret_without: float
 
 

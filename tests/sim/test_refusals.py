@@ -30,11 +30,11 @@ from sim.devices.link import link_of
 from sim.engine.adaptive_length import Band, SglangAdaptive
 from sim.engine.controllers import build_controller
 from sim.engine.draft_length import ByBatch
-from sim.metrics.price import usd_per_gpu_h
 from sim.policies.registry import PolicyOptions
 from sim.run.resolve import resolve, resolve_all
 from sim.run.scenario import Scenario
 from sim.run.simulate import simulate
+from sim.studies.attainment import usd_per_gpu_h
 from sim.workload.content import read_prompts, reblocked
 from sim.workload.generate import TraceArrivals, Workload, build_requests
 from sim.workload.sessions import Sharing

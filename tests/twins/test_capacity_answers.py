@@ -24,7 +24,9 @@ from sim.report.say import said_of
 from sim.studies.attainment import Attainment, HighestLoad, Replicas
 from sim.studies.load_search import Limit, bisected, jackknifed
 from tests.properties import examples
+from tests.twins.drawn import TINY
 from tests.twins.spoken import spoken
+from tests.twins.twin import said, words
 
 LEAST_SHARE = 1e-3
 CLOSE = 0.004
@@ -193,3 +195,18 @@ def test_the_interval_of_a_load_holds_where_the_mean_curve_crosses_the_goal() ->
         too_high += sum(own) / 12 > load
     assert held >= 87
     assert too_high >= 90
+
+
+def test_a_rate_above_the_highest_load_takes_more_than_one_replica() -> None:
+    asked = {
+        "profile": TINY,
+        "policy": "autoregressive",
+        "goodput": ["ttft:3000", "tpot:900"],
+        "draws": 0,
+        "input-len": 60,
+    }
+    line = words({**asked, "output-len": 6, "max-num-seqs": 4, "set": {"workload.num_prompts": 80}}, "plan")
+    (highest,) = json.loads(said("plan", *line, "--json", "-"))["highest"]
+    rate = 1.0005 * highest["load"]
+    plain = json.loads(said("plan", *line, "--rate", str(rate), "--json", "-"))
+    assert [fleet["replicas"] >= 2 for fleet in plain["fleets"]] == [True]

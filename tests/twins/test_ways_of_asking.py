@@ -17,6 +17,7 @@ import yaml
 from hypothesis import strategies as st
 
 import lanesim
+from sim.costs.profile import Profile
 from sim.report.results import read_summary
 from tests.twins.drawn import PAIRS, questions, several
 from tests.twins.twin import Asked, Pair, answer, dotted, flat, folder, nested, runs, said, twin, words
@@ -70,6 +71,15 @@ def test_a_model_on_a_gpu_and_the_line_that_starts_its_server_are_its_profile(
     load = ("--num-prompts", "12", "--request-rate", "4", "--output-len", "8", *ONE_PROCESS, "--json", "-")
     asked, there = (json.loads(said("compare", *each, *load)) for each in (model, profile))
     assert asked["runs"] == there["runs"]
+
+
+@twin(st.sampled_from(lanesim.profile_names()))
+def test_what_profiles_show_prints_is_the_profile(name: str) -> Pair:
+    shown = json.loads(said("profiles", "show", name, "--json", "-"))
+    return Pair(
+        msgspec.to_builtins(lanesim.load_profile(name)),
+        {key: shown[key] for key in Profile.__struct_fields__ if key in shown},
+    )
 
 
 @twin(questions(policy=several, profiles=PAIRS), share=0.05)

@@ -48,9 +48,8 @@ def plan_command(flags: PlanFlags) -> None:
 def _highest(flags: PlanFlags) -> None:
     """The highest load of the deployment that is given, and the replicas for a rate."""
     from sim.costs.profile_files import load
-    from sim.metrics.price import usd_per_gpu_h
     from sim.run.scenario import parse_scenario
-    from sim.studies.attainment import highest_load
+    from sim.studies.attainment import highest_load, usd_per_gpu_h
 
     price = usd_per_gpu_h(flags.price)
     scenario = parse_scenario(with_assumptions(gather(flags)))

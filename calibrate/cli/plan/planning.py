@@ -24,13 +24,13 @@ from sim.costs.profile import Profile
 from sim.costs.profile_files import load, shipped
 from sim.drafters.registry import DRAFTERS, HEADS, LOOKED_UP, drafter_named, pair_of
 from sim.files.json_values import Json, read_json
-from sim.metrics.price import usd_per_gpu_h
 from sim.model_names import DEGREE
 from sim.report.say import DISPUTE
 from sim.run.forecast import StepForecast
 from sim.run.resolve import resolve
 from sim.run.scenario import Scenario, parse_scenario
 from sim.run.scenario_file import parse_override, set_dotted
+from sim.studies.attainment import usd_per_gpu_h
 from sim.studies.cost_draws import DEFAULT_DRAWS
 from sim.studies.plan.candidate_ranking import POLICY, Candidate, Contender, Refused, label_of
 from sim.studies.plan.pools import apart, with_pools

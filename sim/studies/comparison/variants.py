@@ -100,7 +100,6 @@ class Variants:
         return self._profile or load(str(raw["profile"]))
 
     def _put(self, raw: Keys, key: str, value: Json) -> None:
-        """Put a value at its key, short ones at those that they stand for."""
         if key == "speculation" and not isinstance(value, Mapping):
             self._speculate(raw, value)
         elif key == "prefix_cache":

@@ -23,8 +23,6 @@ MAX_STARTS = 2
 
 
 class UnderLoad(msgspec.Struct, frozen=True, kw_only=True):
-    """The settings under one load."""
-
     keys: Keys
     """Values of the keys that say what is served; empty where none was varied."""
     comparison: Comparison
@@ -47,7 +45,6 @@ class Varied(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def plain(self) -> dict[str, Json]:
-        """The answer as plain values, ready for JSON."""
         values: dict[str, Json] = msgspec.to_builtins(self)
         return values
 

@@ -49,8 +49,6 @@ def label_of(tensor_parallel: int, expert_parallel: int | None, data_parallel: i
 
 
 class Candidate(NamedTuple):
-    """A deployment that could be rented."""
-
     name: str
     """Of its profile in a scenario: shipped name or path."""
     profile: Profile
@@ -61,7 +59,6 @@ class Candidate(NamedTuple):
 
     @property
     def gpus(self) -> int:
-        """GPUs of a replica."""
         one = self.profile.tensor_parallel * self.profile.data_parallel
         return self.pools.prefill * self.prefill_degree + self.pools.decode * one if self.prefill_degree else one
 
@@ -95,8 +92,6 @@ class Candidate(NamedTuple):
 
 
 class Contender(NamedTuple):
-    """Figures of a candidate in the first pass."""
-
     candidate: Candidate
     k: int
     """PLAIN: without a drafter."""
@@ -127,7 +122,6 @@ class _Climb(NamedTuple):
     resolved: Resolved
     concurrencies: tuple[int, ...]
     alone: Run
-    """With one request at a time."""
     goodput: Mapping[int, float]
     """By requests in flight, until it falls; empty where one alone misses the SLOs."""
 
@@ -190,7 +184,6 @@ def _climbed(setting: _Climb) -> tuple[Run, dict[int, float]]:
 
 
 def _ranked(climbs: Sequence[_Climb], rate_per_s: float) -> Contender:
-    """Figures of one candidate, by the settings tried of it."""
     best = max(climbs, key=lambda each: max(each.goodput.values()))
     candidate, resolved = best.candidate, best.resolved
     in_flight = max(best.goodput, key=lambda count: best.goodput[count])
@@ -210,7 +203,6 @@ def _ranked(climbs: Sequence[_Climb], rate_per_s: float) -> Contender:
 
 
 def _miss(climb: _Climb, scenario: Scenario) -> Refused:
-    """By how much one request alone misses the SLOs."""
     bounds = {name: bound for name, bound in scenario.goodput.bounds_ms.items() if bound is not None}
     known = {name: number(climb.alone, f"p95_{name}") or number(climb.alone, f"mean_{name}") for name in bounds}
     reached = {name: value for name, value in known.items() if value is not None}

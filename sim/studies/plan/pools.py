@@ -28,7 +28,6 @@ from sim.studies.serve_commands import POOLS, deployment, server_of
 BUSY = 0.8
 """Share of its time that a prefill server computes in the ratios proposed: more makes prompts wait too long."""
 PROPOSED = 6
-"""Ratios that are simulated."""
 LOADS = 400
 """Loads up to the highest at which GPUs are counted."""
 

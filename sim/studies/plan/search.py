@@ -63,7 +63,6 @@ class PlannedDeployment(
     link_s: float = 0.0
     """Its time on the link."""
     gpus: int
-    """GPUs of all replicas."""
     tp: int
     ep: int
     dp: int
@@ -104,7 +103,6 @@ class Rental(Stated, frozen=True, kw_only=True):
 
     @property
     def plain(self) -> dict[str, Any]:
-        """The plan as plain values, ready for JSON."""
         return super().plain | {"tuning": None if self.tuning is None else self.tuning.plain}
 
     @property
@@ -206,8 +204,6 @@ class _Refined(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Search:
-    """The question, and what one candidate comes to."""
-
     scenario: Scenario
     with_energy: bool
     rate_per_s: float
@@ -218,7 +214,6 @@ class _Search:
     on_done: OnDone
 
     def refined(self, ranked: Contender) -> _Refined | Refused:
-        """The candidate simulated in draws."""
         candidate, profile = ranked.candidate, ranked.candidate.profile
         scenario = candidate.served(self.scenario)
         tuning = self._tuned(scenario, ranked) if ranked.lengths else None
@@ -343,7 +338,6 @@ OTHER_TABLES = "By"
 
 
 def _nothing(scenario: Scenario, refused: Sequence[Refused]) -> str:
-    """Nothing meets the SLOs: which comes nearest, or why nothing fits."""
     simulated = [each for each in refused if each.miss is not None]
     if not simulated:
         reasons = ". ".join(dict.fromkeys(f"{each.deployment}: {each.why}" for each in refused[-2:]))

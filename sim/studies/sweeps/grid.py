@@ -58,7 +58,6 @@ class Grid:
     """
 
     source: dict[str, Json]
-    """The grid that was given, the scenario read."""
     raw: dict[str, Json]
     axes: tuple[Axis, ...]
 
@@ -95,7 +94,6 @@ class Grid:
 
     @property
     def keys(self) -> list[str]:
-        """Dotted keys that the grid goes through."""
         return [key for axis in self.axes for key in axis.keys]
 
     def values_of(self, key: str) -> list[str]:
@@ -110,7 +108,6 @@ class Grid:
 
     @property
     def num_scenarios(self) -> int:
-        """Scenarios of one policy each; replications not counted."""
         return prod(len(axis.rows) for axis in self.axes)
 
     @property

@@ -22,8 +22,6 @@ Result = TypeVar("Result")
 
 
 class RayExecutor(Executor):
-    """Hands calls to Ray tasks."""
-
     def __init__(self, ray: ModuleType) -> None:
         self._registered = ray.put((os.urandom(8), registered()))
         self._call = ray.remote(num_cpus=1)(_call)

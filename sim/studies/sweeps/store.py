@@ -27,7 +27,6 @@ from sim.studies.sweeps.store_rows import SCENARIO, Row, model_version, parse_ro
 
 STORE_SCHEMA = 2
 MARK = "store.sqlite"
-"""File of a store."""
 TABLES = (
     "CREATE TABLE rows (key TEXT PRIMARY KEY, failed INTEGER, row BLOB) WITHOUT ROWID",
     "CREATE TABLE grids (digest TEXT PRIMARY KEY, run BLOB) WITHOUT ROWID",
@@ -50,7 +49,6 @@ class GridRun(msgspec.Struct, frozen=True, kw_only=True):
     grid: dict[str, Any]
     """The grid in the words of its file: `scenario`, `grid` and so on."""
     keys: list[str]
-    """Dotted keys that it goes through."""
     model_version: str
     date_begun: str
 
@@ -110,7 +108,6 @@ class Store:
         return frozenset(key for (key,) in self._read("SELECT key FROM rows WHERE NOT failed"))
 
     def rows(self) -> list[Row]:
-        """All rows, ordered by key."""
         packed = self._unpacked("SELECT key, row FROM rows ORDER BY key")
         return [parse_row(key, text, self._what) for key, text in packed]
 

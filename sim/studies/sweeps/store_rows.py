@@ -52,8 +52,6 @@ MODEL_ROOMS = (
 
 
 class Labels(msgspec.Struct, frozen=True, kw_only=True):
-    """Columns that every row has."""
-
     key: Name
     scenario_hash: Name
     policy: Name
@@ -129,7 +127,6 @@ def model_version() -> str:
 
 
 def profile_hash(profile: Profile) -> str:
-    """Hash of all constants of a profile, 16 hex digits."""
     return hashlib.sha256(msgspec.json.encode(profile, order="deterministic")).hexdigest()[:16]
 
 
@@ -188,12 +185,10 @@ def parse_row(key: str, text: bytes, where: str) -> Row:
 
 
 def run_jobs(jobs: Sequence[PointJob]) -> list[list[Row]]:
-    """The rows of each job."""
     return [_run_job(job) for job in jobs]
 
 
 def _run_job(job: PointJob) -> list[Row]:
-    """Errors of a run are rows, too."""
     with warnings.catch_warnings(record=True) as heard, collecting() as extrapolation:
         warnings.simplefilter("always")
         try:

@@ -40,8 +40,6 @@ DIED = "its worker process died: killed, or out of memory"
 
 
 class Swept(msgspec.Struct, frozen=True, kw_only=True):
-    """Numbers of runs of a sweep."""
-
     num_runs: int
     num_known: int
     """Runs that the store had before."""
@@ -66,7 +64,6 @@ class SweepPlan:
         return cls(grid=grid, profiles=loaded, hashes={name: profile_hash(loaded[name]) for name in loaded})
 
     def jobs(self, known: AbstractSet[str]) -> Iterator[PointJob]:
-        """Missing runs, a scenario at a time."""
         for scenario in self.grid.scenarios():
             profile_hash = self.hashes[scenario.profile]
             missing = tuple(
@@ -78,7 +75,6 @@ class SweepPlan:
 
     @property
     def uses(self) -> list[str]:
-        """Policies and acceptances of the grid."""
         policies = self.grid.values_of("policy")
         return policies + [value.partition(":")[0] for value in self.grid.values_of("speculation.acceptance")]
 
@@ -90,7 +86,6 @@ class SweepPlan:
         return [each for name in named for each in (name, name.rpartition("#")[0]) if each]
 
     def keys(self) -> set[str]:
-        """Keys of every row of the grid."""
         return {
             row_key(scenario, replication, self.hashes[scenario.profile])
             for scenario in self.grid.scenarios()
@@ -179,13 +174,11 @@ def together(jobs: Iterable[PointJob]) -> Iterator[tuple[PointJob, ...]]:
 
 
 def _requests(job: PointJob) -> int:
-    """Requests of one of its runs."""
     count = job.scenario.workload.num_prompts
     return max(1, count) if isinstance(count, int) else LONG_RUN
 
 
 def _alone(job: PointJob) -> Iterator[list[Row]]:
-    """A job in a separate process."""
     try:
         with started(1, is_apart=True) as pool:
             yield from chain.from_iterable(rows for _, rows in pool.run(run_jobs, [(job,)]))

@@ -238,3 +238,12 @@ def test_the_flags_that_its_notes_name_are_flags_of_the_command() -> None:
     named = set(re.findall(r"--[a-z-]+", Path(attainment.__file__).read_text()))
     assert named
     assert named <= known
+
+
+def test_a_replica_of_two_gpus_costs_two() -> None:
+    lengths, profile = {"input_len": 64, "output_len": 4, "num_prompts": 40}, load("h100-sxm/qwen3-32b-tp2")
+    alone = {"policy": "autoregressive", "num_speculative_tokens": 0, "max_num_seqs": 4, "goodput.ttft_ms": 3e3}
+    scenario = Scenario.of(profile=profile.name, **lengths, **alone)
+    (found,) = highest_load(scenario, profile, price=2.0, draws=0, near=5.0, workers=1).highest
+    assert found.output_tokens_per_s is not None
+    assert found.usd_per_million_tokens == pytest.approx(2.0 * 2.0 / (found.output_tokens_per_s * 3600.0) * 1e6)

@@ -153,3 +153,9 @@ def test_a_plan_says_joules_of_simulated_rows_where_it_is_asked() -> None:
     assert "energy" not in found.scenario
     assert any(line.rstrip().endswith("J/tok") for line in printed(found, 200).splitlines())
     assert planned(scenario(), ONE, rate_per_s=5.0).deployments[0].joules_per_output_token is None
+
+
+def test_tokens_of_a_plan_are_those_that_are_served_where_the_context_ends_answers() -> None:
+    """16 of 32 are served."""
+    asked = planned(scenario(**{"engine.max_model_len": 272}), ONE, rate_per_s=5.0, draws=0).deployments[0]
+    assert asked.output_tokens_per_s_per_gpu == pytest.approx(5.0 * 16 / asked.gpus)
