@@ -193,7 +193,7 @@ FORMATS: list[tuple[str, AbstractSet[str], str, Reader]] = [
     (".json", KINDS["GuideLLM"], "result of guidellm", _guidellm),
     *((each.ending, each.signs, each.kind, lambda path: in_words(loads_of(path))) for each in READERS),
     *(
-        ("folder", {mark}, "store", reader("sim.studies.sweeps.store:Store", lambda store: f"{len(store.rows())} rows"))
+        ("folder", {mark}, "store", reader("sim.studies.sweeps.store:Store", lambda store: f"{len(store.rows())} runs"))
         for mark in ("store.sqlite", "store.json")
     ),
     ("folder", {"summary.json"}, "results", _results),
