@@ -79,7 +79,7 @@ def test_a_table_is_printed_with_intervals_and_notes(capsys: pytest.CaptureFixtu
 def test_results_hold_scenario_summary_tables_trace_and_pictures(tmp_path: Path) -> None:
     out = tmp_path / "results"
     assert run(compare("--policy", "pd", "--policy", "continuous", "--out", str(out), "--plots")) == 0
-    names = "latency_cdf.png requests.parquet scenario.yaml summary.json timeline.png trace.json work.parquet"
+    names = "requests.parquet scenario.yaml summary.json timeline.png trace.json work.parquet"
     assert sorted(path.name for path in out.iterdir()) == names.split()
     import pyarrow.parquet as pq
 
