@@ -160,7 +160,6 @@ def test_the_page_has_question_answer_pictures_tables_assumptions_errors_and_how
     for heading in ("Answer", "Pictures", "Points", "What it rests on", "Points that failed", "Run it again"):
         assert heading in found.text
     assert sum(tag == "img" for tag, _ in found.tags) == 5
-    assert "acceptance: needs a grid over" in text
     assert "needs a draft" in text
     assert "workload.request_rate:" in text
     assert "mean held-out errors" in text or "not validated" in text
