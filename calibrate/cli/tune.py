@@ -98,11 +98,11 @@ def tune_command(flags: TuneFlags) -> None:
             set_dotted(raw, "speculation.num_speculative_tokens", max(lengths))
         scenario = parse_scenario(with_assumptions(raw))
         claim(files={"--json": flags.json}, inputs=[*inputs_of(flags.scenario, scenario), flags.metrics])
-        note_trace(scenario.workload)
         contexts = listed("--contexts", flags.contexts, _tokens, "token counts with commas, such as 1k,8k,32k")
         result = _answer(
             scenario, flags, contexts, lengths, {"concurrencies": concurrencies, "on_done": on_step}, served
         )
+    note_trace(scenario.workload)
     show(flags.json, result, is_verbose=flags.verbose)
 
 
