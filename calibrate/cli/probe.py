@@ -134,7 +134,7 @@ def _keeping(measured: Path, flags: ProbeFlags, num_levels: int) -> Iterator[Non
     except BaseException as error:
         done = len(read_looks(measured).rounds) // num_levels if measured.exists() else 0
         again = shlex.join(["lanesim", "calibrate", "fit", *words])
-        kept = f"{done} of {flags.rounds} rounds are in {str(measured)!r}; to fit them: {again}"
+        kept = f"{done} of {flags.rounds} rounds are in {str(measured)!r}. To fit them: {again}"
         if done and isinstance(error, ValueError):
             error.add_note(f"({kept})")
         elif done:

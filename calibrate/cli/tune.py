@@ -113,7 +113,7 @@ def _choose_drafts(raw: dict[str, Json], *, has_lengths: bool) -> None:
 
     if has_no_drafter(raw):
         raw["speculation"] = {"method": "ngram"}
-        warnings.warn(f"no drafter is named: n-grams are tried; others: {OTHERS}", stacklevel=2)
+        warnings.warn(f"no drafter is named: n-grams are tried. Others: {OTHERS}", stacklevel=2)
     speculation = raw.get("speculation")
     if isinstance(speculation, dict) and not has_lengths and "acceptance" in speculation:
         text = str(speculation["acceptance"])

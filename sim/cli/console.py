@@ -112,7 +112,7 @@ def notes(tell: Callable[[str], None]) -> Iterator[None]:
         try:
             yield
         finally:
-            kinds = [getattr(category, "merged", "; ".join)(texts) for category, texts in said.items()]
+            kinds = [getattr(category, "merged", ". ".join)(texts) for category, texts in said.items()]
             for text in (*kinds, str(extrapolation)):
                 if text:
                     tell(f"note: {text}")
