@@ -37,7 +37,7 @@ class CompareFlags(CompareScenario, frozen=True, kw_only=True):
     ] = ()
     json: JsonFile = None
     out: Annotated[Path | None, "Results directory."] = None
-    plots: Annotated[bool, "Draw what the GPU does while it serves the first 100 requests, into --out."] = False
+    plots: Annotated[bool, "Also write a picture of the GPU's work over the first 100 requests to --out."] = False
     workers: Workers = None
     draws: Annotated[
         Draws | None,
