@@ -19,7 +19,7 @@ demo: .venv/.demo                ## twenty seconds: speculation or not, then thr
 	$(BIN)/lanesim compare --profile h100-sxm/llama-3.1-8b --request-rate 8 --input-len 1000 --output-len 200 \
 		--vary speculation=off,ngram,eagle3
 	$(BIN)/lanesim compare sim/scenarios/demo.yaml --out results/demo --plots --overwrite
-	@echo "pictures: results/demo/timeline.png and latency_cdf.png"
+	@echo "picture: results/demo/timeline.png"
 
 demo-all: .venv/.demo            ## the demo with six schedulers, on an A100 and an H100; tables and pictures in results/
 	for gpu in a100 h100; do $(BIN)/lanesim compare sim/scenarios/demo.yaml --profile $$gpu-sxm/$(PAIR) \

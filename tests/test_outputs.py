@@ -25,8 +25,21 @@ from tests.sim.cli.test_consent import commands
 from tests.test_words import breaks_the_rule, sentences
 
 WIDTH, MOST_LINES = 80, {"plan": 4}
-LABELS = ("how sure", "assumed", "disputed", "start it", "check", "try", "fitted", "next", "source", "machine", "more")
-TYPED = ("start it", "check", "next", "source", "machine")
+LABELS = (
+    "how sure",
+    "results",
+    "assumed",
+    "disputed",
+    "start it",
+    "check",
+    "try",
+    "fitted",
+    "next",
+    "source",
+    "machine",
+    "more",
+)
+TYPED = ("results", "start it", "check", "next", "source", "machine")
 """Labels of lines to type, and of texts that a file brings."""
 FULL = re.compile(
     r"\b(?:worlds?|looks?|lives?|life|paces?|cells?|draws?|drawn|brackets?|levels?|seats?|rows?|holds?|held|told|untold|"

@@ -105,7 +105,7 @@ def _guidellm(path: Path) -> str:
     benchmarks = [each if isinstance(each, dict) else {} for each in (listed if isinstance(listed, list) else ())]
     detailed = [index for index, each in enumerate(benchmarks) if value_at(each, "requests.successful")]
     levels = [in_words(loads_of(path))] if not detailed or any("metrics" in each for each in benchmarks) else []
-    return "; ".join([*levels, *(trace("guidellm", f"#benchmark={index}")(path) for index in detailed)])
+    return ", ".join([*levels, *(trace("guidellm", f"#benchmark={index}")(path) for index in detailed)])
 
 
 def _tuned(path: Path) -> str:
@@ -171,7 +171,7 @@ def _log(path: Path) -> str:
 
 def _column_words(header_and_rows: Any) -> str:
     header, rows = header_and_rows
-    return f"{sum(1 for _ in rows)} rows of {', '.join(header[:8])}; a trace's columns can be named: {TRACE_COLUMNS}"
+    return f"{sum(1 for _ in rows)} rows of {', '.join(header[:8])}. A trace's columns can be named: {TRACE_COLUMNS}"
 
 
 def _config(path: Path) -> str:
@@ -187,7 +187,7 @@ ROWS = reader("sim.report.results:read_columns", lambda columns: f"{len(next(ite
 FORMATS: list[tuple[str, AbstractSet[str], str, Reader]] = [
     (
         *(".json", {*SIGNS, "input_lens", "output_lens"}, "result of a benchmark"),
-        lambda path: f"{in_words(loads_of(path))}; as vllm-bench {trace('vllm-bench')(path)}",
+        lambda path: f"{in_words(loads_of(path))}, as vllm-bench {trace('vllm-bench')(path)}",
     ),
     (".json", KINDS["GuideLLM"], "result of guidellm", _guidellm),
     (
@@ -196,7 +196,7 @@ FORMATS: list[tuple[str, AbstractSet[str], str, Reader]] = [
     ),
     *((ending, signs, kind, lambda path: in_words(loads_of(path))) for ending, signs, kind, _ in READERS),
     *(
-        ("folder", {mark}, "store", reader("sim.studies.sweeps.store:Store", lambda store: f"{len(store.rows())} rows"))
+        ("folder", {mark}, "store", reader("sim.studies.sweeps.store:Store", lambda store: f"{len(store.rows())} runs"))
         for mark in ("store.sqlite", "store.json")
     ),
     ("folder", {"summary.json"}, "results", _results),

@@ -342,7 +342,8 @@ def show(production: Production, ending: str, doubts: Iterable[str]) -> None:
         names_by_reason.setdefault(reason, []).append(name)
     lines += [(SURE, f"{', '.join(names)} unchanged: {reason}.") for reason, names in names_by_reason.items()]
     sentence, _, typed = ending.partition(": lanesim ")
-    lines += [*((SURE, doubt) for doubt in [*doubts, f"{sentence}:"]), (NEXT, f"lanesim {typed}")]
+    said = sentence.rpartition(". ")[0] or sentence  # The last sentence says what the command is for.
+    lines += [*((SURE, doubt) for doubt in [*doubts, f"{said}."]), (NEXT, f"lanesim {typed}")]
     headings = ["in flight", "prompt", "output", "metric", "fitted", "from others"]
     table = new_table(["load"], headings, rows, fold=["load"], padding=(0, 1, 0, 0))
     answer = production.verdict.replace(". ", ".\n")

@@ -98,11 +98,11 @@ def tune_command(flags: TuneFlags) -> None:
             set_dotted(raw, "speculation.num_speculative_tokens", max(lengths))
         scenario = parse_scenario(with_assumptions(raw))
         claim(files={"--json": flags.json}, inputs=[*inputs_of(flags.scenario, scenario), flags.metrics])
-        note_trace(scenario.workload)
         contexts = listed("--contexts", flags.contexts, _tokens, "token counts with commas, such as 1k,8k,32k")
         result = _answer(
             scenario, flags, contexts, lengths, {"concurrencies": concurrencies, "on_done": on_step}, served
         )
+    note_trace(scenario.workload)
     show(flags.json, result, is_verbose=flags.verbose)
 
 
@@ -113,7 +113,7 @@ def _choose_drafts(raw: dict[str, Json], *, has_lengths: bool) -> None:
 
     if has_no_drafter(raw):
         raw["speculation"] = {"method": "ngram"}
-        warnings.warn(f"no drafter is named: n-grams are tried; others: {OTHERS}", stacklevel=2)
+        warnings.warn(f"no drafter is named: n-grams are tried. Others: {OTHERS}", stacklevel=2)
     speculation = raw.get("speculation")
     if isinstance(speculation, dict) and not has_lengths and "acceptance" in speculation:
         text = str(speculation["acceptance"])

@@ -37,7 +37,7 @@ class CompareFlags(CompareScenario, frozen=True, kw_only=True):
     ] = ()
     json: JsonFile = None
     out: Annotated[Path | None, "Results directory."] = None
-    plots: Annotated[bool, "Draw pictures of latencies and of the GPU's work into --out."] = False
+    plots: Annotated[bool, "Also write a picture of the GPU's work over the first 100 requests to --out."] = False
     workers: Workers = None
     draws: Annotated[
         Draws | None,
@@ -86,8 +86,8 @@ def compare_command(flags: CompareFlags) -> None:
     if flags.out is not None:
         check_parquet()
     profile = load(scenario.profile)
-    note_trace(scenario.workload)
     result = _compared(scenario, profile, flags)
+    note_trace(scenario.workload)
     show(flags.json, result, is_verbose=flags.verbose, out=flags.out)
 
 
@@ -115,8 +115,8 @@ def _compare_values(raw: dict[str, Json], grid: dict[str, list[Json]], flags: Co
     variants = Variants(raw, grid)
     scenarios = [one.scenario for _, settings in variants.by_load for one in settings]
     claim(files={"--json": flags.json}, inputs=[each for one in scenarios for each in inputs_of(flags.scenario, one)])
-    note_trace(scenarios[0].workload)
     result = varied(variants, lambda settings: _run(settings, flags), **flags.repositories)
+    note_trace(scenarios[0].workload)
     show(flags.json, result, is_verbose=flags.verbose)
 
 

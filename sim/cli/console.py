@@ -112,7 +112,7 @@ def notes(tell: Callable[[str], None]) -> Iterator[None]:
         try:
             yield
         finally:
-            kinds = [getattr(category, "merged", "; ".join)(texts) for category, texts in said.items()]
+            kinds = [getattr(category, "merged", ". ".join)(texts) for category, texts in said.items()]
             for text in (*kinds, str(extrapolation)):
                 if text:
                     tell(f"note: {text}")
@@ -155,7 +155,7 @@ def write_text(path: str, text: str) -> None:
 
 
 def show(path: str | None, answer: Answered, *, is_verbose: bool = False, out: Path | None = None) -> None:
-    """The answer as JSON where a path was named, and in words unless that is stdout; its folder `out` first."""
+    """The answer as JSON where a path was named, and in words unless that is stdout; its folder `out` last."""
     if write_json(path, answer.plain):
         from rich.console import Console
 
@@ -164,9 +164,9 @@ def show(path: str | None, answer: Answered, *, is_verbose: bool = False, out: P
 
         if is_verbose:
             print(said())
-        if out is not None:
-            print(f"results in {out}")
         print_answer(Console(), answer, is_verbose=is_verbose)
+        if out is not None:
+            print(f"results    {out}")
 
 
 def write_json(path: str | None, result: Mapping[str, Json]) -> bool:

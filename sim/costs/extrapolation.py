@@ -59,7 +59,7 @@ class Extrapolation:
             text = f"{WORDS[size]} to {got:,} extrapolated, measured to {measured:,}"
             at = f" at {rows:,} row{'s' if rows > 1 else ''}" if size == BY_ROWS else ""
             texts.setdefault(profile, []).append(text + at)
-        return "; ".join(f"{profile}: {'; '.join(parts)}" for profile, parts in texts.items())
+        return ". ".join(f"{profile}: {', '.join(parts)}" for profile, parts in texts.items())
 
 
 _current: ContextVar[Extrapolation | None] = ContextVar("extrapolation", default=None)

@@ -259,7 +259,7 @@ def notes(result: Comparison) -> list[str]:
     lines = [f"costs: mean error of kernels and passes on held-out points: {known or 'none stated'}"]
     unknown = [kind for kind, value in errors.items() if value is None]
     if unknown:
-        lines[0] += f"; not validated: {', '.join(unknown)}"
+        lines[0] += f". Not checked: {', '.join(unknown)}"
     accepted = [row.mean["spec_decode_acceptance_length"] for row in result.policies]
     lengths = [length for length in accepted if length is not None]
     if lengths:
@@ -277,7 +277,7 @@ def notes(result: Comparison) -> list[str]:
         lines.append("output: tokens of the whole run, the drain included, as vLLM counts")
     else:
         lines.append(
-            "output: tokens that come before the last arrival, or until the end where that is more; with the drain, as "
+            "output: tokens that come before the last arrival, or until the end where that is more. With the drain, as "
             "vLLM counts, in the JSON"
         )
     left_out = [(result.length.num_warmups, "first"), (result.length.num_cooldowns, "last")]
@@ -346,7 +346,7 @@ def _tail_lines(result: Comparison) -> list[str]:
     return [
         f"p99 has no interval: {count} independent requests in all where {MIN_FOR_P99:,} are wanted (neighbours in "
         "time resemble each other)"
-        + "; near saturation it is too low, and marked ≥"
+        + ". Near saturation it is too low, and marked ≥"
         * any(row.at_least for row in result.policies)
     ]
 

@@ -190,7 +190,7 @@ def _points_table(points: StorePoints) -> str:
         rows.append([*cells, "overloaded" if row["is_overloaded"] else "steady" if row["is_steady"] else "undecided"])
     count = len(table)
     more = (
-        f"<p>The first {MAX_ROWS} of {count} points; <code>lanesim.load</code> has all.</p>" if count > MAX_ROWS else ""
+        f"<p>The first {MAX_ROWS} of {count} points. <code>lanesim.load</code> has all.</p>" if count > MAX_ROWS else ""
     )
     return (
         more

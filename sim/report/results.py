@@ -31,7 +31,7 @@ SUMMARY = "summary.json"
 TRACE = "trace.json"
 REQUESTS = "requests.parquet"
 WORKS = "work.parquet"
-RESULT_FILES = ("scenario.yaml", REQUESTS, WORKS, TRACE, "latency_cdf.png", "timeline.png", "profile.json")
+RESULT_FILES = ("scenario.yaml", REQUESTS, WORKS, TRACE, "timeline.png", "profile.json")
 """All else that a comparison may write: what an earlier one left is removed."""
 
 

@@ -39,6 +39,9 @@ LOADED = "the drafter stays loaded and drafts nothing."
 DISPUTE = "tables dispute: "
 """Begins a note on kernel tables that contradict each other."""
 UNMEASURED = "Nothing like it was measured."
+MAX_NOTES = 2
+"""Notes that a plan shows, but those on what its lines say already."""
+ELSEWHERE = ("kernel tables: ", "<draft> ", "One decode step")
 NONE = "–"
 Lines = list[tuple[str, str]]
 Details = Callable[[], list[str]]
@@ -161,11 +164,11 @@ def _drafted(answer: Tuning) -> list[str]:
         if not any(_gains(point) for point in answer.points):
             return ["do not speculate"]
         is_open = answer.scenario.get("speculation", {}).get("acceptance") == ANY
-        mean, low, high = (f"{100.0 * share:+.0f}" for share in (answer.gain.mean, *answer.gain.interval))
-        return [
-            f"do not speculate {loads}{' unless you know your acceptance' * is_open}",
-            f"drafting by batch size changes {answer.objective} by {low} to {high} %, mean {mean} %",
-        ]
+        mean, low, high = (100.0 * share for share in (answer.gain.mean, *answer.gain.interval))
+        why = f"drafting by batch size changes {answer.objective} by {low:+.0f} to {high:+.0f} %, mean {mean:+.0f} %"
+        if is_open and low < 0.0 < high:
+            why = f"drafts gain {high:.0f} % on some prompts and lose {-low:.0f} % on others, {mean:+.0f} % on average"
+        return [f"do not speculate {loads}{' unless you know your acceptance' * is_open}", why]
     rows = answer.k_table
     known = sorted(point.speedup for point in answer.points if point.speedup is not None)
     times = ""
@@ -340,13 +343,10 @@ def _rented(answer: Rental, console: Console) -> Said:
     lines = [(ASSUMED, ACCEPTANCE_ASSUMED)] * any(note.startswith(ACCEPTANCE) for note in answer.notes)
     lines += [(DISPUTED, note.removeprefix(DISPUTE)) for note in answer.notes if note.startswith(DISPUTE)]
     nearest = next((line for row in refined for line in row.evidence), "")
-    lines = [
-        (SURE, nearest_measured(nearest)),
-        *lines,
-        *((START, line) for line in answer.start.splitlines()),
-        (CHECK, answer.check),
-    ]
-    lines = [(label, text) for label, text in lines if text]
+    doubts = [note for note in answer.notes if not note.startswith((*ELSEWHERE, OTHER_TABLES, DISPUTE, ACCEPTANCE))]
+    doubts = [nearest_measured(nearest), *(f"{capital(note.rstrip('.'))}." for note in doubts[:MAX_NOTES])]
+    typed = [*((START, line) for line in answer.start.splitlines()), (CHECK, answer.check)]
+    lines = [*((SURE, line) for line in doubts), *lines, *((label, line) for label, line in typed if line)]
     verdict = "\n".join([answer.verdict, *prices, *others])
     return Said(verdict, [("", table)], lines, lambda: [f"note: {note}" for note in answer.notes], height=4)
 

@@ -59,7 +59,7 @@ def store_frame(path: Path, *, version: str | None = None) -> pd.DataFrame:
         others = sorted(set(frame["model_version"]) - {version})
         warnings.warn(
             f"{str(path)!r}: {len(frame) - len(rows)} rows are of other versions of the model ({', '.join(others)}) "
-            f"and left out; load(..., version=...) has them",
+            f"and left out. load(..., version=...) has them",
             stacklevel=3,
         )
     return rows.reset_index(drop=True)

@@ -63,9 +63,7 @@ def test_a_prompt_that_nothing_holds_names_its_trace(
     assert said.format(path) in refusal(capsys, *args)
 
 
-@pytest.mark.parametrize(
-    ("path", "value"), [*((path, "a[/x]b") for path in ("name", "source", "overlap.source")), ("errors.[/x]", KIND)]
-)
+@pytest.mark.parametrize(("path", "value"), [*((path, "a[/x]b") for path in ("name", "source")), ("errors.[/x]", KIND)])
 def test_markup_in_a_profile_is_printed_as_it_is(
     path: str, value: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

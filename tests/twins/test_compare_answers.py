@@ -44,7 +44,9 @@ OPEN = ("the same", "too close to call", "not enough runs")
 def faults(found: Json, shown: str) -> list[str]:
     """A line for each way in which the sentence, the table and the JSON of one comparison disagree."""
     sentence = " ".join(found["verdict"].split())
-    lines = [] if " ".join(shown.split()).startswith(sentence) else ["the table begins with another sentence"]
+    text, (first_said, *others_said) = " ".join(shown.split()), found["verdict"].splitlines()
+    is_said = text.startswith(first_said) and all(each in text for each in others_said)
+    lines = [] if is_said else ["the table begins with another sentence"]
     lines += [
         f"{each.text} is no figure of the answer"
         for each in spoken(nameless(sentence, found))

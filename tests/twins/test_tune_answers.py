@@ -143,7 +143,7 @@ def of_figures(plain: Plain, sentence: str) -> Iterator[str]:
     ks = {0, *(each["k"] for each in points[0]["lengths"])}
     allowed = {
         "%": [
-            *(SURE_PCT, DRAWS_PCT, plain["gain"]["mean"], *plain["gain"]["interval"]),
+            *(SURE_PCT, DRAWS_PCT, plain["gain"]["mean"], *plain["gain"]["interval"], -plain["gain"]["interval"][0]),
             *([change["mean"], *change["interval"]] if change else []),
         ],
         "times": [point["speedup"] for point in points],
@@ -191,7 +191,7 @@ def of_the_choice(plain: Plain, sentence: str, grid: LengthGrid | None) -> Itera
     reason = re.search(rf"Other lengths are better at {LOADS}, but no table is surely 1 %", sentence)
     if not worse <= set(map(int, re.findall(r"\d+", reason[1] if reason else ""))) <= about:
         yield f"other lengths have less regret at {worse}, which is not what it says"
-    has_reason = reason is not None or "Drafting by batch size changes" in sentence
+    has_reason = reason is not None or re.search("Drafting by batch size changes|on some prompts", sentence) is not None
     if has_reason and plain["gain"]["is_sure"]:
         yield "it says that no table is surely better, and one is"
     if says_none and any(gains_at(points, point["concurrency"]) for point in points):

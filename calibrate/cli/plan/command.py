@@ -57,7 +57,6 @@ def _highest(flags: PlanFlags) -> None:
     profile = load(scenario.profile)
     if (gpus := profile.tensor_parallel * profile.data_parallel) > (flags.gpus or gpus):
         raise ValueError(f"{profile.name} takes {gpus} GPUs, more than --gpus {flags.gpus}")
-    note_trace(scenario.workload)
     with progress() as on_step:
         result = highest_load(
             scenario,
@@ -67,4 +66,5 @@ def _highest(flags: PlanFlags) -> None:
             draws=flags.draws,
             on_done=on_step,
         )
+    note_trace(scenario.workload)
     show(flags.json, result, is_verbose=flags.verbose)

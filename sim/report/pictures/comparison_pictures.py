@@ -1,4 +1,4 @@
-"""Figures of a comparison: latency distributions, and what runs when, a panel per policy.
+"""The figure of a comparison: what runs when, a panel per policy.
 
 Imports seaborn and matplotlib; only called where figures were requested. Not here: the numbers (sim.metrics.summary),
 the works (sim.metrics.records).
@@ -7,23 +7,19 @@ the works (sim.metrics.records).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from sim.compare.side_by_side import Comparison
-from sim.interface.request import Request
 from sim.metrics.records import RunRecord, WorkRecord
-from sim.metrics.stats import Floats
-from sim.metrics.summary import latencies_s
-from sim.report.pictures.panels import COLOURS, headline, panel, save_and_close, set_log_scale, set_theme
+from sim.report.pictures.panels import headline, panel, save_and_close, set_theme
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-TITLES = {"ttft": "TTFT (ms)", "tpot": "TPOT (ms)", "e2el": "E2EL (ms)"}
 KIND_COLOURS = {"prefill": "#4c72b0", "draft": "#dd8452", "verify": "#55a868", "step": "#8172b3", "copy": "#937860"}
 KIND_HATCHES = {"prefill": "", "draft": "////", "verify": "....", "step": "", "copy": "xx"}
 """They tell kinds apart in grey."""
@@ -32,7 +28,7 @@ TIMELINE_WORKS, WINDOWS_TRIED = 60, 400
 
 
 def draw_comparison(directory: Path, result: Comparison, records: Sequence[RunRecord]) -> None:
-    """latency_cdf.png over all replications, and timeline.png of the first requests of each policy.
+    """timeline.png of the first requests of each policy.
 
     Raises ValueError without the plotting libraries.
     """
@@ -42,38 +38,8 @@ def draw_comparison(directory: Path, result: Comparison, records: Sequence[RunRe
         f"{result.profile.name}: {workload['request_rate']} requests/s, {workload['dataset_name']}, "
         f"k={speculation['num_speculative_tokens']}, {speculation['acceptance']}"
     )
-    finished: dict[str, list[Request]] = {}
-    for record in records:
-        finished.setdefault(record.policy, []).extend(each for each in record.requests if each.is_finished)
-    draw_cdfs(directory / "latency_cdf.png", title, {name: latencies_s(each) for name, each in finished.items()})
     if recorded := [record for record in records if record.works]:
         draw_timelines(directory / "timeline.png", title, recorded)
-
-
-def draw_cdfs(path: Path, title: str, sides: Mapping[str, Mapping[str, Floats]]) -> None:
-    """TTFT, TPOT and E2EL (seconds, by metric) of each side, one step line each."""
-    import pandas as pd
-    import seaborn
-
-    table = pd.DataFrame(
-        [
-            (side, label, 1e3 * value_s)
-            for side, of in sides.items()
-            for name, label in TITLES.items()
-            for value_s in of[name]
-        ],
-        columns=["side", "metric", "ms"],
-    )
-    colours = dict(zip(sides, COLOURS * len(sides), strict=False))
-    grid = seaborn.displot(
-        table, kind="ecdf", x="ms", hue="side", col="metric", col_order=list(TITLES.values()), palette=colours,
-        height=3.4, facet_kws={"sharex": False, "legend_out": True},
-    )  # fmt: skip
-    for label, axis in grid.axes_dict.items():
-        set_log_scale(axis, "x")
-        panel(axis, x=label, y="share of requests")
-    headline(grid.figure, f"Share of requests within a latency\n{title}")
-    save_and_close(grid.figure, path)
 
 
 def draw_timelines(path: Path, title: str, records: Sequence[RunRecord]) -> None:

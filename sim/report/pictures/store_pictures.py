@@ -48,49 +48,32 @@ class LinePicture(NamedTuple):
     """Means over the load, or over another column, with a row of panels per metric."""
 
     title: str
-    metrics: Mapping[str, tuple[str, float]]
-    """Label with its unit, and scale, by column."""
+    metrics: Mapping[str, str]
+    """Label with its unit, by column."""
     x: str | None = None
-    """None: the load."""
-    is_log: bool = False
-    has_labels: bool = False
-    """The load stands at each point."""
-    over: str | None = None
-    """Key that the store must go through; None: the load."""
+    """None: the load. Otherwise the load stands at each point."""
 
 
 LINE_PICTURES = {
     "throughput_latency": LinePicture(
         "Mean TTFT and TPOT against throughput; numbers: {load}",
-        {"mean_ttft_ms": ("mean TTFT (ms)", 1.0), "mean_tpot_ms": ("mean TPOT (ms)", 1.0)},
-        x=TOKENS_PER_S, is_log=True, has_labels=True,
+        {"mean_ttft_ms": "mean TTFT (ms)", "mean_tpot_ms": "mean TPOT (ms)"}, x=TOKENS_PER_S,
     ),
     "hockey_stick": LinePicture(
-        "P99 of TTFT and E2EL by {load}",
-        {"p99_ttft_ms": ("P99 TTFT (ms)", 1.0), "p99_e2el_ms": ("P99 E2EL (ms)", 1.0)}, is_log=True,
-    ),
-    "acceptance": LinePicture(
-        "Acceptance length and rate by draft length",
-        {"acceptance_length_tokens": ("acceptance length (tokens per round)", 1.0),
-         "acceptance_rate_pct": ("drafted tokens accepted (%)", 1.0)}, x=K, over=K,
-    ),
-    "utilisation": LinePicture(
-        "GPU busy, and on rejected tokens, by {load}",
-        {"device_utilization": ("GPU busy (% of time)", 100.0),
-         "rejected_token_share": ("rejected tokens (% of GPU time)", 100.0)},
+        "P99 of TTFT and E2EL by {load}", {"p99_ttft_ms": "P99 TTFT (ms)", "p99_e2el_ms": "P99 E2EL (ms)"}
     ),
 }  # fmt: skip
 
 
 def pictures(*, price_per_hour: float | None = None) -> dict[str, Callable[[StorePoints], Figure]]:
     """All pictures of a store by name; `price_per_hour` of a GPU for the dollars of the Pareto's labels."""
-    first, *lines = [(name, partial(draw_lines, picture=each)) for name, each in LINE_PICTURES.items()]
+    throughput, hockey_stick = (partial(draw_lines, picture=each) for each in LINE_PICTURES.values())
     return {
-        **dict([first]),
+        "throughput_latency": throughput,
         "improvement": draw_improvement,
         "draft_length": draw_draft_length,
         "pareto": partial(draw_pareto, price_per_hour=price_per_hour),
-        **dict(lines),
+        "hockey_stick": hockey_stick,
     }
 
 
@@ -180,23 +163,15 @@ def draw_lines(points: StorePoints, picture: LinePicture) -> Figure:
     """Means with their intervals, hollow where overloaded."""
     import pandas as pd
 
-    if picture.over is not None:
-        points = points.with_rows(points.rows[points.rows["acceptance_length_tokens"].notna()])
-        if points.rows.empty or picture.over not in points.keys:
-            raise NotDrawn(f"needs a grid over {picture.over}, and speculation")
-    load = _load_of(points) if picture.over is None else points.load
-    if picture.over is not None and load is not None:
-        # Acceptance belongs to the request: the load changes nothing but which rounds are cut short at the end.
-        points = points.where(load, points.values(load)[0])
-    x, across = picture.x or str(load), [key for key in (load, picture.over) if key is not None]
-    by = _lines_by(points, across)
-    points, rest, held = _held(_plain_once(points, by), [*by, *across])
+    load = _load_of(points)
+    x, by = picture.x or load, _lines_by(points, [load])
+    points, rest, held = _held(_plain_once(points, by), [*by, load])
     means = points.means([metric for metric in (x, *picture.metrics) if metric not in points.keys])
     means[LINE], means[PANEL] = _named_rows(means, by), _named_rows(means, rest)
     ends = {VALUE: "", "low": ".low", "high": ".high"}
     table = pd.concat(
-        means.assign(**{METRIC: label}, **{end: scale * means[f"{metric}{of}"] for end, of in ends.items()})
-        for metric, (label, scale) in picture.metrics.items()
+        means.assign(**{METRIC: label}, **{end: means[f"{metric}{of}"] for end, of in ends.items()})
+        for metric, label in picture.metrics.items()
     )
     table = table[table[VALUE].notna()]
     if table.empty:
@@ -212,15 +187,12 @@ def draw_lines(points: StorePoints, picture: LinePicture) -> Figure:
         axis.scatter(shown[x][hollow], shown[VALUE][hollow], s=20, facecolors=PAPER, edgecolors=edges, zorder=3)
         is_first = name == table[PANEL].iloc[0]
         panel(axis, name, "output (tokens/s)" if x == TOKENS_PER_S else spoken(x), label if is_first else "")
-        if picture.is_log:
-            set_log_scale(axis, "y")
-        else:
-            axis.set_ylim(0.0, 1.25 * max(table[table[METRIC] == label][VALUE].max(), 1e-9))
+        set_log_scale(axis, "y")
         if x in points.keys:
             set_ticks(axis, points.values(x))
-        if picture.has_labels:
+        if x != load:
             label_points(axis, [(row[x], row[VALUE], f"{row[load]:g}") for _, row in shown.iterrows()])
-    title = picture.title.format(load=spoken(load) if load else "")
+    title = picture.title.format(load=spoken(load))
     title += "; hollow: overloaded" if table["is_overloaded"].any() else ""
     fixed = [key for key in ("profile", "policy") if key in points.rows and points.rows[key].nunique() == 1]
     of_one = ", ".join(str(points.rows[key].iloc[0]) for key in fixed)

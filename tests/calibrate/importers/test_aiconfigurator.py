@@ -83,7 +83,7 @@ Change = Callable[[Any], Any]
             lambda frame: frame.rename(columns={"batch_size": "step", "step": "batch_size"}).assign(
                 batch_size=lambda swapped: 8 * swapped.batch_size
             ),
-            "are columns swapped?",
+            "Are columns swapped?",
         ),
         ("generation_attention_perf", lambda frame: frame.assign(kv_cache_dtype="fp8"), "no rows with bf16 KV"),
     ],

@@ -283,7 +283,7 @@ WARM_UP = 2 + 2 * 3 + LONE_REQUESTS
 
 def command_that_fits(told: str) -> list[str]:
     """The command that the message names."""
-    _, _, command = told.partition("to fit them: lanesim ")
+    _, _, command = told.partition("To fit them: lanesim ")
     return shlex.split(command.strip().rstrip(")"))
 
 

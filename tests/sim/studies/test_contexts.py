@@ -67,7 +67,7 @@ def test_the_command_writes_a_table_for_each_context(tmp_path: Path, capsys: pyt
     assert all(len(row) == 5 and row[2] <= row[3] for row in found["table"])
     assert max(last for _, last, *_ in found["table"]) == 4, "more were in flight than the engine has seats"
     assert found["regret"] <= found["regret_without"] + 1e-9
-    assert "A table for each context loses" in " ".join(capsys.readouterr().out.split())
+    assert "A table for each prompt length loses" in " ".join(capsys.readouterr().out.split())
 
 
 @pytest.mark.parametrize("engine", ["sglang-0.5", "trtllm-1.1", "ideal", "vllm-0.32"])

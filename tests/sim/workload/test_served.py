@@ -107,7 +107,7 @@ def test_rejected_requests_are_in_the_json_of_a_run_and_in_one_note(
     printed = capsys.readouterr()
     for one in json.loads(printed.out)["runs"]:
         assert (one["num_prompts"], one["completed"], one["censored"], one["rejected_requests"]) == (2, 2, 0, 2)
-    (line,) = [line for line in printed.err.splitlines() if "rejected" in line]
+    (line,) = [line for line in printed.err.splitlines() if "are rejected" in line]
     assert "2 of 4 requests are rejected: prompts of 4096 tokens or more leave no room for an answer in" in line
 
 

@@ -96,5 +96,5 @@ def test_a_work_inside_the_measured_range_gives_no_warning(fitted: Profile, recw
 def test_too_few_points_are_refused() -> None:
     profile = law()
     nothing = dataclasses.replace(measured(0.0), points=[])
-    with pytest.raises(ValueError, match=r"raise measure\.budget_s"):
+    with pytest.raises(ValueError, match=r"Raise measure\.budget_s"):
         profile_of(nothing, profile.target, profile.draft)
