@@ -13,7 +13,7 @@ from sim.costs.profile import KindError, Profile
 from sim.studies.plan.candidate_ranking import Candidate
 from sim.studies.plan.search import plan
 from tests.twins.drawn import CONTINUOUS, FEW, PAIR, PAIRS, TABLE, TINY, constants, questions, several
-from tests.twins.twin import Asked, Pair, answer, folder, runs, said, twin
+from tests.twins.twin import Asked, Pair, answer, flat, folder, runs, said, twin
 
 KNOWN = KindError(
     mean_error_pct=0.0, max_error_pct=0.0, points=1, held_out="constant, so that draws differ in requests"
@@ -161,3 +161,10 @@ def test_the_gain_that_tune_states_is_the_one_that_compare_measures(
 def length_at(table: list[list[int]], batch: int) -> int:
     """The draft length that a vLLM table has for a batch."""
     return next(k for start, end, k in table if start <= batch <= end)
+
+
+@twin(questions(profiles=(TINY, PAIR), policy=CONTINUOUS, **{"request-rate": None}), share=0.05)
+def test_tune_is_the_same_in_python(asked: Asked) -> Pair:
+    flags = ("--draws", "2", "--concurrencies", "1,4", "--lengths", "0,2")
+    mine = lanesim.tune(**flat(asked), concurrencies=(1, 4), lengths=(0, 2), draws=2, workers=1)
+    return Pair(answer("tune", asked, *flags), json.loads(json.dumps(mine.plain)))

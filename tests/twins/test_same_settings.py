@@ -19,12 +19,8 @@ LATENCIES = ("mean_ttft_ms", "mean_tpot_ms", "mean_e2el_ms", "p99_e2el_ms", "out
 CONTINUOUSLY = ("autoregressive", "continuous", "unified", "baseline")
 
 
-def scenario(asked: Asked) -> lanesim.Scenario:
-    return lanesim.Scenario.of(**flat(asked))
-
-
 def resolved(asked: Asked) -> Any:
-    return resolve(scenario(asked), lanesim.load_profile(asked["profile"]), asked["policy"])
+    return resolve(lanesim.Scenario.of(**flat(asked)), lanesim.load_profile(asked["profile"]), asked["policy"])
 
 
 # -- defaults that are given
