@@ -70,7 +70,9 @@ def levels(
     where = f"log {str(path)!r}"
     windows = read_windows((text for _, text in lines_of(path, "log")), num_speculative_tokens, where)
     if not windows:
-        raise ValueError(f"{where}: no load of vLLM or SGLang; /metrics: `lanesim calibrate fit metrics BEFORE AFTER`")
+        raise ValueError(
+            f"{where}: no load of vLLM or SGLang. For /metrics run `lanesim calibrate fit metrics BEFORE AFTER`"
+        )
     if not isinstance(prompt_tokens, int | float) or not isinstance(output_tokens, int | float):
         raise ValueError(
             f"{where} does not tell how long requests are: add their mean tokens, such as "
@@ -84,7 +86,7 @@ def levels(
     if not kept:
         raise ValueError(
             f"{where}: its {len(windows)} lines never show {MIN_LINES} of the same load with the same before and "
-            "after; hold a number of requests in flight for half a minute"
+            "after. Hold a number of requests in flight for half a minute"
         )
     return [
         mean_load(

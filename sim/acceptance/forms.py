@@ -167,7 +167,7 @@ class CheckedAcceptance(Acceptance):
         if len(rates) != num_speculative_tokens or not all(0.0 <= rate <= 1.0 + SLACK for rate in rates):
             raise PluginError(f"{what} gave {shown(given)}. It must give {num_speculative_tokens} numbers from 0 to 1")
         if any(rate > before + SLACK for before, rate in pairwise(rates)):
-            raise PluginError(f"{what} gave {shown(given)}; they cannot rise")
+            raise PluginError(f"{what} gave {shown(given)}. They cannot rise")
         return rates
 
     def run_lengths(self, window: Positions, depth: int) -> RunLengths:

@@ -73,8 +73,8 @@ def limits_of(
     mixes_prompts = bool(told.get("enable_mixed_chunk", engine.mixes_prompts))
     if not mixes_prompts and rules.token_ratio is None:
         raise ValueError(
-            f"engine {engine.name!r}: prompts go in steps of their own by SGLang's rules of admission (token_ratio), "
-            "and it has none; leave engine.rules.enable_mixed_chunk out"
+            f"engine {engine.name!r} has no admission as SGLang's (token_ratio), which separate steps of prompts need. "
+            "Leave engine.rules.enable_mixed_chunk out"
         )
     return EngineLimits(
         max_num_seqs=min(seats, budget // max(1, rules.queries_per_seat(drafter, draft_tokens))),

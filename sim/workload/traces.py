@@ -212,7 +212,7 @@ def _collected(
         failed = f" that did not fail ({num_failed} did)" if num_failed else ""
         raise ValueError(f"{TRACE} {path!r}: no requests in it{failed}")
     if most is not None and len(ids) < most:
-        raise ValueError(f"{TRACE} {path!r}: {len(ids)} requests, num_prompts={most}; lower num_prompts")
+        raise ValueError(f"{TRACE} {path!r}: {len(ids)} requests, num_prompts={most}. Lower num_prompts")
     arrival_s = np.array(arrivals) if arrivals else None
     order = np.arange(len(ids)) if arrival_s is None else np.argsort(arrival_s, kind="stable")
     places = order[:most].tolist()
@@ -234,10 +234,10 @@ def _check_arrival(arrival_s: float, before: Sequence[float], where: str, *, is_
         return
     if is_in_order and arrival_s < before[-1]:
         late = f"arrival is {before[-1] - arrival_s:.6g} s before the row above"
-        raise ValueError(f"{where}: {late}; sort the file by arrival")
+        raise ValueError(f"{where}: {late}. Sort the file by arrival")
     span_s = arrival_s - before[0]
     if abs(span_s) > MAX_SPAN_S:
         side = "after" if span_s > 0.0 else "before"
         raise ValueError(
-            f"{where}: arrival is {abs(span_s):.3g} s {side} the first one; at most {MAX_SPAN_S:g} are simulated"
+            f"{where}: arrival is {abs(span_s):.3g} s {side} the first one. At most {MAX_SPAN_S:g} are simulated"
         )

@@ -35,7 +35,7 @@ def test_a_profile_is_found_under_the_names_of_its_parts(written: str, shipped: 
         ("gh200/llama-2-7b", "Did you mean 'gh200/llama-3.1-8b'"),
         ("b200-sxm/llama-2-7b", "Did you mean 'b200-sxm/llama-3.1-8b'"),
         ("a100/codellama-34b+tinyllama-1.1b", "Did you mean 'a100-sxm/codellama-34b+tinyllama-1.1b'"),
-        ("mi300x/qwen3-32b", "no shipped profile is of a GPU 'mi300x'"),
+        ("mi300x/qwen3-32b", "No shipped profile is of a GPU 'mi300x'"),
     ],
 )
 def test_what_is_proposed_is_of_the_same_gpu_and_never_taken_for_it(

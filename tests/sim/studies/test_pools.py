@@ -106,7 +106,7 @@ def test_every_server_and_a_router_have_a_line(engine: str, says: str) -> None:
 def test_the_error_that_is_quoted_is_that_of_the_measured_loads_on_the_page() -> None:
     """The page has a row for each engine, GPU and format: its loads, and their error of the time per token."""
     errors = separate_servers_errors()
-    page = (Path(__file__).parents[3] / errors.page).read_text().partition("## Disaggregated cells")[2]
+    page = (Path(__file__).parents[3] / errors.page).read_text().partition("## Disaggregated servers beside")[2]
     rows = [list(map(float, pair)) for pair in re.findall(r"^\|[^|]+\| (\d+) \| ([\d.]+) \|", page, re.MULTILINE)]
     assert errors.cells == sum(cells for cells, _ in rows)
     assert errors.tpot_mean_abs_pct == pytest.approx(sum(cells * pct for cells, pct in rows) / errors.cells, abs=0.1)
