@@ -162,9 +162,9 @@ def show(path: str | None, answer: Answered, *, is_verbose: bool = False, out: P
         from sim.report.say import print_answer
         from sim.run.compiled import said
 
+        print_answer(Console(), answer, is_verbose=is_verbose)
         if is_verbose:
             print(said())
-        print_answer(Console(), answer, is_verbose=is_verbose)
         if out is not None:
             print(f"results    {out}")
 

@@ -6,13 +6,12 @@ Not here: the parts of each answer (sim.report.comparisons, sim.report.say).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from textwrap import wrap
 from typing import NamedTuple
 
 from rich.console import Console
 from rich.table import Table
 
-from sim.report.tables import print_table, say
+from sim.report.tables import print_table, say, wrapped
 
 MORE = "--verbose: assumptions, sources, intervals. --json FILE: everything."
 IN_JSON = "--json FILE: everything."
@@ -44,7 +43,7 @@ def print_said(console: Console, said: Said, *, is_verbose: bool = False) -> Non
     texts: dict[str, list[str]] = {SURE: []}
     room = said.height
     for place, sentence in enumerate(said.answer.splitlines()):
-        room -= len(wrap(sentence, console.width))
+        room -= len(wrapped(sentence, console.width))
         if room < 0 and place:
             texts[SURE].append(sentence)
         else:
@@ -61,7 +60,9 @@ def print_said(console: Console, said: Said, *, is_verbose: bool = False) -> Non
         width = console.width - LABEL_WIDTH
         is_typed = label in COMMANDS
         lines = (
-            [line for part in parts for line in _continued(part, width)] if is_typed else wrap(" ".join(parts), width)
+            [line for part in parts for line in _continued(part, width)]
+            if is_typed
+            else wrapped(" ".join(parts), width)
         )
         for place, line in enumerate(lines):
             say(console, f"{'' if place else label:<{LABEL_WIDTH}}{line}")

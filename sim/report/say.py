@@ -70,6 +70,8 @@ def _basis(answer: Stated, ranges: str, details: Sequence[str], notes: Sequence[
         return [], lambda: list(details)
     lines = [costs_line(answer.costs.errors)]
     lines += [f"{ranges} {answer.draws} variations of GPU times and acceptance."] * bool(answer.draws)
+    first = [note for note in notes if not note.startswith((ACCEPTANCE, IDLE, *ELSEWHERE))][:1]
+    lines += [f"{capital(note.rstrip('.'))}." for note in first]
     lines += [ACCEPTANCE_ASSUMED] * any(note.startswith(ACCEPTANCE) for note in notes)
     more = [*details, *[f"{ranges} {answer.draws} {answer.covers}"] * bool(answer.draws)]
     more += [f"costs: {answer.costs.source}", *(f"note: {note}" for note in notes), *answer.evidence]

@@ -58,9 +58,14 @@ def table_of(
     return new_table(*sides, ([row[title] for title in titles] for row in rows), **look)
 
 
+def wrapped(text: str, width: int) -> list[str]:
+    """Lines of at most `width` characters; options such as --num-prompts stay whole."""
+    return wrap(text, width, break_on_hyphens=False)
+
+
 def say(console: Console, text: str, style: str | None = None) -> None:
     """A line, its text as it is: broken by the terminal where it likes, or with a style at words."""
-    for line in [text] if style is None else wrap(text, console.width) or [""]:
+    for line in [text] if style is None else wrapped(text, console.width) or [""]:
         console.print(line, style=style, highlight=False, markup=False, soft_wrap=True)
 
 

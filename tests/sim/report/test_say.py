@@ -127,9 +127,9 @@ def test_on_demand_it_says_what_its_draws_cover_and_all_notes() -> None:
 
 
 def test_a_few_lines_say_what_an_answer_rests_on_and_one_where_the_rest_is() -> None:
-    *_, doubt, last = said(held(), 120)
+    *_, doubt, last = said(held(), 140)
     ranges = "Ranges: 90 % of 12 variations of GPU times and acceptance."
-    assert doubt == f"how sure   Error of GPU times: decode 2.2 %. {ranges}"
+    assert doubt == f"how sure   Error of GPU times: decode 2.2 %. {ranges} First note."
     assert last.endswith(MORE)
 
 
