@@ -114,7 +114,7 @@ REFUSED = {
     "profiles list 000": "no shipped profile of a GPU 000. GPUs: ",
     "plan --profile cpu/tiny --set num_speculative_tokens=0,2": "'0,2' is not a valid integer",
     f"tune --profile {PAIR} --lengths 0,500": "must be at most 126",
-    f"validate http://h:1 --fit-only --profile {PAIR} --set server.levels=1,1000000": "want at most 10000 requests at once",
+    f"validate http://h:1 --fit-only --profile {PAIR} --set server.levels=1,1000000": "at most 10000 requests at once",
     f"{TINY} --num-speculative-tokens 2,2": "a value stands twice",
     f"{TINY} --num-speculative-tokens 0,2 --out somewhere": "lanesim sweep",
     f"{VARY} prefix_cache": "want KEY=A,B, such as prefix_cache=on,off",

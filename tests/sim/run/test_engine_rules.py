@@ -226,7 +226,7 @@ def test_a_key_that_the_engine_does_not_act_on_is_refused(engine: str, key: str,
 
 def test_prompts_go_apart_only_by_rules_of_admission_that_the_engine_has() -> None:
     given = scenario(EAGLE, "ideal", **{"engine.rules.enable_mixed_chunk": False})
-    assert_refused(lambda: limits_of(given, load(EAGLE)), "'ideal'", "leave engine.rules.enable_mixed_chunk out")
+    assert_refused(lambda: limits_of(given, load(EAGLE)), "'ideal'", "Leave engine.rules.enable_mixed_chunk out")
 
 
 @pytest.mark.parametrize("engine", engine_names())
