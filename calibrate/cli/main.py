@@ -13,7 +13,7 @@ from sim.cli.lazy import Commands, LazyGroup
 SUB_COMMANDS: Commands = {
     "measure": ("calibrate.measure.command:measure_command", "Time a pair of models on this machine."),
     "import": ("calibrate.cli.imports:import_command", "Make a profile from published kernel tables."),
-    "cases": ("calibrate.cli.imports:cases_command", "Commands that time a model with vLLM's own kernels."),
+    "cases": ("calibrate.cli.imports:cases_command", "Commands that time a model with vLLM's kernels."),
     "derive": ("calibrate.cli.derive:derive_command", "Transfer a profile to another GPU of its family."),
     "fit": ("calibrate.cli.fit:source_command", "Fit a profile to what a running server wrote."),
 }

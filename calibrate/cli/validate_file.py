@@ -39,7 +39,7 @@ class FileFlags(LoadFlags, frozen=True, kw_only=True):
     path: Annotated[Path, ARGUMENT, Meta(title="FILE")]
     beside: Annotated[Path | None, ARGUMENT, Meta(title="[REQUESTS.csv|PROMPTS.jsonl]")] = None
     num_speculative_tokens: Annotated[
-        int, Meta(le=126), key(DRAFT_KEY), "Draft length. A server with /metrics says its own."
+        int, Meta(le=126), key(DRAFT_KEY), "Draft length. A server with /metrics says it."
     ] = 0
     out: Annotated[Path | None, "Directory for validation.json. With a server's URL, the profile to write."] = None
 

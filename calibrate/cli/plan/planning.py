@@ -78,7 +78,7 @@ def planned(flags: PlanFlags, bounds_ms: dict[str, float], on_step: OnDone) -> R
         disputed, ratio = disputed_step(result, scenario, profile, named.repository, engine)
         notes.insert(0, disputed)
         if ratio is not None and result.deployments[0].policy == POLICY:
-            whose = f"{engine.partition('-')[0]}'s own"
+            whose = f"{engine.partition('-')[0]}'s"
             notes.insert(0, in_other_tables(result, profile, ratio, whose, on_done=on_step))
     result = replace(result, notes=list(filter(None, notes)))
     return with_pools(result, candidates, flags.gpus or MOST_GPUS, named.repository) if flags.disaggregate else result
@@ -174,4 +174,4 @@ def disputed_step(
     step = f"One decode step takes {ours_ms:.1f} ms here{whose}. By {predictor} it takes {theirs_ms:.1f} ms"
     if max(theirs_ms / ours_ms, ours_ms / theirs_ms) < DISPUTED:
         return f"{step}.", None
-    return f"{DISPUTE}{step} ({kernels}'s own tables). Measure one server first.", theirs_ms / ours_ms
+    return f"{DISPUTE}{step} ({kernels}'s tables). Measure one server first.", theirs_ms / ours_ms
