@@ -169,7 +169,7 @@ def _drafted(answer: Tuning) -> list[str]:
         mean, low, high = (100.0 * share for share in (answer.gain.mean, *answer.gain.interval))
         why = f"drafting by batch size changes {answer.objective} by {low:+.0f} to {high:+.0f} %, mean {mean:+.0f} %"
         if is_open and low < 0.0 < high:
-            why = f"drafts gain {high:.0f} % on some prompts and lose {-low:.0f} % on others, {mean:+.0f} % on average"
+            why = f"over these loads drafts gain {high:.0f} % on some prompts and lose {-low:.0f} % on others"
         return [f"do not speculate {loads}{' unless you know your acceptance' * is_open}", why]
     rows = answer.k_table
     known = sorted(point.speedup for point in answer.points if point.speedup is not None)
@@ -219,8 +219,8 @@ def _pays(answer: Tuning) -> str:
     first, last = points[0].concurrency, points[-1].concurrency
     low, high = answer.break_even_interval
     ends = (
-        "less" if low is None or low < first else f"{low:.0f}",
-        "more" if high is None or high > last else f"{high:.0f}",
+        f"below {first}" if low is None or low < first else f"{low:.0f}",
+        f"above {last}" if high is None or high > last else f"{high:.0f}",
     )
     return f"no draft length gains above {middle:.0f} requests in flight ({' to '.join(ends)})"
 

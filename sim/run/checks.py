@@ -133,8 +133,8 @@ def _refusals(
         )
     if is_drafting and is_lane and not reads_late and not limits.method.is_model:
         yield (
-            f"policy {name!r} drafts with a model of its own: speculation.method={limits.method} is served by "
-            "continuous only"
+            f"policy {name!r} drafts with a draft model, and speculation.method={limits.method} has none. "
+            f"Give {A_DRAFT}, or --policy continuous"
         )
     if method.reads_features and is_drafting and drafter_of(profile) is not method:
         yield (
