@@ -28,6 +28,8 @@ from sim.names import capital, in_words
 KINDS, ANY = ("chat", "code", "maths", "other"), "any-prompts"
 PROMPTS = (*KINDS, ANY)
 """Acceptances that belong to prompts; the last where nothing is stated."""
+YOURS = "Yours: --acceptance code, chat, maths, other or a number"
+"""Ends the note where nothing is stated."""
 SHORT_K = 3
 """Draft length where none is stated: nearly all pairs were measured at it."""
 LONGEST = {"mtp": 3}
@@ -119,7 +121,7 @@ def ends_of(text: str, target: str, params: int, method: str, k: int) -> tuple[M
 
 def origin_of(text: str, target: str, params: int, method: str, k: int) -> str:
     """Where that acceptance is from, with its lengths at draft length `k`: sentences without the last point."""
-    lengths = " to ".join(f"{one.length(k):.2f} ({one.prompts})" for one in ends_of(text, target, params, method, k))
+    lengths = " to ".join(f"{one.length(k):.2f} on {one.prompts}" for one in ends_of(text, target, params, method, k))
     firsts = [alike[0] for alike in measured_of(text, target, params, method)]
     sources = dict.fromkeys(one.pair.source.partition(":")[0] for one in firsts)
     parts = [f"{lengths} tokens a verify at K = {k}, measured by {in_words(list(sources))}"]
@@ -128,7 +130,7 @@ def origin_of(text: str, target: str, params: int, method: str, k: int) -> str:
         if (model_key(one.pair.target), one.pair.method) != (model_key(target), method):
             lent.setdefault(f"{one.pair.target} with {one.pair.method}", []).append(one.kind)
     parts += [f"{capital(in_words(kinds))} borrowed from {whose}" for whose, kinds in lent.items()]
-    return ". ".join([*parts, *["Yours: --acceptance code, chat, maths, other or a number"] * (text == ANY)])
+    return ". ".join([*parts, *[YOURS] * (text == ANY)])
 
 
 def _distance(pair: AcceptancePair, target: str, params: int, method: str) -> tuple[bool, bool, bool, float]:

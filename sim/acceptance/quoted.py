@@ -298,9 +298,9 @@ class MeasuredLength:
         if not errors:
             return ()
         return (
-            f"length:{self.length:g}@{self.measured_k} is carried to other draft lengths by its iid rate; "
-            f"standard error of the length: {', '.join(errors)}. Measured drafts yield more than that at shorter k "
-            "and less at longer",
+            f"length:{self.length:g}@{self.measured_k} is carried to other draft lengths by one rate. "
+            f"Standard error of the length: {', '.join(errors)}. Measured drafts yield more at shorter k and less at "
+            "longer",
         )
 
 

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from sim.acceptance.pairs import YOURS
 from sim.compare.capacity import NEAR_SATURATION
 from sim.compare.side_by_side import MIN_FOR_P99, Comparison
 from sim.compare.verdict import METRIC, STATED, Order, Paired, PolicySummary, Standing, common_key, flips_at
@@ -53,7 +54,8 @@ MAX_NOTES, MAX_SENTENCES = 2, 3
 """Notes that are printed, and loads up to which each has its own answer."""
 ACCEPTANCE = "Acceptance of"
 """Begins a note on acceptance that nobody gave."""
-ACCEPTANCE_ASSUMED = "Acceptance is assumed. Pass yours: --acceptance code, chat, maths, other or a number."
+ACCEPTANCE_ASSUMED = f"Acceptance is assumed. {YOURS}."
+ACCEPTANCE_MEASURED = "Acceptance was measured on such prompts. --verbose names who measured it."
 WHOLE_RUN = {OUTPUT: "output_throughput", "steady_output_throughput_per_gpu": "output_throughput_per_gpu"}
 """Metrics of the table where all requests arrive at once, so that no part of a run is steady."""
 
@@ -88,10 +90,18 @@ def _said(
     notes = [note for note in first.notes if not note.startswith((ONLY_IF, ACCEPTANCE))]
     doubts = [*level_lines(first), *([] if first.profile.phi is None else _overlap_lines(first)[:1]), *_power(first)]
     doubts += notes[:MAX_NOTES]
-    doubts += [ACCEPTANCE_ASSUMED] * any(note.startswith(ACCEPTANCE) for note in [*first.notes, *assumed])
+    doubts += acceptance_lines([*first.notes, *assumed])
     served = _served(first, [one.length.num_prompts for _, one in loads], (key.rpartition(".")[2] for key in grid))
     lines = [*((SURE, line) for line in doubts), *((START, line) for line in start)]
     return Said(answer, [("", _settings(loads))], lines, partial(_details, served, loads, assumed, console.width))
+
+
+def acceptance_lines(notes: Iterable[str]) -> list[str]:
+    """Where acceptance is from, in one line for several drafters."""
+    lines = list(dict.fromkeys(note for note in notes if note.startswith(ACCEPTANCE)))
+    if len(lines) < 2:
+        return lines
+    return [ACCEPTANCE_ASSUMED if any(YOURS in line for line in lines) else ACCEPTANCE_MEASURED]
 
 
 # -- one table

@@ -18,7 +18,7 @@ from sim.acceptance.pairs import ANY
 from sim.compare.side_by_side import Comparison
 from sim.compare.verdict import Interval
 from sim.names import capital, in_words, span
-from sim.report.comparisons import ACCEPTANCE, ACCEPTANCE_ASSUMED, costs_line, said_comparison, said_varied
+from sim.report.comparisons import ACCEPTANCE, acceptance_lines, costs_line, said_comparison, said_varied
 from sim.report.pictures.store_pictures import named
 from sim.report.said import ASSUMED, CHECK, DISPUTED, START, SURE, Said, print_said
 from sim.report.store_points import StorePoints
@@ -26,7 +26,7 @@ from sim.report.tables import measured_width, new_table, number, table_of
 from sim.studies.answer import Stated
 from sim.studies.attainment import Attainment, HighestLoad
 from sim.studies.comparison.varied import Varied
-from sim.studies.evidence import MEASURED, NEAREST
+from sim.studies.evidence import MEAN_SIZE, MEASURED, NEAREST
 from sim.studies.length_choice import ALIKE, TunedPoint
 from sim.studies.load_search import Limit
 from sim.studies.plan.candidate_ranking import LANES
@@ -72,7 +72,7 @@ def _basis(answer: Stated, ranges: str, details: Sequence[str], notes: Sequence[
     lines += [f"{ranges} {answer.draws} variations of GPU times and acceptance."] * bool(answer.draws)
     first = [note for note in notes if not note.startswith((ACCEPTANCE, IDLE, *ELSEWHERE))][:1]
     lines += [f"{capital(note.rstrip('.'))}." for note in first]
-    lines += [ACCEPTANCE_ASSUMED] * any(note.startswith(ACCEPTANCE) for note in notes)
+    lines += acceptance_lines(notes)
     more = [*details, *[f"{ranges} {answer.draws} {answer.covers}"] * bool(answer.draws)]
     more += [f"costs: {answer.costs.source}", *(f"note: {note}" for note in notes), *answer.evidence]
     return [(SURE, line) for line in lines], lambda: more
@@ -342,7 +342,7 @@ def _rented(answer: Rental, console: Console) -> Said:
             f"${best.gpus * answer.price_per_gpu_h:.4g} an hour."
         ]
     others = [note for note in answer.notes if note.startswith(OTHER_TABLES)]
-    lines = [(ASSUMED, ACCEPTANCE_ASSUMED)] * any(note.startswith(ACCEPTANCE) for note in answer.notes)
+    lines = [(ASSUMED, line) for line in acceptance_lines(answer.notes)]
     lines += [(DISPUTED, note.removeprefix(DISPUTE)) for note in answer.notes if note.startswith(DISPUTE)]
     nearest = next((line for row in refined for line in row.evidence), "")
     doubts = [note for note in answer.notes if not note.startswith((*ELSEWHERE, OTHER_TABLES, DISPUTE, ACCEPTANCE))]
@@ -359,14 +359,14 @@ def nearest_measured(evidence: str) -> str:
     >>> nearest_measured("measured nearest: gh200, vllm-0.23, apertus-8b, K = 1, 2 in flight: TPOT +1 % (1 cell; x)")
     'Measured: gh200, vllm-0.23, apertus-8b. Error there: TPOT +1 %.'
     """
+    ends = r"(?:, speed-up| \(\d+ cell)"
     found = re.search(
-        rf"(?:{MEASURED}|{NEAREST}.*?): (.+?)(?:, K = .*?)?(?:, [\d .,to]+ in flight)?: (.+?)(?:, speed-up| \()",
-        evidence,
+        rf"(?:{MEASURED}|{NEAREST}.*?): (.+?)(?:, K = .*?)?(?:, [\d .,to]+ in flight)?: (.+?){ends}", evidence
     )
     if found is None:
         return UNMEASURED
     like = "Measured" if evidence.startswith(MEASURED) else f"{UNMEASURED} Nearest"
-    return f"{like}: {found[1]}. Error there: {found[2]}."
+    return f"{like}: {found[1]}. Error there: {found[2].replace(f' {MEAN_SIZE}', '')}."
 
 
 def _deployment_cells(row: PlannedDeployment, answer: Rental) -> dict[str, str]:

@@ -314,10 +314,12 @@ def _notes(resolved: Resolved, grid: LengthGrid, choice: Choice, largest_graph: 
             f"every token{then}. {IDLE_MEASURED}"
         )
     if largest_graph is not None:
-        eager = {k: [load for load in grid.concurrencies if load * (k + 1) > largest_graph] for k in grid.lengths if k}
-        if first := [f"K = {k} from {loads[0]} in flight" for k, loads in eager.items() if loads]:
-            largest = f"since the largest has {largest_graph} tokens"
-            notes.append(f"simulated without a captured graph, {largest}: {', '.join(first)}")
+        eager = [load for load in grid.concurrencies if load * (longest + 1) > largest_graph]
+        if longest and eager:
+            notes.append(
+                f"steps of more than {largest_graph} tokens run without a CUDA graph, such as K = {longest} from "
+                f"{eager[0]} in flight on"
+            )
     if len(choice.table) > 1:
         notes.append(
             "vLLM captures full graphs for a table with model runner V2 only; V1 falls back to piecewise ones, about "

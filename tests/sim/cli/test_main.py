@@ -91,7 +91,7 @@ REFUSED = {
     f"{SHORT} --policy pvd": "pdv",
     f"compare {' '.join(SMALL)} --policy pd --profile h100-sxm/llama-2-7b+tinylama-1.1b": PAIR,
     f"{SHORT} --policy pd --request-rate nan": "request_rate=nan",
-    f"{SHORT} --policy pd --set speculation.method=ngram": "continuous only",
+    f"{SHORT} --policy pd --set speculation.method=ngram": "or --policy continuous",
     f"{SHORT} --policy continuous --set speculation.method=eagle3": "+eagle3",
     f"{SHORT} --policy pd --set engine.rules.long_prefill_token_threshold=-1": "must be int from 0",
     f"{SHORT} --policy pd --acceptance idd:0.5": "iid",

@@ -66,7 +66,7 @@ def test_a_length_that_no_graph_holds_is_judged_by_its_figures_and_a_note_says_s
     found = answer(resolved(), grid((1, 512), k0=[0.9, 0.9], k1=[1.5, 1.5], k5=[3.0, 3.0]))
     assert (found.verdict, found.k_table) == ("one length: K = 5", [[1, 512, 5]])
     assert [each.fits_graphs for each in found.points[1].lengths] == [True, False, False]
-    assert any("K = 1 from 512 in flight, K = 5 from 512 in flight" in note for note in found.notes)
+    assert any("without a CUDA graph, such as K = 5 from 512 in flight" in note for note in found.notes)
 
 
 def test_a_row_that_saves_next_to_nothing_is_not_made() -> None:
