@@ -353,7 +353,7 @@ def _indexer(path: Path, config: Config, layers: int) -> Indexer | None:
     indexer = _part(path, config, Indexer, shared_layers=_shared_layers(path, config, layers))
     if indexer is not None and not (config.get("kv_lora_rank") or config.get("compress_ratios")):
         raise ValueError(
-            "index_topk goes with latent attention (kv_lora_rank) or compressed KV (compress_ratios) alone"
+            "index_topk needs latent attention (kv_lora_rank) or compressed KV (compress_ratios). It has neither"
         )
     return indexer
 

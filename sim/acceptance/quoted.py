@@ -366,12 +366,12 @@ class MeasuredRates:
         measured_k, lines = self.measured_k, []
         if min(ks := sorted(set(ks)), default=measured_k) < measured_k:
             lines.append(
-                f"vllm: has {measured_k} rates; shorter drafts take the first of them, and recordings show "
+                f"vllm: has {measured_k} rates. Shorter drafts take the first of them, and recordings show "
                 "acceptance lengths 1 to 6 % above that"
             )
         if errors := [f"{100.0 * carried_error(self, k):.0f} % at k={k}" for k in ks if k > measured_k]:
             lines.append(
-                f"vllm: has {measured_k} rates; longer drafts repeat the last conditional one; standard error of the "
+                f"vllm: has {measured_k} rates. Longer drafts repeat the last conditional one. Standard error of the "
                 f"length: {', '.join(errors)}"
             )
         return tuple(lines)

@@ -332,7 +332,7 @@ def _rented(answer: Rental, console: Console) -> Said:
     shown = estimates[: max(0, MAX_ROWS - len(refined))]
     rows = [_deployment_cells(row, answer) for row in [*refined, *shown]]
     table = table_of(
-        rows, ["replica"], ["in memory", "$/M", "J/tok"], box=None, padding=(0, 1), pad_edge=False,
+        rows, ["replica"], ["$/M", "J/tok"], box=None, padding=(0, 1), pad_edge=False,
         caption="~: estimated, not simulated" if shown else None, caption_justify="left",
     )  # fmt: skip
     best, prices = answer.deployments[0], []

@@ -58,6 +58,8 @@ CLASSES = {
     "class": "{}", "cells": "{}", "refused": "{}", "predicted": "{:.1f} %", "TPOT": "{:.1f}",
     "signed": "{:+.1f}", "on shared cells": "{:.1f}", "peer there": "{:.1f}", "TTFT": "{:.1f}", "TTFT cells": "{}",
 }  # fmt: skip
+EXPRESSED_PCT = 95.0
+"""Least share of the loads of a class that should be predicted."""
 TITLES = {
     "cells": "loads",
     "on shared cells": "where both predict",
@@ -96,7 +98,12 @@ def main(out: Path = PAGE, folder: Path = FOLDER) -> None:
             "requests in flight on a rank", judged, pd.cut(judged["concurrency"], [0, *LOADS], labels=[*LOADS.values()])
         ),
         degrees=served_table("GPUs of a replica", judged, degree(judged)),
-        classes=class_lines(served, refused),
+        classes=(classes := class_lines(served, refused)),
+        short=", ".join(
+            f"{name} ({share})"
+            for name, share in classes[["class", "predicted"]].to_numpy()
+            if float(share.removesuffix(" %")) < EXPRESSED_PCT
+        ),
         apart=served_table("role", apart, apart["role"]),
         runs=runs,
         speedups=groups(every.dropna(subset=SPEEDUP), SET_UP[:2] + SET_UP[3:4], {"speed-up": (SPEEDUP,)}).drop(
