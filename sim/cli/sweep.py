@@ -36,7 +36,7 @@ def sweep_command(flags: SweepFlags) -> None:
     """Run all combinations of GRID that STORE does not have yet, with the same requests in each.
 
     GRID is a YAML file. `scenario:` is a scenario. `grid:` lists values for its dotted keys, and for `profile`,
-    `policy` and `engine`. All combinations are run. `zip:` pairs lists instead. `replications:` says how often each is run.
+    `policy` and `engine`. All combinations are run. `zip:` pairs lists instead. `replications:` is runs of each point.
 
     Run the command again to continue a sweep that was stopped. Several grids and processes may write to one store. A
     run that fails is kept with its error and tried again by the next sweep. `lanesim report` makes a page of STORE,

@@ -100,7 +100,7 @@ def main(out: Path = PAGE, folder: Path = FOLDER) -> None:
         degrees=served_table("GPUs of a replica", judged, degree(judged)),
         classes=(classes := class_lines(served, refused)),
         short=", ".join(
-            f"{name} ({share})"
+            f"{name} with {share}"
             for name, share in classes[["class", "predicted"]].to_numpy()
             if float(share.removesuffix(" %")) < EXPRESSED_PCT
         ),

@@ -189,7 +189,7 @@ def test_a_config_may_end_in_the_formats_of_weights_and_kv(tmp_path: Path) -> No
     ("config", "changes", "message"),
     [
         (DEEPSEEK_V3, {"index_topk": 2048}, "index_n_heads=None must be a whole number"),
-        (QWEN3_30B_A3B, SPARSE, "index_topk goes with latent attention (kv_lora_rank) or compressed KV"),
+        (QWEN3_30B_A3B, SPARSE, "index_topk needs latent attention (kv_lora_rank) or compressed KV"),
         (DEEPSEEK_V3, {"layer_types": ["deepseek_sparse_attention"] * 61}, "layer_types has deepseek_sparse_attention"),
         (GLM_5_2, {"indexer_types": None}, "indexer_types=None must say of each of 78 layers"),
         (GLM_5_2, {"indexer_types": ["full", "other"] * 39}, "whether its indexer is full or shared"),
