@@ -41,7 +41,6 @@ class FileFlags(LoadFlags, frozen=True, kw_only=True):
     num_speculative_tokens: Annotated[
         int, Meta(le=126), key(DRAFT_KEY), "Draft length. A server with /metrics says it."
     ] = 0
-    out: Annotated[Path | None, "Directory for validation.json. With a server's URL, the profile to write."] = None
 
 
 @command("file", FileFlags, example=EXAMPLE)

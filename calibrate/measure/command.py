@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
@@ -16,9 +16,6 @@ from sim.cli.console import progress
 from sim.cli.flags import COUNT, Overwrite, Seconds, Tokens, command, key, keys
 from sim.cli.signals import exit_code, stopped_word
 from sim.names import install_line, unknown
-
-if TYPE_CHECKING:
-    pass
 
 MIN_BUDGET_S = 5.0
 

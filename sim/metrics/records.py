@@ -138,7 +138,7 @@ class RunRecord:
     cache_block_tokens: int | None = None
     """Tokens of a block of its prefix cache; None where what one request computed helps no other."""
     caps: dict[str, int | None] = field(default_factory=dict)
-    """The limits that it was served under (sim.run.experiment.Caps)."""
+    """The limits that it was served under (sim.run.resolve.Caps)."""
     partition: dict[str, float | bool] | None = None
     """Shares of the GPU's multiprocessors by lane, and whether they hold only_together; None: shared by all."""
     works: list[WorkRecord] = field(default_factory=list)

@@ -1,7 +1,7 @@
 """Every trouble that hostile launches once found, by its name: what was a traceback, a hang or accepted silently is one
 line that names the file, and what was lost stays.
 
-Beside this: outputs over inputs, two writers, a full disk (tests/sim/cli/test_outputs.py), reruns of replays that were
+Beside this: outputs over inputs, two writers, a full disk (tests/sim/cli/test_consent.py), reruns of replays that were
 interrupted (tests/realrun/cli/test_replay.py), weights (tests/realrun/model/test_weights.py).
 """
 

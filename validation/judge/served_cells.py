@@ -162,7 +162,7 @@ def target_of(cell: ServedLoad) -> tuple[Path, str | None]:
 
 def profile_of(cell: ServedLoad, drafter: str | None = None) -> tuple[Profile, ModelShape]:
     """The profile that the cell's labels stand for, and the model's shape; `drafter` is a name of
-    `sim.costs.shapes.draft_model`. Raises ValueError for what the tables lack."""
+    `sim.drafters.registry.draft_model`. Raises ValueError for what the tables lack."""
     return _imported(cell.gpu, *target_of(cell), cell.kv, deployment_of(cell), drafter)
 
 

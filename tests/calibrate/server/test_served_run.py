@@ -29,7 +29,6 @@ from sim.run.simulate import simulate
 from tests.calibrate.server.test_looks import as_seen, seen
 from tests.calibrate.server.test_probe import serving
 
-SENDING: dict[str, Any] = {"words_per_token": 1.0, "block_tokens": 16}
 FEW = ["--set", "server.levels=1,2", "--set", "server.rounds=1"]
 FLAGS = [
     *("--profile", "cpu/tiny", "--set", "policy=autoregressive", "--request-rate", "200", "--num-prompts", "12"),

@@ -256,6 +256,11 @@ def test_a_prefix_is_found_once_it_is_computed() -> None:
     rows=[(1, 4, 0.0), (17, 1, 0.0)], draft_tokens=0, max_num_seqs=2, async_scheduling=False,
     long_prefill_token_threshold=16, block_size=1, spare_blocks=0, ratio=RATIO, prefill_decode_interval=3,
 )  # fmt: skip
+@example(
+    # A prompt longer than a step's tokens is cut, and no row is left by then.
+    rows=[(1, 26, 0.0), (1, 24, 0.0), (49, 1, 0.0)], draft_tokens=0, max_num_seqs=2, async_scheduling=False,
+    long_prefill_token_threshold=0, block_size=1, spare_blocks=0, ratio=RATIO, prefill_decode_interval=3,
+)  # fmt: skip
 def test_everybody_is_served_however_short_memory_is(
     rows: list[tuple[int, int, float]],
     draft_tokens: int,

@@ -240,7 +240,7 @@ def test_a_report_tells_what_there_is_and_which_replay_lacks(finished: Path, tmp
     (tmp_path / "open.json").unlink()
     report(tmp_path, SMALL)
     assert "| closed | pd |" in _page(tmp_path)
-    assert "Lacking: open;" in _page(tmp_path)
+    assert "Lacking: open." in _page(tmp_path)
 
 
 @pytest.mark.slow

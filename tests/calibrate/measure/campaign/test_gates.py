@@ -7,13 +7,12 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from click.testing import CliRunner
 
 pytest.importorskip("torch")
 
 from calibrate.fit.point_works import TimedPass
 from calibrate.measure.campaign import runner as campaign
-from calibrate.measure.campaign.evidence_command import campaign_of, evidence_command
+from calibrate.measure.campaign.evidence_command import campaign_of
 from calibrate.measure.campaign.plan import CAMPAIGNS, done_file
 from calibrate.measure.campaign.report import Change, Runs, change, changes, disturbed, findings
 from realrun.validate.gates import of_profile, of_replay, verdict
@@ -22,7 +21,6 @@ from sim.costs.profile_files import load
 from tests.calibrate.fit.test_points_file import point
 
 CPU = CAMPAIGNS["cpu"]
-MEASURED = "measure"
 CONTINUOUS = Runs([100.0, 101.0, 99.0], [100.0, 100.5, 99.5])
 
 
@@ -75,12 +73,6 @@ def test_a_disturbed_step_is_named_with_what_does_it_again(
     assert done_file(tmp_path, "closed").exists()
     assert disturbed(tmp_path, CPU, "closed")
     assert not disturbed(tmp_path, CPU, "open")
-
-
-def test_a_server_is_judged_by_the_command_that_is_named(tmp_path: Path) -> None:
-    done = CliRunner().invoke(evidence_command, ["--device", "cpu", "--out", str(tmp_path), "--serve", "vllm serve M"])
-    assert done.exit_code == 2
-    assert "lanesim validate URL --restart COMMAND" in done.output
 
 
 def test_the_pair_is_that_which_fits_the_memory() -> None:
