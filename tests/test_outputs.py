@@ -124,6 +124,29 @@ def test_the_example_of_a_command_prints_an_answer_that_a_stranger_can_read(
     assert len(found := faults(path, printed(EXAMPLES[path], capsys))) == EXCEPTIONS.get(path, 0), found
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "lanesim compare h100-sxm/llama-2-7b+tinyllama-1.1b --policy pd --policy pdv --num-prompts 20 --request-rate 4",
+        "lanesim tune h100-sxm/llama-3.1-8b+eagle3 --lengths 2,3 --concurrencies 1,8 --input-len 64 --output-len 16",
+    ],
+)
+def test_what_verbose_adds_keeps_the_rule(
+    line: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But sources, which files bring. Each line is whole on a console that is as wide."""
+    monkeypatch.setenv("COLUMNS", "9999")
+    added = printed(f"{line} --verbose", capsys).rpartition("\n\n")[2].splitlines()
+    added = [each for each in added if not re.search(r"^source of phi:|^costs:|\S  |─|^ ", each)]
+    assert len(added) > 3
+    assert [
+        each
+        for one in added
+        for each in sentences(one.partition(" Source: ")[0])
+        if breaks_the_rule(each) or FULL.search(each)
+    ] == []
+
+
 @pytest.mark.nightly
 @pytest.mark.parametrize("path", ["plan", "report"])
 def test_the_example_of_a_slow_command_prints_an_answer_that_a_stranger_can_read(
@@ -136,13 +159,20 @@ def test_the_example_of_a_slow_command_prints_an_answer_that_a_stranger_can_read
     assert faults(path, printed(EXAMPLES[path], capsys)) == []
 
 
-def test_no_message_of_an_error_has_a_semicolon() -> None:
+def says(node: ast.AST) -> ast.AST | None:
+    """The error that a statement raises, or the call that warns."""
+    if isinstance(node, ast.Call) and ast.unparse(node.func) in ("warnings.warn", "click.echo", "error.add_note"):
+        return node
+    return node.exc if isinstance(node, ast.Raise) else None
+
+
+def test_no_message_of_an_error_or_a_warning_has_a_semicolon() -> None:
     """Such as `request_rate is -1. It must be above 0.`"""
     found = []
     for folder in ("sim", "calibrate", "realrun", "validation", "lanesim"):
         for file in sorted((Path(__file__).parent.parent / folder).rglob("*.py")):
-            raised = (node.exc for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Raise))
-            texts = (text for error in raised if error is not None for text in ast.walk(error))
+            said = filter(None, map(says, ast.walk(ast.parse(file.read_text()))))
+            texts = (text for each in said for text in ast.walk(each))
             found += [
                 f"{file}:{text.lineno}"
                 for text in texts

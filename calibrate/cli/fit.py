@@ -98,7 +98,7 @@ def source_command(flags: SourceFlags) -> None:
     if flags.form is not None:
         num = len(flags.files) - 1
         if num not in ((2, 3) if flags.form == METRICS else (1,)):
-            raise ValueError(f"want `lanesim calibrate fit {flags.form} {FORMS[flags.form]}`")
+            raise ValueError(f"the files are missing. Write `lanesim calibrate fit {flags.form} {FORMS[flags.form]}`")
     if flags.form == STEPS:
         fit_of_steps(flags, flags.files[1])
         return
@@ -206,7 +206,7 @@ def read_served(flags: SourceFlags, workload: dict[str, Any]) -> list[ServedLoad
     else:
         served = [load for path in flags.files for load in loads_of(path, num_tokens, workload)]
     if not served:
-        raise ValueError("nothing to read: give a RESULT or LOG, or `metrics`, `steps` or `requests` and their files")
+        raise ValueError("no file is named. Give a RESULT or LOG, or `metrics`, `steps` or `requests` and their files")
     for accepted, source in ((each.accepted, each.source) for each in served):
         if accepted is not None and num_tokens not in (None, accepted.draft_tokens):
             raise ValueError(

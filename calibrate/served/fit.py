@@ -210,12 +210,12 @@ def fit_served(
     load's error. Rounds of one load are one. Loads may be of two servers that differ in drafting alone: what they have
     in common is fitted to both. Raises ValueError."""
     if not served:
-        raise ValueError("nothing was seen of the server")
+        raise ValueError("no load was sent to the server")
     for each in served:
         if each.concurrency < 1.0 or not set(FITTED) & set(each.measured):
             raise ValueError(
                 f"{each.source}: a fit needs requests in flight and a time per output token or tokens per second. "
-                "`lanesim validate FILE` compares what has none"
+                "`lanesim validate FILE` compares loads without these"
             )
     served = _of_rounds(served)
     profile = with_engine(profile, engine_of(setup.engine_name, profile))
@@ -345,8 +345,8 @@ def _tellable_fits(
         except Undetermined as error:
             unfitted[error.constant] = error.why
             names = [name for name in names if name != error.constant]
-    why = "; ".join(f"{name} {reason}" for name, reason in unfitted.items())
-    raise ValueError(f"{seen.sources}: these levels tell no constant of a step: {why}")
+    why = ". ".join(f"{name} {reason}" for name, reason in unfitted.items())
+    raise ValueError(f"{seen.sources}: no constant of a step can be fitted to these loads. {why}")
 
 
 def _is_hidden(profile: Profile, seen: Seen) -> bool:

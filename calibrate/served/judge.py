@@ -68,7 +68,7 @@ class LoadSetup:
         """What the blocks of a raw scenario say of all cells. Raises ValueError for other blocks."""
         if foreign := sorted(set(raw) - {"engine", "workload", "speculation", "seed"}):
             raise ValueError(
-                f"--set {foreign[0]}: want a key of engine, workload or speculation. The measured loads have the rest"
+                f"--set {foreign[0]} must be a key of engine, workload or speculation. The measured loads have the rest"
             )
         blocks = {name: raw.get(name, {}) for name in ("engine", "workload", "speculation")}
         return cls(**blocks, requests=requests, seed=raw.get("seed", 0))

@@ -212,7 +212,7 @@ def with_steps(profile: Profile, steps: Sequence[SeenStep], lone: Sequence[tuple
         if not step.prompt_tokens:
             by_rows.setdefault(step.rows, []).append(step.seconds)
     if not by_rows:
-        raise ValueError("no request had two tokens one after the other: ask for longer outputs")
+        raise ValueError("no request had two tokens one after the other. Send a longer --output-len")
     enough = min(MIN_STEPS, max(map(len, by_rows.values())))
     points = [(rows, _usual(seconds)) for rows, seconds in sorted(by_rows.items()) if len(seconds) >= enough]
     line = LinearPass(pass_s=LEAST_PASS_S, launches=1, by_rows=tuple(points))

@@ -75,7 +75,7 @@ def levels(
         )
     if not isinstance(prompt_tokens, int | float) or not isinstance(output_tokens, int | float):
         raise ValueError(
-            f"{where} does not tell how long requests are: add their mean tokens, such as "
+            f"{where} does not say how long requests are. Add their mean tokens, such as "
             "--set workload.input_len=512 --set workload.output_len=128"
         )
     by_running: dict[int, list[LogLine]] = {}
@@ -197,7 +197,7 @@ def read_bench(path: Path, num_speculative_tokens: int | None = None) -> list[Se
 
 def _level(row: Mapping[str, Json], where: str, source: str, num_speculative_tokens: int | None) -> ServedLoad:
     if row.keys() >= SIMULATED:
-        raise ValueError(f"{where} was simulated by lanesim: want what a server or a benchmark measured")
+        raise ValueError(f"{where} was simulated by lanesim. Give what a server or a benchmark measured")
     result = convert(row, _Result, where)
     completed = int(result.completed)
     if completed < 1 or result.total_output_tokens < completed:
@@ -267,11 +267,11 @@ def read_looks(path: Path, url: str | None = None) -> ServerLooks:
     raw = parse_json(read_text(path, "looks at a server"), where)
     if value_at(raw, "schema") != SCHEMA:
         raise ValueError(
-            f"{where}: schema {value_at(raw, 'schema')!r:.20} is not {SCHEMA}: choose another file, or remove it"
+            f"{where}: schema {value_at(raw, 'schema')!r:.20} is not {SCHEMA}. Choose another file, or remove it"
         )
     looks = convert(raw, ServerLooks, where)
     if url not in (None, looks.url):
-        raise ValueError(f"{where} are of another server: choose another --out")
+        raise ValueError(f"{where} are of another server. Choose another --out")
     return looks
 
 
@@ -346,7 +346,7 @@ def loads_of(path: Path, draft_tokens: int | None = None, workload: dict[str, An
         prompt_tokens, output_tokens = ((workload or {}).pop(name, None) for name in LENGTHS)
         return levels(path, prompt_tokens, output_tokens, draft_tokens)
     raise ValueError(
-        f"file {str(path)!r} holds no load of a server: want a log, a result that `vllm bench serve --save-result` or "
+        f"file {str(path)!r} has no load of a server. Give a log, a result that `vllm bench serve --save-result` or "
         f"alike wrote or printed, or a table. `lanesim check {path}` says what it is"
     )
 

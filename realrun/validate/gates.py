@@ -46,7 +46,7 @@ def of_replay(result: Mapping[str, Any]) -> list[str]:
         return []
     return [
         f"fixed passes beside {', '.join(beyond)} took {min(ratios):.2f} to {max(ratios):.2f} times as long as with "
-        f"the profile, want {low:g} to {high:g}"
+        f"the profile, where {low:g} to {high:g} is normal"
     ]
 
 

@@ -119,7 +119,7 @@ def ends_of(text: str, target: str, params: int, method: str, k: int) -> tuple[M
 
 def origin_of(text: str, target: str, params: int, method: str, k: int) -> str:
     """Where that acceptance is from, with its lengths at draft length `k`: sentences without the last point."""
-    lengths = " to ".join(f"{one.length(k):.2f} ({one.prompts})" for one in ends_of(text, target, params, method, k))
+    lengths = " to ".join(f"{one.length(k):.2f} on {one.prompts}" for one in ends_of(text, target, params, method, k))
     firsts = [alike[0] for alike in measured_of(text, target, params, method)]
     sources = dict.fromkeys(one.pair.source.partition(":")[0] for one in firsts)
     parts = [f"{lengths} tokens a verify at K = {k}, measured by {in_words(list(sources))}"]

@@ -124,7 +124,7 @@ class Experiment:
         tokens = self.resolved.served.max_model_len
         if requests.num_cut:
             text = f"{requests.num_cut} of {num_sent} answers end where prompt and answer are {tokens} tokens"
-            warnings.warn(f"{text}, as in {engine}", CutAnswerWarning, stacklevel=2)
+            warnings.warn(f"{text}, the limit of {engine}", CutAnswerWarning, stacklevel=2)
         if requests.num_rejected:
             why = f"prompts of {tokens} tokens or more leave no room for an answer"
             if not self.resolved.served.ends_answers:

@@ -225,7 +225,7 @@ def usd_per_gpu_h(text: str | None) -> float | None:
     except ValueError:
         usd = -1.0
     if not 0.0 <= usd < inf or not text.strip().endswith(PRICE_UNIT):
-        raise ValueError(f"--price {text!r}: want dollars per hour of one GPU, such as 3.5{PRICE_UNIT}")
+        raise ValueError(f"--price {text!r} must be dollars per hour of one GPU, such as 3.5{PRICE_UNIT}")
     return usd
 
 

@@ -66,7 +66,7 @@ FORMS = [
     ("beta:13,8~1", "only iid, length, vllm, per-position take a spread of requests"),
     ("markov:.1,.2,.3", "got 3 numbers. Write markov:"),
     ("markov:.9,.1,.8,.3", "must be above 0 and at most 1"),
-    ("markov:.8,.2", "wants FIRST <= AFTER"),
+    ("markov:.8,.2", "must have FIRST <= AFTER"),
     ("tape:absent.jsonl", "acceptance tape 'absent.jsonl' cannot be read: No such file"),
     ("vllm:.49,.74", "rate 2=0.74 must not be above the one before, 0.49. Write per-position:0.49,0.74 if these are"),
     ("vllm:.74,1.2", "unconditional rate 2=1.2 must be a number from 0 to 1. Write vllm:.74,.49,.37"),
@@ -94,7 +94,7 @@ def test_no_quote_has_a_model_of_drafts_of_nothing(text: str) -> None:
 TAPES = [
     ("", "", "no request in it"),
     ("[1, 2\n", "", "line 1: not valid JSON"),
-    ("[1, 2]\n[1, 0]\n", "", "line 2: want a list of whole numbers from 1"),
+    ("[1, 2]\n[1, 0]\n", "", "line 2 must be a list of whole numbers from 1"),
     ("[1]\n", "", "line 1: 1 positions, and at least 2 are needed"),
     ('{"a": [1, 2], "b": [1, 2]}\n', "", "2 list fields (a, b). Name one as FILE#FIELD"),
     ('{"eagle": [1, 2], "ngram": [1, 2]}\n', "#eagel", "Did you mean 'eagle'"),
@@ -313,7 +313,7 @@ SMALL_DRAFT = [{"draft": "llama-68m", "acceptance": "iid:0.35", "num_speculative
 TABLE_KEY = "speculation.num_speculative_tokens_per_batch_size"
 OF_HEAD = {"profile": HEAD, "policy": "pipelined", "num_speculative_tokens": 7, "acceptance": "length:4.35@7"}
 SCENARIOS: list[tuple[dict[str, Any], str]] = [
-    ({"slo_classes": [CHAT]}, "shares sum to 0.25, want 1"),
+    ({"slo_classes": [CHAT]}, "shares sum to 0.25 and must sum to 1"),
     ({"slo_classes": [CHAT, {**CHAT, "share": 0.75}]}, "chat, chat names one twice"),
     ({"slo_classes": [{"name": "x", "share": 1.0, "ttft_ms": -1.0}]}, "slo_classes.x.ttft_ms=-1.0 must be above 0"),
     ({"policy": "continuous", "speculation.drafts": SMALL_DRAFT}, "policy 'continuous' has one draft model"),
@@ -415,7 +415,7 @@ VALUES: list[tuple[Callable[..., object], dict[str, Any], str]] = [
     *((SglangAdaptive, {"start": 1, "bands": {key: Band(candidate_steps=(1,))}}, "batch size")
       for key in ("0", "x", "")),
     (build_controller, {"name": "goodput", "draft_tokens": 4}, "needs what a round costs"),
-    *((usd_per_gpu_h, {"text": text}, f"--price {text!r}: want dollars per hour of one GPU, such as 3.5/gpu-h")
+    *((usd_per_gpu_h, {"text": text}, f"--price {text!r} must be dollars per hour of one GPU, such as 3.5/gpu-h")
       for text in ("", "cheap", "-1/gpu-h", "inf/gpu-h", "nan/gpu-h", "3.5", "3.5/h", "7/replica-h", "3.5/GPU-h")),
     (build_requests, {"workload": Workload(), "seed": -1}, "seed=-1 must be at least 0"),
     (Sharing, {"num_prefixes": 2}, "num_prefixes=2: prompts without prefix_len have none"),

@@ -59,7 +59,7 @@ class Store:
     def __init__(self, path: Path) -> None:
         self.path = path
         if not (path / MARK).is_file():
-            raise ValueError(f"{str(path)!r} holds no {MARK}: want a store that `lanesim sweep --out` wrote")
+            raise ValueError(f"{str(path)!r} has no {MARK}. Give a store that `lanesim sweep --out` wrote")
         self._read("SELECT key FROM rows LIMIT 0")
 
     @classmethod

@@ -227,7 +227,7 @@ def test_a_servers_own_limits_are_those_of_its_fit(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("more", "named"),
     [
-        (["--set", "devices.count=2"], "--set devices: want a key of engine"),
+        (["--set", "devices.count=2"], "--set devices must be a key of engine"),
         *(
             (
                 ["--set", f"num_speculative_tokens={k}"],

@@ -34,7 +34,7 @@ def shown(result: Varied, *, is_verbose: bool = False) -> list[str]:
 
 @pytest.mark.parametrize("value", ["inf", "nan", "1.5", "x", "-k"])
 def test_a_context_that_is_no_count_is_refused_with_what_one_is(value: str) -> None:
-    assert_refused(lambda: tokens_of(value), f"{value}: want a whole number of tokens, such as 1500 or 1.5k")
+    assert_refused(lambda: tokens_of(value), f"{value} must be a whole number of tokens, such as 1500 or 1.5k")
 
 
 def test_power_is_said_of_the_settings_that_have_it() -> None:
