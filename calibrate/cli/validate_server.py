@@ -1,5 +1,5 @@
-"""`lanesim validate URL`: predict a scenario on a running server, send it, and say how far off the prediction was; with
---fit-only closed loops of streamed requests, and the profile fitted to them.
+"""`lanesim validate URL`: a prediction for a running server, the load itself, and the prediction's error. With
+--fit-only it sends closed loops and fits the profile to them.
 
 What was sent is in a file after every loop and before a fit; `lanesim calibrate fit FILE` fits that file again. Not
 here: the looks themselves (calibrate.server.side), the fit (calibrate.served.fit).

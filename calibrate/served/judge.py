@@ -1,4 +1,4 @@
-"""Cells simulated and compared: error per cell and metric, over the judged ones, of speed-ups; a figure.
+"""Measured loads beside simulated ones: the error of each metric, of all judged loads and of speed-ups, and a figure.
 
 A closed loop sends all requests at once, at most `concurrency` in flight, one let in as one finishes; an open loop
 sends them at `request_rate`. Where a cell does not say how many, WAVES x concurrency are served, so that filling and

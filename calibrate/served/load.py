@@ -1,4 +1,4 @@
-"""`ServedLoad`: what a server did under one load, whoever says so; and the same load judged.
+"""`ServedLoad`: a server's latencies and throughput under one load, from any source, and the same load judged.
 
 A load has a set-up (GPU, engine, models, degrees), requests in flight or a rate, and what came of it: requests as they
 were sent, or means. Every reader makes loads, and the fit and the judge take nothing else:

@@ -1,5 +1,5 @@
-"""Levels of load and acceptance from files: a log, results of benchmarks, and rounds of `lanesim validate --fit-only`;
-and which file holds loads, and who reads it, the one list that `check` and all commands ask.
+"""Loads and acceptance from files: a log, results of benchmarks, and rounds of `lanesim validate --fit-only`. `check`
+and all commands share this one list of readers.
 
 A file is known by names that are in it, since users name files as they like.
 

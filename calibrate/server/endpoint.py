@@ -1,4 +1,4 @@
-"""Send requests to an OpenAI-compatible endpoint at their own times, each streamed answer timed where its user would
+"""Requests to an OpenAI-compatible endpoint, sent at their own times, each streamed answer timed where its user would
 time it.
 
 A request goes out when it is due, whatever became of those before it, as arrivals do. Prompts are words that nobody

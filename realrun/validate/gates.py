@@ -1,4 +1,4 @@
-"""What is to be seen in measurements that something else on the machine disturbed: a profile's passes, a replay.
+"""Signs that another program disturbed a measurement: a profile's passes, a replay.
 
 Not here: measuring (calibrate.measure), the comparison (realrun.validate.error_parts).
 """

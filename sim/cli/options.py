@@ -1,4 +1,4 @@
-"""Flags of the commands that take a scenario: file first, then flags, then --set; last wins.
+"""Flags of the commands that take a scenario. The file is read first, then flags, then --set, and the last one wins.
 
 Not here: how flags are declared (sim.cli.flags), what the values mean and their checks (sim.run.scenario).
 """

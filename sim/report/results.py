@@ -1,4 +1,4 @@
-"""A results directory: scenario.yaml, summary.json, parquet tables, figures; complete or not there.
+"""A results directory: scenario.yaml, summary.json, parquet tables and figures, complete or absent.
 
 It is written beside its path and takes it by one rename, so that the old one is there whole until the new one is.
 Not here: how that is done (sim.files.write), what the results mean.

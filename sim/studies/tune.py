@@ -1,5 +1,5 @@
-"""Draft length by load: a closed loop at every concurrency and draft length, in every draw that the evidence allows,
-and of that a table by batch size, or one length where a table is not surely better; for one prompt length or several.
+"""Draft length by load: closed loops at every concurrency and draft length, in every variation that the evidence
+allows. The result is a table by batch size, or one length where a table is not surely better.
 
 Draws are paired: all settings meet the same requests, acceptance and costs, so that ratios vary less than they do. Rows
 by context are those of vLLM's proposal (vllm#48627). Not here: choosing (length_choice), draws (cost_draws), the words

@@ -1,5 +1,5 @@
-"""Results of benchmark tools: their means, as rows under the keys of `vllm bench serve --save-result`, and their
-requests one by one, as workloads; conversations of ShareGPT among them.
+"""Results of benchmark tools: means under the keys of `vllm bench serve --save-result`, and requests one by one, as
+workloads. Conversations of ShareGPT are among them.
 
     vLLM             means: an object, an object a line (--append-result), a list (`vllm bench sweep`), or the printed
                      block; SGLang's bench_serving is alike. Requests: --save-detailed

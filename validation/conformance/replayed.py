@@ -1,4 +1,4 @@
-"""Holds `continuous` against the decisions of real schedulers: the exit code is the number of logs that differ.
+"""Steps of `continuous` beside those of real schedulers. The exit code is the number of logs that differ.
 
     .venv/bin/python -m validation conformance LOG...              real engines' logs, and drawn ones (.jsonl.gz)
     .venv/bin/python -m validation conformance --vllm PATH         schedules drawn now, by the vLLM in that folder

@@ -1,4 +1,4 @@
-"""Writes docs/atlas.csv: the best draft length of published pairs at each simulated load.
+"""The writer of docs/atlas.csv: the best draft length of published pairs at each simulated load.
 
     python -m validation atlas [--only TEXT] [--draws 10] [--out docs/atlas.csv]
 

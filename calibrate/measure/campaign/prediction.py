@@ -1,4 +1,4 @@
-"""What the measured profile predicts of every replay, written down before the first one runs.
+"""The measured profile's prediction of every replay, written down before the first one runs.
 
 From the profile alone, with the seeds that the replays have. Not here: replaying (realrun.replay.replays), predicted
 beside measured (realrun.validate.error_parts).

@@ -1,4 +1,4 @@
-"""Runs a campaign's steps one after the other; it may be interrupted or killed anywhere, and goes on when called again.
+"""The runner of a campaign's steps, one after the other. It may be killed anywhere, and continues when called again.
 
 A step is the commands that a user would type, each in a process: what it held on the device is free when it ends. A
 finished step is not begun again, a measurement goes on where it was, a replay begins anew. A step that reaches its

@@ -1,4 +1,4 @@
-"""A grid: a scenario, and for some of its keys the values to go through; strict, and expanded one scenario at a time.
+"""A grid: a scenario, and for some of its keys the values to go through, expanded one scenario at a time.
 
     scenario: {profile: h100-sxm/llama-3.1-8b+llama-3.2-1b, policy: [continuous, pd], workload: {num_prompts: 300}}
     grid:

@@ -1,4 +1,4 @@
-"""A store: a folder with one SQLite file of rows, each under its key; any number of processes may add to it.
+"""A store: a folder with one SQLite file of rows, each under its key. Any number of processes may add to it.
 
 SQLite keeps writers apart and what a killed one had written whole. A row that two writers made is the same row and is
 kept once; one that succeeded replaces one that failed. Rows are compressed JSON: what is read is what was
