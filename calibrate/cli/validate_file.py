@@ -133,9 +133,7 @@ def _recorded(flags: FileFlags, raw: dict[str, Any]) -> None:
     if tokens > 0 and raw.get("policy") == "autoregressive":
         raise ValueError(f"{DRAFT_KEY}={tokens}: autoregressive drafts nothing. Use continuous")
     if tokens > 0 and acceptance is None:
-        raise ValueError(
-            f"{DRAFT_KEY}={tokens} needs an acceptance. Add one, such as --set speculation.acceptance=iid:.7"
-        )
+        raise ValueError(f"{DRAFT_KEY}={tokens} needs an acceptance. Add --set speculation.acceptance=iid:.7")
     set_dotted(raw, "speculation.num_speculative_tokens", tokens)
     loaded = load(flags.profile)
     scenario = scenario_of(flags.path, loaded.name, raw)

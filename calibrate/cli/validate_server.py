@@ -298,8 +298,7 @@ def _tell(run: ServedRun, out: Path) -> None:
         sentences.append(off_in_words(abs(off_pct), "this load in mean latency"))
     tables, lines = [], []
     if run.in_flight:
-        shares = [[f"{each:+.0f} %" for each in (one.measured, one.predicted)] for one in run.in_flight]
-        rows = [[str(one.at_once), *each] for one, each in zip(run.in_flight, shares, strict=True)]
+        rows = [[str(one.at_once), f"{one.measured:.0f} %", f"{one.predicted:.0f} %"] for one in run.in_flight]
         tables.append(("E2EL shorter by speculation", new_table(["requests in flight"], ["measured", "fitted"], rows)))
     for name, side in (("", run), ("without speculation", run.plain)):
         if side is None:

@@ -125,8 +125,7 @@ class Production:
         error_pct, where = self.left
         if abs(error_pct) <= MAX_LEFT_PCT:
             return ""
-        forms = "of no form tried" if len(self.tried) > 1 else "not of this form"
-        return f"This server is {forms}: {error_pct:+.0f} % are left at {where}. Do not use this profile."
+        return f"The simulator does not fit this server: {error_pct:+.0f} % error at {where}. Do not use this profile."
 
     @property
     def caution(self) -> str:
@@ -330,7 +329,7 @@ def _tellable_fits(
     near: dict[str, float] = {}
     if _is_hidden(profile, seen):
         has_rows = form is not None and form.has_rows
-        why = f"hardly shows here, less than half as much as {GAP}: the engine prepares steps while the GPU works"
+        why = f"loads hardly depend on it, and more on {GAP}, because the engine prepares steps while the GPU works"
         unfitted = {name: why for name in names if name in (STEP, ROW) and not (name == ROW and has_rows)}
         names = [GAP, *(name for name in names if name not in unfitted)]
         if has_rows:

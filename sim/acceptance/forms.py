@@ -327,7 +327,5 @@ def markov_from_rates(first: float, after: float) -> MarkovAcceptance:
     check_rate("markov first", first)
     check_rate("markov after", after)
     if not first <= after or (first, after) == (0.0, 1.0):
-        raise ValueError(
-            f"acceptance markov:{first!r},{after!r} must have FIRST <= AFTER, and not 0,1: n-gram hits cluster"
-        )
+        raise ValueError(f"acceptance markov:{first!r},{after!r} must have FIRST <= AFTER, and not be 0,1")
     return MarkovAcceptance(1.0, 0.0, first, 1.0 - after)

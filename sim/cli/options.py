@@ -148,9 +148,7 @@ def gather(flags: WorkloadFlags, lists: dict[str, list[Json]] | None = None) -> 
         if isinstance(value, list):
             assert lists is not None
             if len(set(value)) < len(value):
-                raise ValueError(
-                    f"--{name.replace('_', '-')} {','.join(map(str, value))} has a value twice. Leave one out"
-                )
+                raise ValueError(f"--{name.replace('_', '-')} {','.join(map(str, value))} has a value twice")
             lists[dotted], value = value, value[0]
         if value is not None:
             set_dotted(raw, dotted, value)
@@ -167,9 +165,7 @@ def _distinct(profiles: list[str], *, several: bool) -> list[str]:
 
     by_spelling = {spelling(each): each for each in profiles}
     if len(by_spelling) > 1 and not several:
-        raise ValueError(
-            f"{' and '.join(by_spelling)} are two profiles. This command takes one, and `lanesim compare` several"
-        )
+        raise ValueError(f"{' and '.join(by_spelling)}: give one profile here. `lanesim compare` takes several")
     return list(by_spelling.values())
 
 

@@ -235,9 +235,7 @@ def answer(
     asked = ((0,), tuple(k for k in grid.lengths if k > 0))
     change, known, most = None, resolved.quoted.measured_k or LONGEST, max(choice.lengths)
     if most > known:
-        warnings.warn(
-            f"K = {most} is a guess, because acceptance was measured with drafts of {known} tokens", stacklevel=2
-        )
+        warnings.warn(f"K = {most} is a guess. Acceptance was measured with drafts of {known} tokens", stacklevel=2)
     if in_use is not None:
         chosen = np.stack([grid.of(k)[i] for i, k in enumerate(choice.lengths)])
         used = "no speculation" if in_use == PLAIN else f"K = {in_use}"
@@ -374,9 +372,7 @@ def _candidates(resolved: Resolved, lengths: Sequence[int] | None) -> tuple[int,
     most = resolved.scenario.speculation.num_speculative_tokens
     candidates = rising("draft length", range(most + 1) if lengths is None else lengths, 0)
     if candidates[-1] < 1:
-        raise ValueError(
-            "tune needs a draft length from 1 on, such as --set num_speculative_tokens=5 or --lengths 1,3,5"
-        )
+        raise ValueError("tune needs a draft length from 1 on, such as --lengths 1,3,5 or num_speculative_tokens=5")
     return candidates
 
 

@@ -12,7 +12,7 @@ from calibrate.server.served_run import InFlight, ServedRun, read_run
 from sim.cli.main import run
 from tests.calibrate.server.test_probe import Server, serving
 from tests.properties import some
-from tests.test_outputs import WIDTH, faults
+from tests.test_outputs import faults
 
 LOAD = [
     *("--profile", "cpu/tiny", "--request-rate", "200", "--num-prompts", "8", "--input-len", "40", "--output-len", "8"),
@@ -29,16 +29,9 @@ def paired(drafting: Server, plain: Server, out: Path, *levels: str) -> int:
 
 @pytest.mark.parametrize(("drafting_s", "plain_s", "said"), [(0.0, 0.2, "shorter"), (0.2, 0.0, "longer")])
 def test_what_speculation_does_is_said_first_and_both_sides_are_in_the_file(
-    drafting_s: float,
-    plain_s: float,
-    said: str,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    drafting_s: float, plain_s: float, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("COLUMNS", str(WIDTH))
-    monkeypatch.chdir(tmp_path)
-    out = Path("run.json")
+    out = tmp_path / "run.json"
     with serving(prompt_tokens=40, first_s=drafting_s) as one, serving(prompt_tokens=40, first_s=plain_s) as other:
         assert paired(one, other, out, "none", *DRAFTS) == 0
         assert sorted(each["prompt"] for each in one.asked) == sorted(each["prompt"] for each in other.asked)

@@ -28,7 +28,7 @@ from sim.run.scenario import Goodput, Scenario, parse_scenario
 from sim.run.simulate import simulate
 from tests.calibrate.server.test_looks import as_seen, seen
 from tests.calibrate.server.test_probe import serving
-from tests.test_outputs import WIDTH, faults
+from tests.test_outputs import faults
 
 SENDING: dict[str, Any] = {"words_per_token": 1.0, "block_tokens": 16}
 FEW = ["--set", "server.levels=1,2", "--set", "server.rounds=1"]
@@ -45,11 +45,9 @@ def validated(url: str, out: Path, *flags: str) -> dict[str, Any]:
 
 
 def test_requests_are_sent_at_their_times_and_judged_beside_what_was_predicted(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("COLUMNS", str(WIDTH))
-    monkeypatch.chdir(tmp_path)
-    out = Path("run.json")
+    out = tmp_path / "run.json"
     with serving(prompt_tokens=40) as server:
         told = validated(server.url, out, "--set", "workload.random_range_ratio=0.5")
         asked = server.asked
