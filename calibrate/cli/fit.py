@@ -247,7 +247,9 @@ def advice(production: Production, profile_name: str, out: Path | None) -> str:
         return f"See whether the profile is of this server's GPU, model, weights and degree: {shlex.join(command)}"
     if out is None:
         context = click.get_current_context()
-        return f"Nothing was written. To keep the constants as a profile: {shlex.join(_again(context))} --out mine.json"
+        group = ["calibrate"] if context.command.name == "fit" else []
+        again = shlex.join(["lanesim", *group, str(context.command.name), *context.meta[GIVEN]])
+        return f"Nothing was written. To keep the constants as a profile: {again} --out mine.json"
     largest = max(production.levels, key=lambda level: level.served.concurrency).served
     prompt_tokens, output_tokens = map(round, largest.lengths)
     loop = {
@@ -267,12 +269,6 @@ def advice(production: Production, profile_name: str, out: Path | None) -> str:
     command += [str(word) for flag, value in loop.items() for word in (flag, value)]
     chosen = "" if production.tried else ". How the engine schedules was not tested: that takes three loads or more"
     return f"{out} has the server's constants{chosen}. To simulate its largest load: {shlex.join(command)}"
-
-
-def _again(context: click.Context) -> list[str]:
-    """The command as it was given."""
-    name = str(context.command.name)
-    return ["lanesim", *(["calibrate"] if name == "fit" else []), name, *context.meta[GIVEN]]
 
 
 def plain(production: Production) -> dict[str, Json]:

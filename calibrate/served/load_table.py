@@ -144,5 +144,5 @@ def _value(text: str, kind: Any, name: str, where: str) -> Any:
     try:
         return msgspec.convert(msgspec.json.decode(text) if text.startswith("[") else text.strip(), kind, strict=False)
     except msgspec.DecodeError as error:
-        problem = str(error).replace("Expected", "must be").replace(", got `str`", "")
+        problem = str(error).replace("Expected", "it must be").replace(", got `str`", "")
         raise ValueError(f"{where}: {name}={text!r:.40}: {problem}") from None

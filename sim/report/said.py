@@ -66,10 +66,7 @@ def print_said(console: Console, said: Said, *, is_verbose: bool = False) -> Non
         )
         for place, line in enumerate(lines):
             say(console, f"{'' if place else label:<{LABEL_WIDTH}}{line}")
-    details = said.details() if is_verbose else ()
-    if details:
-        say(console, "")
-    for detail in details:
+    for detail in ["", *said.details()] if is_verbose else ():
         if isinstance(detail, Table):
             print_table(console, detail)
         else:

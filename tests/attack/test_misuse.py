@@ -163,7 +163,7 @@ MISUSES: dict[str, tuple[Callable[..., object], dict[str, Any], str]] = {
     "a profile with an escape": (saving, {"name": "a\x1b[2J"}, "'name' holds the control character"),
     "a change of no profile": (lanesim.changed, {"profile": {}, "source": "x"}, "{} is not a Profile"),
     "an unknown field": (saving, {"sauce": "x"}, "Did you mean 'source'"),
-    "a result that is a number": (lanesim.load, {"path": 5}, "load: 5"),
+    "a result that is a number": (lanesim.load, {"path": 5}, "load(5)"),
     "a scenario that is a number": (lambda: lanesim.compare(5), {}, "scenario 5 must be"),
     "a quote that is a number": (lanesim.parse_quoted, {"text": 0.7}, "acceptance 0.7"),
     "half a drafted token": (

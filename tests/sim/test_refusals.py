@@ -48,7 +48,7 @@ replaced = msgspec.structs.replace
 
 FORMS = [
     ("idd:0.7", "unknown acceptance model 'idd'. Did you mean 'iid'?"),
-    ("code:0.9", "acceptance 'code' has no numbers"),
+    ("code:0.9", "acceptance 'code' takes no numbers"),
     ("iid", "nothing after 'iid'. Write iid:0.7"),
     ("iid:high", "'high' is not a number. Write iid:0.7"),
     ("iid:1.01", "iid rate=1.01 must be a number from 0 to 1"),
@@ -71,7 +71,7 @@ FORMS = [
     ("vllm:.49,.74", "rate 2=0.74 must not be above the one before, 0.49. Write per-position:0.49,0.74 if these are"),
     ("vllm:.74,1.2", "unconditional rate 2=1.2 must be a number from 0 to 1. Write vllm:.74,.49,.37"),
     ("vllm:.5~-1", "must be from 0 to 10"),
-    ("vllm:.5~.9...4", "write the smaller one first"),
+    ("vllm:.5~.9...4", "Write the smaller one first"),
     ("vllm:.5~.2..11", "must be from 0 to 10"),
     ("vllm:.5~.2..", "'' is not a number"),
     ("vllm:.3,.5~1", "Write per-position:"),
@@ -414,7 +414,7 @@ VALUES: list[tuple[Callable[..., object], dict[str, Any], str]] = [
     )),
     *((SglangAdaptive, {"start": 1, "bands": {key: Band(candidate_steps=(1,))}}, "batch size")
       for key in ("0", "x", "")),
-    (build_controller, {"name": "goodput", "draft_tokens": 4}, "needs what a round costs"),
+    (build_controller, {"name": "goodput", "draft_tokens": 4}, "needs a profile"),
     *((usd_per_gpu_h, {"text": text}, f"--price {text!r} must be dollars per hour of one GPU, such as 3.5/gpu-h")
       for text in ("", "cheap", "-1/gpu-h", "inf/gpu-h", "nan/gpu-h", "3.5", "3.5/h", "7/replica-h", "3.5/GPU-h")),
     (build_requests, {"workload": Workload(), "seed": -1}, "seed=-1 must be at least 0"),

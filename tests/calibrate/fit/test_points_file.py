@@ -95,7 +95,7 @@ NO_POINTS = [
 @pytest.mark.parametrize(("kind", "content", "named"), NO_POINTS)
 def test_a_line_that_cannot_be_is_named(path: Path, kind: str, content: Any, named: str) -> None:
     points_file.append(path, kind, content)
-    assert_refused(lambda: points_file.read(path), "line 4: ", named)
+    assert_refused(lambda: points_file.read(path), "line 4", named)
 
 
 def test_a_host_line_that_lacks_something_is_named(path: Path) -> None:

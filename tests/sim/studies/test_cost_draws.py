@@ -173,7 +173,7 @@ def test_draws_by_default_serve_no_more_requests_than_the_comparison_did() -> No
     )  # fmt: skip
     result = compare(resolve_all(one, load(PAIR)), workers=1)
     found = over_draws(result, resolve_all(one, load(PAIR)), workers=1)
-    (length,) = re.findall(r"in runs of (\d+) requests each", found.notes[-1])
+    (length,) = re.findall(r"is a run of (\d+) requests$", found.notes[-1])
     assert 2 * (10 + 3) * int(length) <= 3600 < 2 * (10 + 3) * (int(length) + 1)
     alike = msgspec.structs.replace(
         result, paired=[msgspec.structs.replace(row, order=Order.SAME) for row in result.paired]

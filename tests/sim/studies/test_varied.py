@@ -132,7 +132,7 @@ def test_a_method_without_an_acceptance_has_an_assumed_one_and_says_so(capsys: p
     assert run([*flags, "--method", "ngram", "--json", "-"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["scenario"]["speculation"]["acceptance"] == "any-prompts"
-    assert told["notes"][0].startswith("Acceptance of ngram: 1.16 (GSM8K) to 2.03 (InstructCoder) tokens a verify")
+    assert told["notes"][0].startswith("Acceptance of ngram: 1.16 on GSM8K to 2.03 on InstructCoder tokens a verify")
 
 
 def test_a_window_that_cuts_says_how_many_each_policy_finished(capsys: pytest.CaptureFixture[str]) -> None:
