@@ -14,7 +14,6 @@ import re
 import shlex
 import subprocess
 from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -46,9 +45,8 @@ LEFT_OUT = {
     "calibrate measure": "needs torch and minutes",
     "replay": "needs torch and runs in real time",
     "calibrate cases": "prints commands alone",
-    "plan": "needs aiconfigurator-core, which a nightly job has",
-    "report": "draws pictures: nightly",
 }
+SLOW = ("plan", "report")
 SERVED = {"without": (16, 120, 9.0), "with": (16, 130, 5.2), "c8": (8, 80, 8.2), "c32": (32, 200, 9.8)}
 """Results of a benchmark by their names: requests in flight, TTFT and TPOT in ms."""
 EXAMPLES = {path: (command.epilog or "").partition("Example:")[2].strip() for path, command in commands()}
@@ -105,14 +103,19 @@ def faults(path: str, output: str) -> list[str]:
     return [*wide, *trailing, *long, *(each for each in said if breaks_the_rule(each))]
 
 
-@pytest.mark.parametrize("path", [path for path in EXAMPLES if path not in LEFT_OUT])
+@pytest.mark.parametrize(
+    "path",
+    [pytest.param(path, marks=[pytest.mark.nightly] * (path in SLOW)) for path in EXAMPLES if path not in LEFT_OUT],
+)
 def test_the_example_of_a_command_prints_an_answer_that_a_stranger_can_read(
     path: str, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     if path == "check":
         assert run(["compare", "scenario.yaml", "--draws", "0", "--out", "results/demo"]) == 0
-    if path == "calibrate import" and find_spec("aiconfigurator_core") is None:
-        pytest.skip("needs aiconfigurator-core")
+    if path == "report":
+        printed(EXAMPLES["sweep"], capsys)
+    if path in ("calibrate import", "plan"):
+        pytest.importorskip("aiconfigurator_core")
     assert faults(path, printed(EXAMPLES[path], capsys)) == []
 
 
@@ -132,18 +135,6 @@ def test_what_verbose_adds_keeps_the_rule(
     added = [each for each in added if not re.search(r"^source of phi:|^costs:|\S  |─|^ ", each)]
     assert len(added) > 3
     assert [each for one in added for each in sentences(one.partition(" Source: ")[0]) if breaks_the_rule(each)] == []
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("path", ["plan", "report"])
-def test_the_example_of_a_slow_command_prints_an_answer_that_a_stranger_can_read(
-    path: str, folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    if path == "plan":
-        pytest.importorskip("aiconfigurator_core")
-    else:
-        printed(EXAMPLES["sweep"], capsys)
-    assert faults(path, printed(EXAMPLES[path], capsys)) == []
 
 
 def says(node: ast.AST) -> ast.AST | None:

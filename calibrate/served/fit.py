@@ -1,12 +1,11 @@
-"""Constants of the engine from levels of load that a server was seen at, and how well they tell levels left out.
+"""Constants of the engine, fitted to the loads of a server, with the error on loads left out.
 
-What a step takes is fitted on time per output token where that is known, else on tokens per second; then what a request
-spends before the engine's queue, on time to the first token, so that whatever a first token waits for bends no step.
-Where that shifts the first stage (a closed loop has fewer rows while others come in), both are done again. An engine
-that plans ahead hides what a step takes on the host; where that hardly moves a level, the time between steps (`gap_s`)
-is fitted instead. Which law a step follows is not taken on trust: with levels at three loads or more, the engine's
-scheduling and the other one, each with and without a time per row, are fitted without the largest load, which then
-judges them. Not here: what the server said (calibrate.served.load), least squares (calibrate.fit.constants).
+First a step's constants are fitted to time per output token, or to tokens per second where that is unknown. Then the
+time before the queue is fitted to time to the first token. If that shifts the first fit, both are repeated. An engine
+that plans ahead hides its steps' time on the host. Where loads hardly depend on it, the time between steps (`gap_s`) is
+fitted instead. With three loads or more, both schedulings are fitted without the largest load, each with and without a
+time per row. The largest load chooses among them.
+Not here: what the server said (calibrate.served.load), least squares (calibrate.fit.constants).
 """
 
 from __future__ import annotations

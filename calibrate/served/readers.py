@@ -1,13 +1,10 @@
 """Loads and acceptance from files: a log, results of benchmarks, and rounds of `lanesim validate --fit-only`. `check`
 and all commands share this one list of readers.
 
-A file is known by names that are in it, since users name files as they like.
-
-Of a log the lines count that vLLM and SGLang print every few seconds. A line is a mean over some seconds. Those that
-begin or end a level mix two, so a line counts where its neighbours ran as many requests and none waits. Logs do not say
-how long prompts and outputs are. A result is one level or several. What a probe measured is written before anything is
-fitted on it, so that a fit can be had again without the server. Not here: requests one by one
-(calibrate.served.stamped_requests), files that hold no load (calibrate.cli.check_files).
+A file is recognised by the keys in it. Of a log, the lines count that vLLM and SGLang print every few seconds. A line
+counts where its neighbours ran as many requests and none waits, because others mix two loads. Logs do not say how long
+prompts and outputs are. Measurements are written before they are fitted, so a fit can be repeated without the server.
+Not here: requests one by one (calibrate.served.stamped_requests), files without a load (calibrate.cli.check_files).
 """
 
 from __future__ import annotations
