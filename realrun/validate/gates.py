@@ -52,4 +52,4 @@ def of_replay(result: Mapping[str, Any]) -> list[str]:
 
 def verdict(disturbances: list[str]) -> str:
     """What they come to, in a sentence; empty for none."""
-    return f"Do not use this profile: {'; '.join(disturbances)}." if disturbances else ""
+    return f"Do not use this profile: {', and '.join(disturbances)}." if disturbances else ""

@@ -306,7 +306,7 @@ def _remarks_on_conditional(rates: list[float]) -> tuple[str, ...]:
     if len(rates) < 2 or any(rate >= before for before, rate in pairwise(rates)):
         return ()
     numbers = ",".join(f"{rate:g}" for rate in rates)
-    return (f"per-position:{numbers} is read as conditional rates; if vLLM logged them, write vllm:{numbers}",)
+    return (f"per-position:{numbers} is read as conditional rates. If vLLM logged them, write vllm:{numbers}",)
 
 
 def _numbers(spec: str, form: str, text: str, *, most: int | None = None) -> list[float]:

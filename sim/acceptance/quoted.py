@@ -64,7 +64,7 @@ def check_length(acceptance_length: float, num_speculative_tokens: int) -> None:
     )
     if 0.0 < acceptance_length < 1.0:
         meant = 1.0 + acceptance_length * num_speculative_tokens
-        message += f"; if {acceptance_length:g} is accepted / drafted tokens, that is a length of {meant:g}"
+        message += f". If {acceptance_length:g} is accepted / drafted tokens, that is a length of {meant:g}"
     raise ValueError(message)
 
 
@@ -298,8 +298,8 @@ class MeasuredLength:
         if not errors:
             return ()
         return (
-            f"length:{self.length:g}@{self.measured_k} is carried to other draft lengths by its iid rate; "
-            f"standard error of the length: {', '.join(errors)}. Measured drafts yield more than that at shorter k "
+            f"length:{self.length:g}@{self.measured_k} is carried to other draft lengths by its iid rate. "
+            f"Standard error of the length: {', '.join(errors)}. Measured drafts yield more than that at shorter k "
             "and less at longer",
         )
 
@@ -366,12 +366,12 @@ class MeasuredRates:
         measured_k, lines = self.measured_k, []
         if min(ks := sorted(set(ks)), default=measured_k) < measured_k:
             lines.append(
-                f"vllm: has {measured_k} rates; shorter drafts take the first of them, and recordings show "
+                f"vllm: has {measured_k} rates. Shorter drafts take the first of them, and recordings show "
                 "acceptance lengths 1 to 6 % above that"
             )
         if errors := [f"{100.0 * carried_error(self, k):.0f} % at k={k}" for k in ks if k > measured_k]:
             lines.append(
-                f"vllm: has {measured_k} rates; longer drafts repeat the last conditional one; standard error of the "
+                f"vllm: has {measured_k} rates. Longer drafts repeat the last conditional one. Standard error of the "
                 f"length: {', '.join(errors)}"
             )
         return tuple(lines)

@@ -59,7 +59,7 @@ class _CountedWarning(UserWarning):
             num_cut, _, num_requests, consequence = text.split(" ", 3)
             runs.setdefault(consequence, []).append((int(num_cut), int(num_requests)))
         worst = {consequence: max(cut, key=lambda counts: counts[0] / counts[1]) for consequence, cut in runs.items()}
-        return "; ".join(
+        return ", and ".join(
             f"{'up to ' * (len(runs[consequence]) > 1)}{num_cut} of {num_requests} {consequence}"
             for consequence, (num_cut, num_requests) in worst.items()
         )

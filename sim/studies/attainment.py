@@ -166,7 +166,7 @@ def _highest(
         half = (interval[1] - interval[0]) / 2.0 / found.load
         if half > 1.5 * NARROW:
             notes.append(
-                f"{search.policy}: {len(runs)} replications leave {100.0 * half:.0f} % either way; longer runs narrow "
+                f"{search.policy}: {len(runs)} replications leave {100.0 * half:.0f} % either way. Longer runs narrow "
                 f"it: --set workload.num_prompts=N, above {length.num_prompts}"
             )
     # By Little's law, over runs that drain.

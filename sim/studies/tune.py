@@ -208,7 +208,7 @@ def tune_contexts(
         contexts=rows,
         k_table=rows_by_context(rows, max_context),
         table_without=[list(row) for row in without],
-        verdict="; ".join(f"{each.prompt_tokens} tokens: {each.verdict}" for each in rows),
+        verdict=". ".join(f"{each.prompt_tokens} tokens: {each.verdict}" for each in rows),
         not_simulated=_contexts_left_out(rows, resolved.limits.max_num_seqs, max_context),
         regret=sum(each.regret for each in rows) / len(rows),
         regret_without=sum(each.regret_without for each in rows) / len(rows),
@@ -320,7 +320,7 @@ def _notes(resolved: Resolved, grid: LengthGrid, choice: Choice, largest_graph: 
             notes.append(f"simulated without a captured graph, {largest}: {', '.join(first)}")
     if len(choice.table) > 1:
         notes.append(
-            "vLLM captures full graphs for a table with model runner V2 only; V1 falls back to piecewise ones, about "
+            "vLLM captures full graphs for a table with model runner V2 only. V1 falls back to piecewise ones, about "
             "7 ms a step more at small batch on a GH200 (vLLM 0.23, swiss-ai/apertus-speculative-decoding)"
         )
     return notes

@@ -68,7 +68,7 @@ class Variants:
         speculation = raw.get("speculation")
         given = speculation.get("acceptance") if isinstance(speculation, Mapping) else None
         if len(sharing) > 1 and given not in (None, *PROMPTS):
-            self.notes[f"acceptance {given} of {in_words(sharing)} alike; each its own: {sharing[0]}@FORM"] = None
+            self.notes[f"acceptance {given} of {in_words(sharing)} alike. Give each its own: {sharing[0]}@FORM"] = None
         drafting = [each for each in methods if not SPELLINGS[each.partition("@")[0]].looks_up]
         self._paired = next(iter(drafting or methods), None)
         """The value of `speculation` whose drafter every other one is given, too."""

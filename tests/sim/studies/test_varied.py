@@ -119,7 +119,7 @@ def test_acceptance_that_is_given_holds_for_all_methods_and_that_is_said() -> No
     raw = {"profile": f"{PAIR}+eagle3", "workload": dict(LOAD), "speculation": {"acceptance": "iid:0.5"}}
     given = Variants(raw, {"speculation": ["ngram", "eagle3"]})
     assert {one.scenario.speculation.acceptance for one in given.by_load[0][1]} == {"iid:0.5"}
-    assert list(given.notes) == ["acceptance iid:0.5 of ngram and eagle3 alike; each its own: ngram@FORM"]
+    assert list(given.notes) == ["acceptance iid:0.5 of ngram and eagle3 alike. Give each its own: ngram@FORM"]
 
 
 def test_two_acceptances_of_one_method_are_two_settings() -> None:
