@@ -300,17 +300,13 @@ def _tell(run: ServedRun, out: Path) -> None:
     if run.in_flight:
         rows = [[str(one.at_once), f"{one.measured:.0f} %", f"{one.predicted:.0f} %"] for one in run.in_flight]
         tables.append(("E2EL shorter by speculation", new_table(["requests in flight"], ["measured", "fitted"], rows)))
-    for name, side in (("", run), ("without speculation", run.plain)):
-        if side is None:
-            continue
+    for name, side in [("", run), *([("without speculation", run.plain)] if run.plain else [])]:
         lines += [(SURE, f"{name}: {lateness(side.sent)}".removeprefix(": ").capitalize())]
         if failed := [each.failed for each in side.sent if each.failed]:
             lines.append((SURE, f"{len(failed)} failed: {failed[0]}."))
         tables.append((name, compared_table(("metric", ""), metric_rows(next(iter(side.errors.values()))))))
-        rows = [
-            [PARTS_SAID[PARTS.index(part)], *(percent(errors[each]["mean"]["error_pct"]) for each in LATENCIES)]
-            for part, errors in side.errors.items()
-        ]
+        parts = [(PARTS_SAID[PARTS.index(part)], errors) for part, errors in side.errors.items()]
+        rows = [[part, *(percent(errors[each]["mean"]["error_pct"]) for each in LATENCIES)] for part, errors in parts]
         tables.append(("errors of mean latencies", new_table(["prediction"], [*map(str.upper, LATENCIES)], rows)))
     more = f"{out} has the prediction, the requests and the errors."
     print_answer("\n".join(sentences), tables, lines, more)

@@ -321,7 +321,10 @@ def up_to(loads: Sequence[InFlight]) -> str:
     'Turn speculation on up to 4 requests in flight. Rounds disagree at 8.'
     """
     gains = list(takewhile(lambda each: each.measured > 0.0, loads))
-    most = f"Turn speculation on up to {gains[-1].at_once} requests in flight" if gains else "Leave speculation off"
+    count = gains[-1].at_once if gains else 0
+    most = (
+        f"Turn speculation on up to {count} request{'s' * (count > 1)} in flight" if gains else "Leave speculation off"
+    )
     if loads[0].low < 0.0 < loads[0].high:
         most = "Speculation may help or harm"
     elif len(gains) == len(loads):

@@ -98,9 +98,7 @@ def _tuned(answer: Tuning, console: Console) -> Said:
     if len(answer.k_table) == 1 and gain.mean > 0.0:
         mean, low, high = (100.0 * share for share in (gain.mean, *gain.interval))
         details.append(f"a table by batch size over {gain.over}: {mean:+.1f} % ({low:+.1f} to {high:+.1f})")
-    details.append(
-        f"expected loss: {_share(answer.expected_regret)} against the best, in variations that did not choose it"
-    )
+    details.append(f"expected loss: {_share(answer.expected_regret)} against the best, in variations left out of it")
     notes = [*lines.notes, *answer.notes[bool(answer.change) :]]
     basis, more = _basis(answer, "Ranges: 5 to 95 % of", details, notes)
     basis += [(SURE, note) for note in answer.notes[: bool(answer.change)]]

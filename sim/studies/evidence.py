@@ -365,9 +365,7 @@ def _named(cells: Iterable[EvidenceCell]) -> str:
     group = [first, *(cell for cell in others if kind(cell) == kind(first))]
     ks, loads = sorted({cell.k for cell in group}), sorted({cell.in_flight for cell in group})
     drafts = _method(first.method) if first.method == NONE else f"{first.method}, K = {span(map(str, ks))}"
-    sign, metric = "+", first.metric
-    if metric.endswith(MEAN_SIZE):
-        sign, metric = "-", f"{metric.removesuffix(MEAN_SIZE)}off by"
+    sign, metric = "-" if first.metric.endswith(MEAN_SIZE) else "+", first.metric.replace(MEAN_SIZE, "off by")
     speedups = [cell.speedup_error_pct for cell in group if cell.speedup_error_pct is not None]
     count = sum(cell.runs for cell in group)
     return (

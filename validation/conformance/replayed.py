@@ -295,9 +295,7 @@ def main(
     if engine is not None and not engine.endswith(".json") and engine not in engine_names():
         raise ValueError(unknown("engine", engine, engine_names()))
     if not logs and vllm is None and sglang is None:
-        raise ValueError(
-            "no log is named. Give one, or --vllm or --sglang with the folder of an installed or unpacked wheel"
-        )
+        raise ValueError("give a log, or --vllm or --sglang with the folder of an installed or unpacked wheel")
     seeds, num_differ = range(first_seed, first_seed + draws), 0
     for path in logs:
         num_differ += _judged(path.name, read_logs(path), engine)

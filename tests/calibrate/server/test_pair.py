@@ -61,7 +61,7 @@ def test_closed_loops_that_contradict_the_load_or_each_other_settle_nothing(tmp_
         told.in_flight = [InFlight(at_once=1, measured=(low + high) / 2.0, predicted=5.0, low=low, high=high)]
         return told.verdict[2]
 
-    assert looked(5.0, 9.0).startswith("Turn speculation on up to 1 requests in flight")
+    assert looked(5.0, 9.0).startswith("Turn speculation on up to 1 request in flight")
     assert looked(-9.0, -5.0).startswith("Leave speculation off. ")
     assert looked(-9.0, -5.0).endswith("another program used the machine. Measure again.")
     assert looked(-5.0, 9.0).startswith("Speculation may help or harm. ")
