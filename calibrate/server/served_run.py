@@ -48,7 +48,6 @@ DRAWS = 20
 LATE_S = 0.01
 """A request sent this much after it was due is late."""
 PARTS = ("predicted", "as sent", "as accepted", "at its pace")
-"""Predictions that are compared with the server, as files name them."""
 PARTS_SAID = ("before the load", "+ times of sending", "+ drafts accepted", "+ the server's speed")
 SPED_UP = ("e2el", "tpot")
 """Latencies whose means say what speculation does."""

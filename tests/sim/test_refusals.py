@@ -57,7 +57,7 @@ FORMS = [
     ("per-position:.8,1.5", "per-position rate 2=1.5 must be"),
     ("length:0.9", "acceptance length 0.9 must be from 1 to 5"),
     ("length:5@3", "length 5.0 must be from 1 to 4 (num_speculative_tokens=3, and the target's own token). Write "),
-    ("length:.6@3", "if 0.6 is accepted / drafted tokens, that is a length of 2.8"),
+    ("length:.6@3", "If 0.6 is accepted / drafted tokens, that is a length of 2.8"),
     ("length:2.6@", "'' after @ must be the draft length that was measured"),
     ("length:2.6@0", "'0' after @ must be the draft length that was measured, a whole number in 1..126. Write"),
     ("length:@3", "'' is not a number. Write length:2.6@3"),

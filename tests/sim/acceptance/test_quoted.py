@@ -168,8 +168,8 @@ def test_notes_name_what_was_carried_and_are_silent_where_nothing_was() -> None:
     rates = parse_quoted("vllm:.74,.49,.37")
     assert rates.notes([3]) == ()
     within, beyond = rates.notes([1, 5])
-    assert "shorter drafts take the first" in within
-    assert "standard error of the length: 2 % at k=5" in beyond
+    assert "Shorter drafts take the first" in within
+    assert "Standard error of the length: 2 % at k=5" in beyond
 
 
 def test_conditional_rates_that_fall_like_logged_ones_are_remarked_on() -> None:
