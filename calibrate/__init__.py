@@ -1,1 +1,1 @@
-"""Times this machine and reads published tables: profiles, with their error on held-out points."""
+"""Profiles from this machine's times and from published tables, with their error on points left out of the fit."""

@@ -56,7 +56,7 @@ def plan(
     }
     bounds_ms = parse_goodput([f"{name.removesuffix('_ms')}:{plain_number(ms)}" for name, ms in goodput.items()])
     if not bounds_ms:
-        raise ValueError("no limit on latency is given. Add such as goodput={'ttft': 1000, 'tpot': 40}")
+        raise ValueError("no limit on latency is given. Add one, such as goodput={'ttft': 1000, 'tpot': 40}")
     return shown_as(ShownRental, planned(_flags(PlanFlags, given | flags), bounds_ms, lambda stage, done, total: None))
 
 
@@ -67,7 +67,7 @@ def validate_url(url: str, /, scenario: str | Path | None = None, **flags: Any) 
     >>> import lanesim
     >>> lanesim.validate_url("localhost", request_rate=4)
     Traceback (most recent call last):
-    ValueError: 'localhost': want the address of a server, such as http://localhost:8000
+    ValueError: 'localhost' must be the address of a server, such as http://localhost:8000
     """
     from calibrate.cli.validate_server import ServerFlags, served
 

@@ -38,12 +38,12 @@ def install_line(extras: str) -> str:
 
 
 def span(texts: Iterable[str]) -> str:
-    """The first and the last of several texts, or what both are.
+    """The first and the last of several texts, or what both are. Empty for none.
 
     >>> span(["1", "2", "16"]), span(["7", "7"])
     ('1 to 16', '7')
     """
-    first, *_, last = [*texts] * 2
+    first, *_, last = [*texts] * 2 or [""] * 2
     return first if first == last else f"{first} to {last}"
 
 

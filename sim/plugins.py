@@ -61,14 +61,14 @@ def shown(value: object) -> str:
 def checked_name(what: str, value: object) -> str:
     """`value` where it can be the name of something registered. Raises PluginError."""
     if not isinstance(value, str) or not NAME.match(value):
-        raise PluginError(f"{what} {shown(value)}: want a name of letters, digits and _ . + -, at most 100")
+        raise PluginError(f"{what} {shown(value)} must be at most 100 letters, digits and _ . + -")
     return value
 
 
 def checked_text(what: str, value: object) -> str:
     """`value` where it is a text without control characters. Raises PluginError."""
     if not isinstance(value, str) or CONTROL.search(value):
-        raise PluginError(f"{what}={shown(value)}: want a text without control characters")
+        raise PluginError(f"{what}={shown(value)} must be a text without control characters")
     return value
 
 
@@ -105,5 +105,5 @@ def checked_reals(what: str, values: object, low: float, high: float) -> list[fl
 def checked_list(what: str, values: object) -> list[Any]:
     """`values` as a list, where they are several. Raises ValueError."""
     if isinstance(values, str | bytes) or not isinstance(values, Iterable):
-        raise PluginError(f"{what}={shown(values)}: want a list")
+        raise PluginError(f"{what}={shown(values)} must be a list")
     return list(values)

@@ -1,4 +1,4 @@
-"""`python -m validation NAME ...`: what the simulator is judged on, one program per name; without one, their list.
+"""`python -m validation NAME ...`: the programs that judge the simulator, one per name, or their list without a name.
 
 A program is its module's `main`, or the function that is named; it has a parameter for every argument, and one with a
 default is a flag.

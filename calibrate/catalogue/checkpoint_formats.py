@@ -84,7 +84,7 @@ def stored_formats(path: Path, quantisation: Quantisation) -> Stored:
 
 def _refused(path: Path, got: str, want: str) -> ValueError:
     return ValueError(
-        f"{path}: quantization_config: {got} is not understood; what is read: {want}. Leave it out and write such as "
+        f"{path}: quantization_config: {got} is not understood. Supported: {want}. Leave it out and write such as "
         "config.json-fp8"
     )
 

@@ -96,7 +96,7 @@ def unknown_model(name: str, known: list[str]) -> str:
     close = get_close_matches(_bare(name), spelt, n=1, cutoff=CLOSE)
     hint = f". Did you mean {spelt[close[0]]!r}?" if close else ""
     if "/" not in name:
-        return f"unknown model {name!r}{hint} (want a Hugging Face name, a config.json or a directory that holds one)"
+        return f"unknown model {name!r}{hint} (give a Hugging Face name, a config.json or a directory with one)"
     folder = name.rpartition("/")[2]
     other = "" if find_spec("huggingface_hub") else f", or let lanesim get them: {install_line('tables')}"
     return (

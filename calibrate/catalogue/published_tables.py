@@ -50,7 +50,7 @@ def tables_of_wheel(path: Path) -> tuple[Path, str]:
             if not folder.is_dir():
                 _unpack(wheel, folder)
     except (OSError, Unreadable, BadZipFile) as error:
-        raise ValueError(f"{path}: want a wheel of {' or '.join(PACKAGES.values())}: {error}") from error
+        raise ValueError(f"{path} must be a wheel of {' or '.join(PACKAGES.values())}: {error}") from error
     return next(folder.glob(f"*/{SYSTEMS}")), " ".join(path.stem.split("-")[:2])
 
 

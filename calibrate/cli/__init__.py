@@ -1,1 +1,1 @@
-"""`lanesim calibrate`; heavy imports inside the functions."""
+"""`lanesim calibrate`. Heavy imports inside the functions."""

@@ -39,7 +39,7 @@ def derive_command(flags: DeriveFlags) -> None:
     check_out(flags.out, [flags.from_, target, draft])
     click.get_current_context().meta[SOURCE] = flags.from_ if target is None else target
     if gpu is None and target is None and tp is None:
-        raise ValueError("derive: nothing to change. Give --gpu, --tp, or --target with or without --draft")
+        raise ValueError("no change is named. Give --gpu, --tp, or --target with or without --draft")
     if draft is not None and target is None:
         raise ValueError(f"--draft {draft} needs --target: a draft belongs to its target")
     profile = load(flags.from_)

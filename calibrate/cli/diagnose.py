@@ -70,7 +70,7 @@ def diagnose_command(flags: DiagnoseFlags) -> None:
     missing = [f"{str(path)!r} is no file" for path in results if is_model(path)]
     if missing or not 1 <= len(results) <= 2:
         got = next(iter(missing), f"{len(results)} files")
-        raise ValueError(f"{got}: want the result without and the one with speculation, then such as {SERVER}")
+        raise ValueError(f"{got}. Give the result without and the one with speculation, then such as {SERVER}")
     claim(files={"--json": flags.json}, inputs=results)
     pair, has = _pair(flags, results, models[0] if models else None)
     with progress() as on_step:
@@ -91,7 +91,7 @@ def _pair(flags: DiagnoseFlags, results: list[Path], model: Path | None) -> tupl
     profiles = () if flags.profile is None else (flags.profile,)
     raw = gather(ServedFlags(**shared, profile=profiles, scenario=model))
     if not raw.get("profile"):
-        raise ValueError(f"which model, on which GPU? Add such as {SERVER}")
+        raise ValueError(f"the model and the GPU are missing. Add them, such as {SERVER}")
     profile, speculation = load(str(raw["profile"])), raw.get("speculation") or {}
     assert isinstance(speculation, dict)
     k, acceptance = (speculation.pop(name, None) for name in ("num_speculative_tokens", "acceptance"))
@@ -105,7 +105,7 @@ def _pair(flags: DiagnoseFlags, results: list[Path], model: Path | None) -> tupl
     is_drafting = len(loads) == 2 or drafting.accepted is not None or flags.num_speculative_tokens is not None
     tokens = draft_tokens or drafting.num_speculative_tokens
     if is_drafting and not tokens:
-        raise ValueError(f"{str(results[-1])!r} does not say its draft length: add --set {DRAFT_KEY}=K")
+        raise ValueError(f"{str(results[-1])!r} does not say its draft length. Add --set {DRAFT_KEY}=K")
     without = structs.replace(loads[0], num_speculative_tokens=0, acceptance=None, accepted=None)
     if is_drafting:
         told = flags.acceptance or drafting.acceptance or acceptance or ANY

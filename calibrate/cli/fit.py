@@ -98,7 +98,7 @@ def source_command(flags: SourceFlags) -> None:
     if flags.form is not None:
         num = len(flags.files) - 1
         if num not in ((2, 3) if flags.form == METRICS else (1,)):
-            raise ValueError(f"want `lanesim calibrate fit {flags.form} {FORMS[flags.form]}`")
+            raise ValueError(f"the files are missing. Write `lanesim calibrate fit {flags.form} {FORMS[flags.form]}`")
     if flags.form == STEPS:
         fit_of_steps(flags, flags.files[1])
         return
@@ -206,7 +206,7 @@ def read_served(flags: SourceFlags, workload: dict[str, Any]) -> list[ServedLoad
     else:
         served = [load for path in flags.files for load in loads_of(path, num_tokens, workload)]
     if not served:
-        raise ValueError("nothing to read: give a RESULT or LOG, or `metrics`, `steps` or `requests` and their files")
+        raise ValueError("no file is named. Give a RESULT or LOG, or `metrics`, `steps` or `requests` and their files")
     for accepted, source in ((each.accepted, each.source) for each in served):
         if accepted is not None and num_tokens not in (None, accepted.draft_tokens):
             raise ValueError(
@@ -247,7 +247,9 @@ def advice(production: Production, profile_name: str, out: Path | None) -> str:
         return f"See whether the profile is of this server's GPU, model, weights and degree: {shlex.join(command)}"
     if out is None:
         context = click.get_current_context()
-        return f"Nothing was written. To keep the constants as a profile: {shlex.join(_again(context))} --out mine.json"
+        group = ["calibrate"] if context.command.name == "fit" else []
+        again = shlex.join(["lanesim", *group, str(context.command.name), *context.meta[GIVEN]])
+        return f"Nothing was written. To keep the constants as a profile: {again} --out mine.json"
     largest = max(production.levels, key=lambda level: level.served.concurrency).served
     prompt_tokens, output_tokens = map(round, largest.lengths)
     loop = {
@@ -267,12 +269,6 @@ def advice(production: Production, profile_name: str, out: Path | None) -> str:
     command += [str(word) for flag, value in loop.items() for word in (flag, value)]
     chosen = "" if production.tried else ". How the engine schedules was not tested: that takes three loads or more"
     return f"{out} has the server's constants{chosen}. To simulate its largest load: {shlex.join(command)}"
-
-
-def _again(context: click.Context) -> list[str]:
-    """The command as it was given."""
-    name = str(context.command.name)
-    return ["lanesim", *(["calibrate"] if name == "fit" else []), name, *context.meta[GIVEN]]
 
 
 def plain(production: Production) -> dict[str, Json]:

@@ -61,7 +61,7 @@ def import_command(flags: ImportFlags) -> None:
         return
     words = flags.words[1:] if flags.words[:1] == (SOURCE_NAME,) else flags.words
     if len(words) > 1:
-        raise ValueError(f"calibrate import {' '.join(flags.words)}: want {SOURCE_NAME} and at most one PATH")
+        raise ValueError(f"calibrate import {' '.join(flags.words)} must be {SOURCE_NAME} and at most one PATH")
     path, revision = Path(words[0]) if words else None, "unrecorded revision"
     files: list[Path] = []
     if path is not None:
@@ -100,7 +100,7 @@ def _import_forward(flags: ImportFlags) -> None:
     """Results of `vllm bench forward`."""
     paths = [Path(word) for word in flags.words[1:]]
     if not paths:
-        raise ValueError(f"calibrate import {FORWARD}: want the results, such as {FORWARD} target.json draft1.json")
+        raise ValueError(f"calibrate import {FORWARD} needs results, such as {FORWARD} target.json draft1.json")
     check_out(flags.out, [flags.target, flags.draft, *paths])
     try:
         from calibrate.importers.aiconfigurator.deployment import ASSUMED_HOST

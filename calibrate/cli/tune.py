@@ -78,7 +78,7 @@ def tune_command(flags: TuneFlags) -> None:
     from sim.run.scenario_file import set_dotted
 
     if flags.contexts and flags.input_len is not None:
-        raise ValueError("--input-len: not with --contexts, which are the prompts' lengths")
+        raise ValueError("--input-len and --contexts both give the lengths of prompts. Leave one out")
     raw = gather(flags if flags.metrics is None else structs.replace(flags, method=None))
     _check_metrics(flags)
     if flags.metrics is None:
@@ -113,7 +113,7 @@ def _choose_drafts(raw: dict[str, Json], *, has_lengths: bool) -> None:
 
     if has_no_drafter(raw):
         raw["speculation"] = {"method": "ngram"}
-        warnings.warn(f"no drafter is named: n-grams are tried. Others: {OTHERS}", stacklevel=2)
+        warnings.warn(f"No drafter is named, so n-grams are tried. Others: {OTHERS}", stacklevel=2)
     speculation = raw.get("speculation")
     if isinstance(speculation, dict) and not has_lengths and "acceptance" in speculation:
         text = str(speculation["acceptance"])
@@ -124,9 +124,9 @@ def _choose_drafts(raw: dict[str, Json], *, has_lengths: bool) -> None:
 def _check_metrics(flags: TuneFlags) -> None:
     """Raise ValueError for flags that --metrics has no answer with, and those that mean nothing without it."""
     if flags.over_s is not None and flags.metrics is None:
-        raise ValueError(f"{OVER} is the seconds that --metrics counts: give --metrics, or leave it out")
+        raise ValueError(f"{OVER} needs --metrics, whose seconds it gives. Add it, or leave {OVER} out")
     if flags.metrics is not None and flags.contexts is not None:
-        raise ValueError("--metrics is of prompts of all lengths together: leave out --contexts, or --metrics")
+        raise ValueError("--metrics counts prompts of all lengths together. Leave out --contexts or --metrics")
 
 
 def served_by(server: str, over_s: float | None, on_step: OnStep, num_tokens: int | None = None) -> ServedLoad:

@@ -75,13 +75,13 @@ def _validate(words: tuple[str, ...], fit_only: bool, **values: Any) -> None:
     named = [param for param in wanted.values() if isinstance(param, click.Argument)]
     if not sum(param.required for param in named) <= len(arguments) <= len(named):
         titles = " ".join(dict.fromkeys([kind, *(param.make_metavar(click.Context(form)) for param in named)]))
-        raise click.UsageError(f"want `lanesim validate {titles}`, got {' '.join(words) or 'nothing'}")
+        raise click.UsageError(f"validate {' '.join(words)} does not fit. Write `lanesim validate {titles}`")
     given |= {str(param.name): param.type(text) for param, text in zip(named, arguments, strict=False)}
     for name, param in wanted.items():
         if param.required and name not in given:
             raise click.UsageError(f"Missing option '{param.opts[0]}'.")
     if kind == DIRECTORY and not Path(words[0]).exists():
-        raise click.UsageError(f"no file or directory {words[0]!r} is there. A server's address begins with http://")
+        raise click.UsageError(f"{words[0]!r} is no file or directory. A server's address begins with http://")
     form.body(made(form.flags, given))
 
 

@@ -128,11 +128,11 @@ def _recorded(flags: FileFlags, raw: dict[str, Any]) -> None:
     tokens, acceptance = flags.num_speculative_tokens, raw.get("speculation", {}).get("acceptance")
     for name in ("max_num_seqs", "max_num_batched_tokens"):
         if name not in raw["engine"]:
-            raise ValueError(f"{str(flags.path)!r} does not say the server's limits: add --set engine.{name}=N")
+            raise ValueError(f"{str(flags.path)!r} does not say the server's limits. Add --set engine.{name}=N")
     if tokens > 0 and raw.get("policy") == "autoregressive":
         raise ValueError(f"{DRAFT_KEY}={tokens}: autoregressive drafts nothing. Use continuous")
     if tokens > 0 and acceptance is None:
-        raise ValueError(f"{DRAFT_KEY}={tokens}: none is assumed. Add --set speculation.acceptance=iid:.7")
+        raise ValueError(f"{DRAFT_KEY}={tokens} needs an acceptance. Add --set speculation.acceptance=iid:.7")
     set_dotted(raw, "speculation.num_speculative_tokens", tokens)
     loaded = load(flags.profile)
     scenario = scenario_of(flags.path, loaded.name, raw)

@@ -1,5 +1,5 @@
-"""`lanesim validate URL`: predict a scenario on a running server, send it, and say how far off the prediction was; with
---fit-only closed loops of streamed requests, and the profile fitted to them.
+"""`lanesim validate URL`: a prediction for a running server, the load itself, and the prediction's error. With
+--fit-only it sends closed loops and fits the profile to them.
 
 What was sent is in a file after every loop and before a fit; `lanesim calibrate fit FILE` fits that file again. Not
 here: the looks themselves (calibrate.server.side), the fit (calibrate.served.fit).
@@ -110,9 +110,9 @@ def server_command(flags: ServerFlags) -> None:
     if not run.sent:
         e2el_ms, tpot_ms = run.predicted["mean_e2el_ms"] or 0.0, run.predicted["mean_tpot_ms"] or 0.0
         low_ms, high_ms = run.intervals.get("mean_e2el_ms", (e2el_ms, e2el_ms))
-        within = f"{low_ms:,.0f} to {high_ms:,.0f}, 95 %"
-        print(f"Predicted: mean E2EL {e2el_ms:,.0f} ms ({within}), mean TPOT {tpot_ms:.2f} ms. {flags.out} has more.")
-        print("To send the requests, repeat the command with --overwrite and without server.predict_only.")
+        within = f"{low_ms:,.0f} to {high_ms:,.0f} ms in 95 %"
+        print(f"Predicted: mean E2EL {e2el_ms:,.0f} ms ({within}), mean TPOT {tpot_ms:.2f} ms.\n{flags.out} has more.")
+        print("To send the requests, repeat the command with --overwrite\nand without server.predict_only.")
         return
     _tell(run, flags.out)
 
@@ -141,14 +141,16 @@ def served(flags: ServerFlags, on_step: OnDone) -> ServedRun:
         workload.setdefault("num_prompts", NUM_PROMPTS)
     scenario = parse_scenario(raw)
     if scenario.workload.request_rate in (None, inf) and scenario.workload.max_concurrency is None:
-        raise ValueError("all requests would be sent at once: give --request-rate, or --set workload.max_concurrency=N")
+        raise ValueError("all requests would be sent at once. Give --request-rate, or --set workload.max_concurrency=N")
     if len(scenario.policy) > 1:
         raise ValueError(f"a server has one scheduler. Name one of {', '.join(scenario.policy)}")
     levels = [] if flags.levels == "none" else levels_of(flags.levels)
     if flags.profile is None and not levels:
-        raise ValueError("server.levels none: without --profile the server's own line is fitted to them")
+        raise ValueError("server.levels=none needs --profile, because a server is calibrated at these levels")
     if (flags.pair or commands) and not levels and "speculation" not in raw:
-        raise ValueError("server.levels none: say what URL drafts, --set speculation.num_speculative_tokens=K")
+        raise ValueError(
+            "server.levels=none needs the server's draft length: --set speculation.num_speculative_tokens=K"
+        )
     if flags.pair is not None and (commands or len(set(bases)) < len(bases)):
         raise ValueError("--pair is the address of a server that does not speculate. Without it, give --restart")
     profile = line_of_server() if flags.profile is None else load(scenario.profile)
@@ -159,8 +161,8 @@ def served(flags: ServerFlags, on_step: OnDone) -> ServedRun:
     count = num_sides * (len(planned) + looks)
     if count > MAX_REQUESTS:
         raise ValueError(
-            f"{count:,} requests would be sent, {num_sides * len(planned):,} of them the scenario's, and "
-            f"want {MAX_REQUESTS:,} at most: give --num-prompts, or fewer server.levels or server.rounds"
+            f"{count:,} requests would be sent, {num_sides * len(planned):,} of them the scenario's. At most "
+            f"{MAX_REQUESTS:,} can be sent: lower --num-prompts, server.levels or server.rounds"
         )
     words_drawn = token_hex(4)  # No command had them before: a server may still have their prompts in its cache.
     drafting = (raw, "", ".measured.json")
@@ -286,22 +288,27 @@ def _tell(run: ServedRun, out: Path) -> None:
     from calibrate.cli.profile_output import compared_table, print_answer
     from calibrate.cli.validate_file import metric_rows
     from calibrate.served.judge import off_in_words
-    from calibrate.server.served_run import PARTS, lateness, means
+    from calibrate.server.served_run import PARTS, PARTS_SAID, lateness
+    from sim.metrics.compared import LATENCIES
     from sim.report.said import SURE
+    from sim.report.tables import new_table, percent
 
     sentences, off_pct = list(run.verdict), run.errors[PARTS[0]]["e2el"]["mean"]["error_pct"]
     if not sentences and off_pct is not None:
         sentences.append(off_in_words(abs(off_pct), "this load in mean latency"))
     tables, lines = [], []
-    for name, side in (("", run), ("without speculation", run.plain)):
-        if side is None:
-            continue
-        lines += [(SURE, f"{name}: {lateness(side.sent)}".removeprefix(": "))]
-        lines += [(SURE, f"{part}: {means(errors)}") for part, errors in side.errors.items()]
+    if run.in_flight:
+        rows = [[str(one.at_once), f"{one.measured:.0f} %", f"{one.predicted:.0f} %"] for one in run.in_flight]
+        tables.append(("E2EL shorter by speculation", new_table(["requests in flight"], ["measured", "fitted"], rows)))
+    for name, side in [("", run), *([("without speculation", run.plain)] if run.plain else [])]:
+        lines += [(SURE, f"{name}: {lateness(side.sent)}".removeprefix(": ").capitalize())]
         if failed := [each.failed for each in side.sent if each.failed]:
             lines.append((SURE, f"{len(failed)} failed: {failed[0]}."))
         tables.append((name, compared_table(("metric", ""), metric_rows(next(iter(side.errors.values()))))))
-    more = f"{out} has the prediction of {run.predicted_at}, the requests and the errors."
+        parts = [(PARTS_SAID[PARTS.index(part)], errors) for part, errors in side.errors.items()]
+        rows = [[part, *(percent(errors[each]["mean"]["error_pct"]) for each in LATENCIES)] for part, errors in parts]
+        tables.append(("errors of mean latencies", new_table(["prediction"], [*map(str.upper, LATENCIES)], rows)))
+    more = f"{out} has the prediction, the requests and the errors."
     print_answer("\n".join(sentences), tables, lines, more)
 
 
@@ -372,14 +379,14 @@ def server_key() -> str | None:
     """The key that the environment has for a server; it is never shown."""
     key = os.environ.get(KEY, "").strip()
     if not (key.isascii() and key.isprintable()) or " " in key:
-        raise ValueError(f"{KEY}: want a key of printable ASCII characters without spaces")
+        raise ValueError(f"{KEY} must be printable ASCII without spaces")
     return key or None
 
 
 def levels_of(text: str) -> list[int]:
     levels = sorted(set(listed("server.levels", text, int, "numbers of requests at once, such as 1,4,16") or ()))
     if levels[0] < 1 or len(levels) < 2:
-        raise ValueError(f"server.levels {text!r}: want at least two different ones, each at least 1")
+        raise ValueError(f"server.levels={text!r} must be two or more different numbers from 1 on, such as 1,4,16")
     if levels[-1] > MAX_LEVEL:
-        raise ValueError(f"server.levels {text!r}: want at most {MAX_LEVEL} requests at once")
+        raise ValueError(f"server.levels={text!r} must be at most {MAX_LEVEL} requests at once")
     return levels

@@ -98,7 +98,7 @@ def check_constant(name: str) -> None:
     if name.startswith(RATIO):
         digits = name.removeprefix(RATIO)
         if not digits.isdecimal() or int(digits) < 1:
-            raise ValueError(f"{name!r}: want {RATIO} and a count of tokens, such as {RATIO}2048")
+            raise ValueError(f"{name!r} must be {RATIO} and a count of tokens, such as {RATIO}2048")
     elif name not in UNITS_S:
         raise ValueError(unknown("constant", name, (*UNITS_S, f"{RATIO}2048")))
 
@@ -168,7 +168,7 @@ def fit_constants(
     for name in names:
         check_constant(name)
     if len(set(names)) != len(names):
-        raise ValueError(f"{','.join(names)}: each constant once")
+        raise ValueError(f"{','.join(names)} must name each constant once")
     units = [UNITS_S.get(name, 1.0) for name in names]
     least = [MIN_RATIO if name.startswith(RATIO) else 0.0 for name in names]
 

@@ -1,4 +1,4 @@
-"""Fits the compact form to measured passes, with the simulator's cost model doing the predicting.
+"""Fit of the compact form to measured passes, with the simulator's cost model doing the predicting.
 
 Passes are timed whole, so that several fixed times (of a GEMM, of attention, of elementwise kernels) can only be told
 apart by how they scale; each constant is drawn weakly to its start value, which settles what the points do not. Noisy

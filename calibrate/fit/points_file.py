@@ -166,7 +166,7 @@ def _enter(held: MeasuredSession, where: str, kind: str, value: Json) -> None:
         if {len(side.rates) for side in ran.sides} != {len(ran.sides[0].rates)} or len(ran.sides) != len(
             ran.corun.passes
         ):
-            raise ValueError(f"{where}: want {len(ran.corun.passes)} sides with as many rates each")
+            raise ValueError(f"{where} must have {len(ran.corun.passes)} sides with as many rates each")
         held.rates.append(ran)
     elif kind in ("host", "serving"):
         getattr(held, kind).update(convert(value, dict[str, Any], where))

@@ -90,7 +90,7 @@ def profile_of(name: str) -> Path:
             )
             made = f"profile {profiles[0].profile.name}: NVIDIA's kernel tables ({source}){fewest}"
             notes = (made, scaled_from(profiles[0].profile), named.assumed)
-            warnings.warn("; ".join(note for note in notes if note), stacklevel=2)
+            warnings.warn(". ".join(note for note in notes if note), stacklevel=2)
             return profiles[0].path
     raise ValueError(f"{model} on {gpu}: {why}")
 
@@ -122,7 +122,7 @@ def pair_named(model: str, drafter: str | None) -> tuple[ModelShape, ModelShape 
     try:
         target, draft = shapes_of(model, drafter, plain=False)
     except ValueError as error:
-        if "/" in (drafter or "/") or not str(error).startswith(f"unknown model {drafter!r} (want"):
+        if "/" in (drafter or "/") or not str(error).startswith(f"unknown model {drafter!r} (give"):
             raise
         raise ValueError(unknown("drafter", str(drafter), [*HEADS, *LOOKED_UP, "none", "or a model"])) from None
     target = with_formats(target, weights if config else None, kv)

@@ -153,7 +153,7 @@ def points_of(paths: Sequence[Path]) -> tuple[list[MeasuredPoint], list[tuple[Mi
             drafted = drafted._replace(kind="draft", tokens=timed.tokens * length)
         measured[drafted] = draft_s, width_pct, count
     if not measured:
-        raise ValueError("no case was timed: want results of the commands that `lanesim calibrate cases` prints")
+        raise ValueError("no case was timed. Give results of the commands that `lanesim calibrate cases` prints")
     points = [
         MeasuredPoint(
             **timed._asdict(),

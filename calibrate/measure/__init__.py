@@ -1,1 +1,1 @@
-"""Times a pair on this machine: its passes alone, beside each other, and what serving adds. Knows torch and realrun."""
+"""A pair measured on this machine: passes alone, beside each other, and what serving adds. Knows torch, realrun."""

@@ -83,7 +83,7 @@ def measure_command(flags: MeasureFlags) -> None:
             )
     except KeyboardInterrupt:
         kept = f"Points so far are in {points_path}. " if points_path.exists() else ""
-        print(f"lanesim: {stopped_word()}. {kept}The same command goes on from there", file=sys.stderr)
+        print(f"lanesim: {stopped_word()}. {kept}Run the same command to continue", file=sys.stderr)
         raise SystemExit(exit_code()) from None
     except cuda.OutOfMemory:
         raise ValueError(

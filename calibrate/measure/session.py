@@ -1,4 +1,4 @@
-"""One measurement of a pair on this machine: plan, points, host times, co-runs, serving; each kept as soon as known.
+"""One measurement of a pair on this machine: plan, points, host times, co-runs and serving, each saved at once.
 
 Everything measured goes to the points file first, and the profile is made from that file alone. So a measurement may
 be killed. Not here: the fits (calibrate.measure.fits), the command (calibrate.measure.command).

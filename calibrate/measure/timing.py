@@ -1,4 +1,4 @@
-"""Times single passes of realrun.kernels.pair_kernels: the very passes that a replay runs, on its streams, eager or
+"""Timing of single passes of realrun.kernels.pair_kernels, the same that a replay runs, on its streams, eager or
 captured.
 
 Between repetitions the slots are set back, outside the timed window, so that every repetition does the same work.

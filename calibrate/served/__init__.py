@@ -1,1 +1,1 @@
-"""What servers did under load: one noun (load), its readers, one fit and one judge. No torch."""
+"""Loads that servers were under: one noun (load), its readers, one fit and one judge. No torch."""

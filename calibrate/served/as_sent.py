@@ -57,7 +57,7 @@ def as_requests(sent: Sequence[ServedRequest], planned: Sequence[Request] = ()) 
     contents = {each.index: each.content for each in planned}
     answered = sorted((each for each in sent if not each.failed), key=lambda each: each.sent_s)
     if not answered:
-        raise ValueError("no request was answered: there is nothing to judge")
+        raise ValueError("no request was answered, so no error is known")
     requests = []
     for index, each in enumerate(answered):
         stamped = each if isinstance(each, StampedRequest) else None

@@ -1,4 +1,4 @@
-"""Whether a measured speed-up is to be expected, and what is likely wrong: measured loads beside simulated ones.
+"""Diagnosis of a measured speed-up: measured loads beside simulated ones, and what is likely wrong.
 
 Both loads are simulated as they are described. Where a measured value is worse than the simulator's errors allow, each
 known fault is simulated, and the one that explains most of the difference is named. Where none is, each condition that

@@ -1,12 +1,11 @@
-"""Constants of the engine from levels of load that a server was seen at, and how well they tell levels left out.
+"""Constants of the engine, fitted to the loads of a server, with the error on loads left out.
 
-What a step takes is fitted on time per output token where that is known, else on tokens per second; then what a request
-spends before the engine's queue, on time to the first token, so that whatever a first token waits for bends no step.
-Where that shifts the first stage (a closed loop has fewer rows while others come in), both are done again. An engine
-that plans ahead hides what a step takes on the host; where that hardly moves a level, the time between steps (`gap_s`)
-is fitted instead. Which law a step follows is not taken on trust: with levels at three loads or more, the engine's
-scheduling and the other one, each with and without a time per row, are fitted without the largest load, which then
-judges them. Not here: what the server said (calibrate.served.load), least squares (calibrate.fit.constants).
+First a step's constants are fitted to time per output token, or to tokens per second where that is unknown. Then the
+time before the queue is fitted to time to the first token. If that shifts the first fit, both are repeated. An engine
+that plans ahead hides its steps' time on the host. Where loads hardly depend on it, the time between steps (`gap_s`) is
+fitted instead. With three loads or more, both schedulings are fitted without the largest load, each with and without a
+time per row. The largest load chooses among them.
+Not here: what the server said (calibrate.served.load), least squares (calibrate.fit.constants).
 """
 
 from __future__ import annotations
@@ -125,8 +124,7 @@ class Production:
         error_pct, where = self.left
         if abs(error_pct) <= MAX_LEFT_PCT:
             return ""
-        forms = "of no form tried" if len(self.tried) > 1 else "not of this form"
-        return f"This server is {forms}: {error_pct:+.0f} % are left at {where}. Do not use this profile."
+        return f"The simulator does not fit this server: {error_pct:+.0f} % error at {where}. Do not use this profile."
 
     @property
     def caution(self) -> str:
@@ -210,12 +208,12 @@ def fit_served(
     load's error. Rounds of one load are one. Loads may be of two servers that differ in drafting alone: what they have
     in common is fitted to both. Raises ValueError."""
     if not served:
-        raise ValueError("nothing was seen of the server")
+        raise ValueError("no load was sent to the server")
     for each in served:
         if each.concurrency < 1.0 or not set(FITTED) & set(each.measured):
             raise ValueError(
                 f"{each.source}: a fit needs requests in flight and a time per output token or tokens per second. "
-                "`lanesim validate FILE` compares what has none"
+                "`lanesim validate FILE` compares loads without these"
             )
     served = _of_rounds(served)
     profile = with_engine(profile, engine_of(setup.engine_name, profile))
@@ -330,7 +328,7 @@ def _tellable_fits(
     near: dict[str, float] = {}
     if _is_hidden(profile, seen):
         has_rows = form is not None and form.has_rows
-        why = f"hardly shows here, less than half as much as {GAP}: the engine prepares steps while the GPU works"
+        why = f"loads hardly depend on it, and more on {GAP}, because the engine prepares steps while the GPU works"
         unfitted = {name: why for name in names if name in (STEP, ROW) and not (name == ROW and has_rows)}
         names = [GAP, *(name for name in names if name not in unfitted)]
         if has_rows:
@@ -345,8 +343,8 @@ def _tellable_fits(
         except Undetermined as error:
             unfitted[error.constant] = error.why
             names = [name for name in names if name != error.constant]
-    why = "; ".join(f"{name} {reason}" for name, reason in unfitted.items())
-    raise ValueError(f"{seen.sources}: these levels tell no constant of a step: {why}")
+    why = ". ".join(f"{name} {reason}" for name, reason in unfitted.items())
+    raise ValueError(f"{seen.sources}: no constant of a step can be fitted to these loads. {why}")
 
 
 def _is_hidden(profile: Profile, seen: Seen) -> bool:

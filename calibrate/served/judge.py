@@ -1,4 +1,4 @@
-"""Cells simulated and compared: error per cell and metric, over the judged ones, of speed-ups; a figure.
+"""Measured loads beside simulated ones: the error of each metric, of all judged loads and of speed-ups, and a figure.
 
 A closed loop sends all requests at once, at most `concurrency` in flight, one let in as one finishes; an open loop
 sends them at `request_rate`. Where a cell does not say how many, WAVES x concurrency are served, so that filling and
@@ -68,7 +68,7 @@ class LoadSetup:
         """What the blocks of a raw scenario say of all cells. Raises ValueError for other blocks."""
         if foreign := sorted(set(raw) - {"engine", "workload", "speculation", "seed"}):
             raise ValueError(
-                f"--set {foreign[0]}: want a key of engine, workload or speculation. The measured loads have the rest"
+                f"--set {foreign[0]} must be a key of engine, workload or speculation. The measured loads have the rest"
             )
         blocks = {name: raw.get(name, {}) for name in ("engine", "workload", "speculation")}
         return cls(**blocks, requests=requests, seed=raw.get("seed", 0))

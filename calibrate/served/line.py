@@ -1,12 +1,10 @@
 """A profile fitted to a running server by what its clients saw, and the requests that are sent for it.
 
-None of them is of the load that is predicted, and no two share a prefix. The tokens of a step reach all of its requests
-together, so that closed loops with the scenario's lengths show its time, its rows and the prompts that ended in it.
-Without a profile of the server's models and machine, a pass takes by rows what such steps took in the mean, drafts and
-their verification included, and as much more per token of a prompt. A profile has its engine's constants corrected
-(calibrate.served.fit), and its layers by the price of a prompt alone. A light open loop, right before the load, tells
-how fast the machine is at the moment, and what a request spends before the engine has it: newcomers of closed loops
-meet a step's end. Not here: sending (calibrate.server.endpoint).
+No request of the predicted load is among them, and no two share a prefix. All requests of a step get their tokens
+together, so closed loops show a step's time by its requests and prompts. Without a profile, passes take what such steps
+took on average, drafts included. With one, its engine's constants are corrected (calibrate.served.fit), and its layers
+by the price of a lone prompt. A light open loop right before the load shows the machine's speed now, and the time
+before the engine. Not here: sending (calibrate.server.endpoint).
 """
 
 from __future__ import annotations
@@ -212,7 +210,7 @@ def with_steps(profile: Profile, steps: Sequence[SeenStep], lone: Sequence[tuple
         if not step.prompt_tokens:
             by_rows.setdefault(step.rows, []).append(step.seconds)
     if not by_rows:
-        raise ValueError("no request had two tokens one after the other: ask for longer outputs")
+        raise ValueError("no request had two tokens one after the other. Send a longer --output-len")
     enough = min(MIN_STEPS, max(map(len, by_rows.values())))
     points = [(rows, _usual(seconds)) for rows, seconds in sorted(by_rows.items()) if len(seconds) >= enough]
     line = LinearPass(pass_s=LEAST_PASS_S, launches=1, by_rows=tuple(points))

@@ -1,4 +1,4 @@
-"""`ServedLoad`: what a server did under one load, whoever says so; and the same load judged.
+"""`ServedLoad`: a server's latencies and throughput under one load, from any source, and the same load judged.
 
 A load has a set-up (GPU, engine, models, degrees), requests in flight or a rate, and what came of it: requests as they
 were sent, or means. Every reader makes loads, and the fit and the judge take nothing else:
@@ -274,9 +274,9 @@ def mean_load(
     """Means over one stretch of serving, as a closed loop of as many requests as decoded at once; None where the source
     does not tell. Raises ValueError, naming the `source`, for what no server does."""
     if concurrency < MIN_CONCURRENCY:
-        raise ValueError(f"{source}: {concurrency:.2f} requests at once in the mean: hardly any load")
+        raise ValueError(f"{source}: {concurrency:.2f} requests in flight on average are too few. Send more at once")
     if tpot_s is None and output_tokens_per_s is None:
-        raise ValueError(f"{source}: neither a time per output token nor tokens per second")
+        raise ValueError(f"{source} has no time per output token and no tokens per second. Give one of them")
     for what, value, least, most in (
         ("requests at once", concurrency, MIN_CONCURRENCY, MAX_CONCURRENCY),
         ("prompt tokens", prompt_tokens, 0.0, MAX_TOKENS),

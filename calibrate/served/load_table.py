@@ -98,7 +98,7 @@ def _table(path: str, names: Sequence[str], rows: Iterable[tuple[int, list[str]]
             _value(texts[name], Whole, name, f"{where} line {number}")
         cells.append(msgspec.structs.replace(_cell(given, f"{where} line {number}"), line=number, texts=texts))
     if not cells:
-        raise ValueError(f"{where} has no cell below its header")
+        raise ValueError(f"{where} has no load below its header")
     return LoadTable(path, cells, [name for name in header if name not in COLUMNS])
 
 
@@ -125,11 +125,11 @@ def _acceptance(given: Mapping[str, str], drafted: int | None, where: str) -> st
     spec, length = given.get("acceptance"), given.get("acceptance_length")
     if not drafted:
         if drafted is None and (spec or length):
-            raise ValueError(f"{where}: an acceptance but no num_speculative_tokens: say how many are drafted, or 0")
+            raise ValueError(f"{where}: the acceptance needs num_speculative_tokens. Give it, or 0")
         return None
     if bool(spec) == bool(length):
         raise ValueError(
-            f"{where}: num_speculative_tokens={drafted} needs acceptance_length or acceptance, one of them"
+            f"{where}: num_speculative_tokens={drafted} needs acceptance_length or acceptance. Give one of them"
         )
     if length is None:
         return spec
@@ -144,5 +144,5 @@ def _value(text: str, kind: Any, name: str, where: str) -> Any:
     try:
         return msgspec.convert(msgspec.json.decode(text) if text.startswith("[") else text.strip(), kind, strict=False)
     except msgspec.DecodeError as error:
-        problem = str(error).replace("Expected", "want").replace(", got `str`", "")
+        problem = str(error).replace("Expected", "it must be").replace(", got `str`", "")
         raise ValueError(f"{where}: {name}={text!r:.40}: {problem}") from None

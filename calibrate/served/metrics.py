@@ -67,7 +67,7 @@ class Growth:
             if is_counted and not isfinite(grown):
                 raise ValueError(f"{source}: {name} grew by {grown}, which is no finite number")
             if is_counted and grown < 0.0:
-                raise ValueError(f"{source}: {name} fell from one look to the next: the server was restarted")
+                raise ValueError(f"{source}: {name} fell between the two reads. The server was restarted")
             if not 0.0 <= grown < inf:
                 continue
             self._by_name[bare] = self._by_name.get(bare, 0.0) + grown
@@ -127,7 +127,7 @@ def served_between(
     prompt_tokens, output_tokens, e2el_s = (grown.mean(names) for names in (PROMPT, OUTPUT, E2EL))
     num_requests = grown.count(E2EL)
     if not num_requests:
-        raise ValueError(f"{source}: no request was finished between the two looks, or none is counted (llama.cpp)")
+        raise ValueError(f"{source}: no request was finished between the two reads, or none is counted (llama.cpp)")
     if prompt_tokens is None or output_tokens is None:
         prompt_tokens, output_tokens = (
             grown.total(name) / num_requests for name in ("prompt_tokens", "generation_tokens")

@@ -1,13 +1,10 @@
-"""Levels of load and acceptance from files: a log, results of benchmarks, and rounds of `lanesim validate --fit-only`;
-and which file holds loads, and who reads it, the one list that `check` and all commands ask.
+"""Loads and acceptance from files: a log, results of benchmarks, and rounds of `lanesim validate --fit-only`. `check`
+and all commands share this one list of readers.
 
-A file is known by names that are in it, since users name files as they like.
-
-Of a log the lines count that vLLM and SGLang print every few seconds. A line is a mean over some seconds. Those that
-begin or end a level mix two, so a line counts where its neighbours ran as many requests and none waits. Logs do not say
-how long prompts and outputs are. A result is one level or several. What a probe measured is written before anything is
-fitted on it, so that a fit can be had again without the server. Not here: requests one by one
-(calibrate.served.stamped_requests), files that hold no load (calibrate.cli.check_files).
+A file is recognised by the keys in it. Of a log, the lines count that vLLM and SGLang print every few seconds. A line
+counts where its neighbours ran as many requests and none waits, because others mix two loads. Logs do not say how long
+prompts and outputs are. Measurements are written before they are fitted, so a fit can be repeated without the server.
+Not here: requests one by one (calibrate.served.stamped_requests), files without a load (calibrate.cli.check_files).
 """
 
 from __future__ import annotations
@@ -75,7 +72,7 @@ def levels(
         )
     if not isinstance(prompt_tokens, int | float) or not isinstance(output_tokens, int | float):
         raise ValueError(
-            f"{where} does not tell how long requests are: add their mean tokens, such as "
+            f"{where} does not say how long requests are. Add their mean tokens, such as "
             "--set workload.input_len=512 --set workload.output_len=128"
         )
     by_running: dict[int, list[LogLine]] = {}
@@ -197,7 +194,7 @@ def read_bench(path: Path, num_speculative_tokens: int | None = None) -> list[Se
 
 def _level(row: Mapping[str, Json], where: str, source: str, num_speculative_tokens: int | None) -> ServedLoad:
     if row.keys() >= SIMULATED:
-        raise ValueError(f"{where} was simulated by lanesim: want what a server or a benchmark measured")
+        raise ValueError(f"{where} was simulated by lanesim. Give what a server or a benchmark measured")
     result = convert(row, _Result, where)
     completed = int(result.completed)
     if completed < 1 or result.total_output_tokens < completed:
@@ -267,11 +264,11 @@ def read_looks(path: Path, url: str | None = None) -> ServerLooks:
     raw = parse_json(read_text(path, "looks at a server"), where)
     if value_at(raw, "schema") != SCHEMA:
         raise ValueError(
-            f"{where}: schema {value_at(raw, 'schema')!r:.20} is not {SCHEMA}: choose another file, or remove it"
+            f"{where}: schema {value_at(raw, 'schema')!r:.20} is not {SCHEMA}. Choose another file, or remove it"
         )
     looks = convert(raw, ServerLooks, where)
     if url not in (None, looks.url):
-        raise ValueError(f"{where} are of another server: choose another --out")
+        raise ValueError(f"{where} are of another server. Choose another --out")
     return looks
 
 
@@ -346,7 +343,7 @@ def loads_of(path: Path, draft_tokens: int | None = None, workload: dict[str, An
         prompt_tokens, output_tokens = ((workload or {}).pop(name, None) for name in LENGTHS)
         return levels(path, prompt_tokens, output_tokens, draft_tokens)
     raise ValueError(
-        f"file {str(path)!r} holds no load of a server: want a log, a result that `vllm bench serve --save-result` or "
+        f"file {str(path)!r} has no load of a server. Give a log, a result that `vllm bench serve --save-result` or "
         f"alike wrote or printed, or a table. `lanesim check {path}` says what it is"
     )
 

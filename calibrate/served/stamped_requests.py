@@ -60,7 +60,7 @@ def read_requests(path: Path, prompts: Path | None = None, block_tokens: int = B
             if getattr(row, later) < getattr(row, earlier):
                 raise ValueError(
                     f"{where} line {number}: {OUT_OF_ORDER}{later}={getattr(row, later)} before "
-                    f"{earlier}={getattr(row, earlier)} (want {' <= '.join(STAMPS)})"
+                    f"{earlier}={getattr(row, earlier)} (needed: {' <= '.join(STAMPS)})"
                 )
         if name in lines:
             raise ValueError(f"{where} line {number}: request_id {name!r} again, it is on line {lines[name]} already")
@@ -99,7 +99,7 @@ def _joined(rows: Sequence[Stamped], path: str, prompts: Path, block_tokens: int
         if length is not None and length != row.input_toks:
             raise ValueError(
                 f"prompts {str(prompts)!r}: prompt {number} has {length} tokens, request {row.request_id} on line "
-                f"{row.line} of {path} has {row.input_toks}: want the prompts in the order of the requests"
+                f"{row.line} of {path} has {row.input_toks}. Give prompts in the order of the requests"
             )
     return {row.line: content[: row.input_toks // block_tokens] for row, (content, _) in zip(rows, read, strict=True)}
 

@@ -153,14 +153,14 @@ class StepsFit:
 def fit_steps_of(profile: Profile, records: Sequence[StepRecord], source: str) -> StepsFit:
     """`profile` as the steps of one server have it. Raises ValueError where they are too few, or of several ranks."""
     if len(records) < MIN_STEPS:
-        raise ValueError(f"{source}: {len(records)} steps are too few to leave {BLOCKS} blocks out: want {MIN_STEPS}")
+        raise ValueError(f"{source}: {len(records)} steps are too few to leave {BLOCKS} blocks out. Give {MIN_STEPS}")
     if ranks := {each.rank for each in records} - {records[0].rank}:
-        raise ValueError(f"{source} is of ranks {sorted(ranks | {records[0].rank})}: want the steps of one")
+        raise ValueError(f"{source} is of ranks {sorted(ranks | {records[0].rank})}. Give the steps of one")
     shipped_pct = error_pct(predicted_s(profile, records), records)
     if not 1.0 / OTHER_UNITS < 1.0 + shipped_pct / 100.0 < OTHER_UNITS:
         raise ValueError(
             f"{source}: a step takes {fmean(each.seconds for each in records):.3g} s in the mean, and {profile.name} "
-            f"is off by {shipped_pct:+,.1f} %: want wall_time in seconds, iterLatencyMS in milliseconds"
+            f"is off by {shipped_pct:+,.1f} %. Give wall_time in seconds, iterLatencyMS in milliseconds"
         )
     blocks = blocks_of(records)
     forms: dict[str, Callable[[Profile, Sequence[StepRecord]], Profile]] = {LINE: of_line}

@@ -1,4 +1,4 @@
-"""Send requests to an OpenAI-compatible endpoint at their own times, each streamed answer timed where its user would
+"""Requests to an OpenAI-compatible endpoint, sent at their own times, each streamed answer timed where its user would
 time it.
 
 A request goes out when it is due, whatever became of those before it, as arrivals do. Prompts are words that nobody
@@ -140,7 +140,7 @@ def base_of(url: str) -> str:
     except ValueError:
         is_address = False
     if not is_address:
-        raise ValueError(f"{url!r}: want the address of a server, such as http://localhost:8000")
+        raise ValueError(f"{url!r} must be the address of a server, such as http://localhost:8000")
     if "@" in parts.netloc:
         raise ValueError(f"the address of {parts.hostname!r} holds a password. Give the key in LANESIM_API_KEY")
     path = parts.path.rstrip("/")
@@ -153,7 +153,7 @@ def find(client: Client, model: str | None) -> Endpoint:
         with client.ask(MODELS, max_bytes=MAX_MODELS_BYTES) as answer:
             if answer.status != 200:
                 refusal = answer.refusal()
-                refusal.add_note("(it is not asked where --model names one)")
+                refusal.add_note("(--model NAME skips this request)")
                 raise refusal
             text = answer.text()
         models = [each.id for each in _typed(client, MODELS, text, _Models, "").data or ()]

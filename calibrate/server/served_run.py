@@ -48,9 +48,10 @@ DRAWS = 20
 LATE_S = 0.01
 """A request sent this much after it was due is late."""
 PARTS = ("predicted", "as sent", "as accepted", "at its pace")
+PARTS_SAID = ("before the load", "+ times of sending", "+ drafts accepted", "+ the server's speed")
 SPED_UP = ("e2el", "tpot")
 """Latencies whose means say what speculation does."""
-DISAGREE = "the load gained by it, so something else used the machine: measure again"
+DISAGREE = "But the load itself gained, so another program used the machine. Measure again."
 STRIDE, INTAKE_STRIDE, INTAKE_FIRST = 7, 3, 8
 """Steps through the acceptances and the times before the engine, coprime to DRAWS, and where the latter begin: paces,
 acceptances and these rise and fall together by less than 0.05 (correlation)."""
@@ -131,19 +132,22 @@ class ServedRun(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     def in_words(self) -> str:
         """Contents in words, and the errors of the means, simulated again with the run's profile."""
         failed = sum(bool(each.failed) for each in self.sent)
-        told = f"{len(self.sent)} requests sent, {failed} failed; {self.profile['name']}, predicted {self.predicted_at}"
-        told += "".join(f"; {part}: {means(errors)}" for part, errors in self.judged_again().items())
+        sent = f"{len(self.sent)} requests sent, {failed} failed"
+        told = f"Predicted {self.predicted_at} with {self.profile['name']}"
+        told = ". ".join(
+            [sent, told, *(f"Errors {part}: {means(errors)}" for part, errors in self.judged_again().items())]
+        )
         if self.plain is None:
             return told
-        return "; ".join([*self.verdict, told, f"without speculation: {self.plain.in_words}"])
+        return " ".join([*self.verdict, f"{told}. Without speculation: {self.plain.in_words}"])
 
     @property
     def verdict(self) -> list[str]:
         """Effect of drafts, in sentences; none where that is not known."""
-        told, e2el = [sped_up(self.shorter)] if self.shorter else [], self.shorter.get("e2el")
+        told, e2el = sped_up(self.shorter), self.shorter.get("e2el")
         if self.in_flight:
             is_odd = e2el is not None and self.in_flight[0].measured < 0.0 < e2el.measured
-            told.append(up_to(self.in_flight) + f"; {DISAGREE}" * is_odd)
+            told.append(up_to(self.in_flight) + f" {DISAGREE}" * is_odd)
         return told
 
     def judged_again(self) -> dict[str, Any]:
@@ -296,40 +300,36 @@ def compare_pair(run: ServedRun) -> None:
             run.shorter[name] = Shorter(measured=measured, predicted=predicted)
 
 
-def sped_up(shorter: Mapping[str, Shorter]) -> str:
-    """The effect of speculation, as a clause.
+def sped_up(shorter: Mapping[str, Shorter]) -> list[str]:
+    """The effect of speculation on each latency.
 
-    >>> sped_up({"e2el": Shorter(measured=12.0, predicted=9.0), "tpot": Shorter(measured=-3.0, predicted=2.0)})
-    'speculation makes E2EL 12 % shorter here (predicted 9 % shorter), TPOT 3 % longer here (predicted 2 % shorter)'
+    >>> sped_up({"e2el": Shorter(measured=12.0, predicted=9.0)})
+    ['Speculation makes E2EL 12 % shorter (predicted: 9 % shorter).']
     """
-    clauses = [
-        f"{name.upper()} {_in_words(each.measured)} here (predicted {_in_words(each.predicted)})"
+    return [
+        f"Speculation makes {name.upper()} {_in_words(each.measured)} (predicted: {_in_words(each.predicted)})."
         for name, each in shorter.items()
     ]
-    return f"speculation makes {', '.join(clauses)}"
 
 
 def up_to(loads: Sequence[InFlight]) -> str:
-    """Up to how many requests in flight drafts gain, as a clause. Loads rise.
+    """Up to how many requests in flight drafts gain. Loads rise.
 
     >>> some = [(1, 30.0, 28.0), (4, 8.0, 9.0), (8, -5.0, -2.0)]
     >>> up_to([InFlight(at_once=n, measured=m, predicted=p, low=m - 6.0, high=m + 6.0) for n, m, p in some])
-    'turn it on up to 4 in flight: closed loops of 1, 4, 8 had 30, 8, -5 % shorter E2EL (28, 9, -2 fitted); rounds \
-disagree at 8'
+    'Turn speculation on up to 4 requests in flight. Rounds disagree at 8.'
     """
     gains = list(takewhile(lambda each: each.measured > 0.0, loads))
-    most = f"turn it on up to {gains[-1].at_once} in flight" if gains else "leave it off"
-    if loads[0].low < 0.0 < loads[0].high:
-        most = "not sure whether to turn it on"
-    elif len(gains) == len(loads):
-        most += ", the most that was looked at"
-    at_once, measured, fitted = (
-        ", ".join(f"{value:.0f}" for value in column)
-        for column in zip(*((each.at_once, each.measured, each.predicted) for each in loads), strict=True)
+    count = gains[-1].at_once if gains else 0
+    most = (
+        f"Turn speculation on up to {count} request{'s' * (count > 1)} in flight" if gains else "Leave speculation off"
     )
+    if loads[0].low < 0.0 < loads[0].high:
+        most = "Speculation may help or harm"
+    elif len(gains) == len(loads):
+        most += ", the most that were tried"
     unsure = ", ".join(str(each.at_once) for each in loads if each.low < 0.0 < each.high)
-    doubt = f"; rounds disagree at {unsure}" if unsure else ""
-    return f"{most}: closed loops of {at_once} had {measured} % shorter E2EL ({fitted} fitted){doubt}"
+    return f"{most}." + (f" Rounds disagree at {unsure}." if unsure else "")
 
 
 def _in_words(shorter_pct: float) -> str:
@@ -343,15 +343,15 @@ def means(errors: Mapping[str, Any]) -> str:
 
 
 def lateness(sent: Sequence[ServedRequest]) -> str:
-    """Punctuality of the client, as a clause.
+    """Punctuality of the client.
 
     >>> lateness([ServedRequest(index=0, due_s=0.0, sent_s=0.001), ServedRequest(index=1, due_s=1.0, sent_s=1.025)])
-    '2 sent, 1 of them over 10 ms late, median 13.0 ms'
+    '1 of 2 requests were sent over 10 ms late (median 13.0 ms).'
     """
     lates_s = [each.sent_s - each.due_s for each in sent]
     num_late = sum(late_s > LATE_S for late_s in lates_s)
-    told = f"{len(sent)} sent, {num_late} of them over {1e3 * LATE_S:.0f} ms late"
-    return f"{told}, median {1e3 * median(lates_s):.1f} ms"
+    late = f"{num_late} of {len(sent)} requests were sent over {1e3 * LATE_S:.0f} ms late"
+    return f"{late} (median {1e3 * median(lates_s):.1f} ms)."
 
 
 def read_run(path: Path) -> ServedRun:

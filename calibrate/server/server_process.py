@@ -47,7 +47,7 @@ def started(
     """Have the server of a command answer at `url` within the block. Raises ValueError, naming its `log`, where it does
     not within `timeout_s`, or where something else answers there already."""
     if _status(url) is not None:
-        raise ValueError(f"{url} answers already: end what serves there, or leave out the command that starts it")
+        raise ValueError(f"{url} answers already. End that server, or leave out --restart")
     server: subprocess.Popen[bytes] | None = None
     try:
         with put_off(), log.open("wb") as output:
@@ -134,7 +134,7 @@ def commands_of(given: Sequence[str]) -> list[list[str]]:
         commands.insert(0, plain)
     if len(commands) != 2 or commands[0] == commands[1] or not all(commands):
         raise ValueError(
-            f"server to start: want its command with options of speculation ({', '.join(SPECULATIVE)}...), or "
+            f"server to start: give its command with options of speculation ({', '.join(SPECULATIVE)}...), or "
             "two, first the one that starts it without"
         )
     return commands

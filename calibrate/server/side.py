@@ -189,9 +189,9 @@ def check_drafts(rounds: Sequence[ServedLoad], *, is_plain: bool) -> None:
     """Raise ValueError unless a server of two that differ in drafting drafts, or does not, by its own count."""
     drafted = [each for each in rounds if each.accepted is not None]
     if is_plain and drafted:
-        raise ValueError("the server without speculation drafts, too")
+        raise ValueError("the server without speculation drafts, too. Start it without a speculative config")
     if not is_plain and not drafted:
-        raise ValueError("URL counts no drafts in its /metrics: with --pair it is the server that speculates")
+        raise ValueError("URL counts no drafts in its /metrics. With --pair, give the server that speculates first")
 
 
 def in_flight(drafting: Side, plain: Side, levels: Sequence[int], count: int) -> list[InFlight]:

@@ -1,1 +1,1 @@
-"""`lanesim replay`; heavy imports inside the functions."""
+"""`lanesim replay`. Heavy imports inside the functions."""

@@ -1,4 +1,4 @@
-"""The machine that passes run on: streams, events, captured graphs, pinned buffers, memory, clocks; the CPU behind it.
+"""The machine that passes run on: streams, events, captured graphs, pinned buffers, memory, clocks, and its CPU.
 
 Everything above is written against `RealDevice`: the CPU, which does at once what it is told, a GPU
 (realrun.host.cuda), or in tests a fake that does it as late as the rules allow. Not here: torch.cuda, what is run

@@ -1,4 +1,4 @@
-"""Will something fit the memory of a device: what a pair takes there, item by item, before anything of it is made.
+"""Memory that a pair takes on a device, item by item, before anything of it is made.
 
 Weights, KV and what passes make on the way follow from the dimensions, and were counted on passes at full size. What
 libraries and graphs take is documented or assumed. Not here: making it (realrun.model.kv, realrun.model.weights).

@@ -85,7 +85,7 @@ def load_model(
     from transformers import AutoModelForCausalLM
 
     if not (Path(path) / "config.json").is_file():
-        raise ValueError(f"{str(path)!r} holds no model: wanted a local directory with config.json and weights")
+        raise ValueError(f"{str(path)!r} has no model. Give a local directory with config.json and weights")
     try:
         model, loaded = AutoModelForCausalLM.from_pretrained(
             str(path),

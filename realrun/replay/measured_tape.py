@@ -141,8 +141,8 @@ def load_pair(
     ours, theirs = draft.config.vocab_size, target.config.vocab_size
     if ours != theirs:
         raise ValueError(
-            f"replay.weights: {str(folders.draft)!r} has {ours} tokens in its vocabulary, and the target {theirs}: "
-            "want a draft that shares the target's"
+            f"replay.weights: {str(folders.draft)!r} has {ours} tokens in its vocabulary, and the target {theirs}. "
+            "Give a draft that shares the target's"
         )
     words = [_words(path) for path in (folders.target, folders.draft)]
     if None not in words and words[0] != words[1]:

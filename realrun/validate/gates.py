@@ -1,4 +1,4 @@
-"""What is to be seen in measurements that something else on the machine disturbed: a profile's passes, a replay.
+"""Signs that another program disturbed a measurement: a profile's passes, a replay.
 
 Not here: measuring (calibrate.measure), the comparison (realrun.validate.error_parts).
 """
@@ -46,10 +46,10 @@ def of_replay(result: Mapping[str, Any]) -> list[str]:
         return []
     return [
         f"fixed passes beside {', '.join(beyond)} took {min(ratios):.2f} to {max(ratios):.2f} times as long as with "
-        f"the profile, want {low:g} to {high:g}"
+        f"the profile, where {low:g} to {high:g} is normal"
     ]
 
 
 def verdict(disturbances: list[str]) -> str:
     """What they come to, in a sentence; empty for none."""
-    return f"Do not use this profile: {'; '.join(disturbances)}." if disturbances else ""
+    return f"Do not use this profile: {', and '.join(disturbances)}." if disturbances else ""

@@ -86,9 +86,9 @@ class AcceptanceForm:
         checked_name("acceptance", self.name)
         what = f"acceptance {self.name!r}"
         if self.name in FORMS:
-            raise ValueError(f"{what} is built in: register under another name")
+            raise ValueError(f"{what} is built in. Register under another name")
         if self.name != self.name.lower():
-            raise PluginError(f"{what}: want a name in lower case, as in {self.name.lower()!r}")
+            raise PluginError(f"{what} must be in lower case, such as {self.name.lower()!r}")
         if not callable(self.build):
             raise PluginError(f"{what}: build={shown(self.build)} must be a function of numbers and draft length")
         checked_text(f"{what}: form", self.form)
@@ -122,7 +122,7 @@ def _form_of(name: str) -> AcceptanceForm:
         return _registered[name]
     entries = installed(GROUP)
     if name in PROMPTS and name not in entries:
-        raise ValueError(f"acceptance {name!r} has no numbers: leave out what follows it")
+        raise ValueError(f"acceptance {name!r} takes no numbers. Leave out what follows it")
     if name not in entries:
         raise ValueError(unknown("acceptance model", name, [*PROMPTS, *FORMS, *_registered, *entries]))
     return loaded(f"acceptance {name!r}", entries[name], AcceptanceForm)
@@ -202,7 +202,7 @@ def parse_quoted(text: str) -> Quoted:
     (2.6, 3)
     """
     if not isinstance(text, str):
-        raise PluginError(f"acceptance {shown(text)}: want a text such as iid:0.7")
+        raise PluginError(f"acceptance {shown(text)} must be a text such as iid:0.7")
     text = in_full(text)
     name, colon, rest = text.partition(":")
     name, rest = name.strip().lower(), rest.strip()
@@ -306,7 +306,7 @@ def _remarks_on_conditional(rates: list[float]) -> tuple[str, ...]:
     if len(rates) < 2 or any(rate >= before for before, rate in pairwise(rates)):
         return ()
     numbers = ",".join(f"{rate:g}" for rate in rates)
-    return (f"per-position:{numbers} is read as conditional rates; if vLLM logged them, write vllm:{numbers}",)
+    return (f"per-position:{numbers} is read as conditional rates. If vLLM logged them, write vllm:{numbers}",)
 
 
 def _numbers(spec: str, form: str, text: str, *, most: int | None = None) -> list[float]:
@@ -327,5 +327,5 @@ def markov_from_rates(first: float, after: float) -> MarkovAcceptance:
     check_rate("markov first", first)
     check_rate("markov after", after)
     if not first <= after or (first, after) == (0.0, 1.0):
-        raise ValueError(f"acceptance: markov:{first!r},{after!r} wants FIRST <= AFTER, and not 0,1: n-gram hits cling")
+        raise ValueError(f"acceptance markov:{first!r},{after!r} must have FIRST <= AFTER, and not be 0,1")
     return MarkovAcceptance(1.0, 0.0, first, 1.0 - after)

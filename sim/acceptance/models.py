@@ -88,7 +88,7 @@ def run_lengths(accepts: Flags | list[Flags], depth: int) -> RunLengths:
     if not isinstance(accepts, list):
         accepts = [accepts]
     if not accepts or any(getattr(each, "dtype", None) != np.bool_ for each in accepts):
-        raise ValueError("run_lengths: want an array of booleans [positions], or a list of such arrays")
+        raise ValueError("run_lengths needs an array of booleans [positions], or a list of such arrays")
     num_positions = len(accepts[0])
     lengths = accepts[0].view(np.uint8).copy()
     still = accepts[0].copy()

@@ -64,7 +64,7 @@ def check_length(acceptance_length: float, num_speculative_tokens: int) -> None:
     )
     if 0.0 < acceptance_length < 1.0:
         meant = 1.0 + acceptance_length * num_speculative_tokens
-        message += f"; if {acceptance_length:g} is accepted / drafted tokens, that is a length of {meant:g}"
+        message += f". If {acceptance_length:g} is accepted / drafted tokens, that is a length of {meant:g}"
     raise ValueError(message)
 
 

@@ -134,7 +134,7 @@ class AssumedSpread(_AroundAQuote):
             check_spread(spread)
         if self.spreads[0] > self.spreads[1]:
             raise ValueError(
-                "acceptance: spread of requests from {:g} to {:g}: write the smaller one first".format(*self.spreads)
+                "acceptance: spread of requests from {:g} to {:g}. Write the smaller one first".format(*self.spreads)
             )
 
     def model(self, k: int) -> Acceptance:

@@ -93,7 +93,7 @@ def _column(row: Mapping[str, Json], wanted: str, where: str) -> str:
 
 def _tape(values: Json, where: str) -> NDArray[np.uint8]:
     if not isinstance(values, list) or not all(type(value) is int and value >= 1 for value in values):
-        raise ValueError(f"{where}: want a list of whole numbers from 1 (tokens that a draft yields at each position)")
+        raise ValueError(f"{where} must be a list of whole numbers from 1, the tokens of a draft at each position")
     if len(values) < 2:
         raise ValueError(f"{where}: {len(values)} positions, and at least 2 are needed")
     return np.array([min(value, MAX_DRAFT_TOKENS + 1) for value in values], dtype=np.uint8)

@@ -126,7 +126,7 @@ def _check(flags: CompareFlags, *, is_grid: bool) -> None:
         if is_grid and getattr(flags, name):
             raise ValueError(f"--{name} goes with one value per flag. For a grid, see `lanesim sweep --help`")
     if flags.plots and flags.out is None:
-        raise ValueError("--plots draws into a results directory: add --out DIR")
+        raise ValueError("--plots needs a results directory. Add --out DIR")
 
 
 def _compared(scenario: Scenario, profile: Profile, flags: CompareFlags) -> Comparison:

@@ -75,7 +75,7 @@ class LazyGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         here = ctx.command_path
         if (words := ALIASES.get(f"{here} {args[0]}")) is not None:
-            click.echo(f"lanesim: `{here} {args[0]}` is `{here} {' '.join(words)}` now", err=True)
+            click.echo(f"lanesim: `{here} {args[0]}` is now `{here} {' '.join(words)}`", err=True)
             args = [*words, *(RENAMED.get(word, word) for word in args[1:])]
         name = args[0]
         if not name.startswith("-") and name not in self._lazy and name not in self._installed():

@@ -1,4 +1,4 @@
-"""Flags of the commands that take a scenario: file first, then flags, then --set; last wins.
+"""Flags of the commands that take a scenario. The file is read first, then flags, then --set, and the last one wins.
 
 Not here: how flags are declared (sim.cli.flags), what the values mean and their checks (sim.run.scenario).
 """
@@ -148,7 +148,7 @@ def gather(flags: WorkloadFlags, lists: dict[str, list[Json]] | None = None) -> 
         if isinstance(value, list):
             assert lists is not None
             if len(set(value)) < len(value):
-                raise ValueError(f"--{name.replace('_', '-')} {','.join(map(str, value))}: a value stands twice")
+                raise ValueError(f"--{name.replace('_', '-')} {','.join(map(str, value))} has a value twice")
             lists[dotted], value = value, value[0]
         if value is not None:
             set_dotted(raw, dotted, value)
@@ -165,7 +165,7 @@ def _distinct(profiles: list[str], *, several: bool) -> list[str]:
 
     by_spelling = {spelling(each): each for each in profiles}
     if len(by_spelling) > 1 and not several:
-        raise ValueError(f"{' and '.join(by_spelling)}: one profile at a time here. `lanesim compare` takes several")
+        raise ValueError(f"{' and '.join(by_spelling)}: give one profile here. `lanesim compare` takes several")
     return list(by_spelling.values())
 
 
@@ -199,7 +199,7 @@ def _served_as(given: dict[str, Any], raw: dict[str, Json]) -> str:
 
     line, asked = launched(given["serve"]), given["scenario"]
     if asked is not None and is_model(asked) and model_key(DEGREE.sub("", str(asked))) != model_key(line.repository):
-        raise ValueError(f"{asked} and --serve's {line.repository} are two models: leave {asked} out")
+        raise ValueError(f"{asked} and --serve's {line.repository} are two models. Leave {asked} out")
     for dotted, value in line.keys.items():
         set_dotted(raw, dotted, value)
     if given.get("method") is None:
@@ -209,7 +209,7 @@ def _served_as(given: dict[str, Any], raw: dict[str, Json]) -> str:
     left = f". Not read: {', '.join(line.unread)}" if line.unread else ""
     warnings.warn(f"--serve: simulated as {named}{left}", stacklevel=2)
     if given["gpu"] is None:
-        raise ValueError("--serve says no GPU: want such as --gpu h200")
+        raise ValueError("--serve names no GPU. Add one, such as --gpu h200")
     return profile_named(line.model, given["gpu"])
 
 
@@ -229,9 +229,7 @@ def profile_named(model: str, gpu: str | None) -> str:
     if gpu is not None:
         return spelling(f"{gpu}/{model}")
     if spelling(model) not in shipped():
-        raise ValueError(
-            f"--gpu is missing: {model!r} is a model, want such as `{model} --gpu h200`. A file ends in .yaml"
-        )
+        raise ValueError(f"{model!r} is a model and needs a GPU. Write `{model} --gpu h200`. A file ends in .yaml")
     return spelling(model)
 
 
@@ -262,13 +260,13 @@ def parse_goodput(texts: Sequence[str]) -> dict[str, float]:
         name, colon, value = text.partition(":")
         if not colon:
             wanted = f"{name}:MILLISECONDS" if name in GOODPUT_METRICS else "NAME:MILLISECONDS, such as ttft:1000"
-            raise ValueError(f"--goodput {text!r}: want {wanted}")
+            raise ValueError(f"--goodput {text!r} must be {wanted}")
         if name not in GOODPUT_METRICS:
             raise ValueError(unknown("goodput metric", name, GOODPUT_METRICS))
         try:
             bounds[name] = float(value)
         except ValueError:
-            raise ValueError(f"--goodput {text!r}: want {name}:MILLISECONDS") from None
+            raise ValueError(f"--goodput {text!r} must be {name}:MILLISECONDS") from None
     return bounds
 
 
@@ -279,4 +277,4 @@ def listed(flag: str, text: str | None, read: Callable[[str], T], wanted: str) -
     try:
         return [read(part) for part in text.split(",")]
     except ValueError:
-        raise ValueError(f"{flag} {text!r}: want {wanted}") from None
+        raise ValueError(f"{flag} {text!r} must be {wanted}") from None

@@ -27,7 +27,7 @@ def profiles_command(flags: ProfilesFlags) -> None:
     names = flags.names[1:] if flags.names[:1] in (("show",), ("list",)) else flags.names
     is_list = flags.names[:1] == ("list",) or not flags.names
     if len(names) > 1 or not (names or is_list) or (flags.json and is_list):
-        raise ValueError("profiles show takes one NAME or path, such as: lanesim profiles show cpu/tiny")
+        raise ValueError("profiles show takes one NAME or path, such as `lanesim profiles show cpu/tiny`")
     if is_list:
         _list("".join(names))
     else:

@@ -379,7 +379,7 @@ def installed_engine(name: str) -> InstalledEngine:
     with naming_plugin(f"engine {name!r}"):
         made = installed_engines()[name].load()()
     if not isinstance(made, InstalledEngine):
-        raise PluginError(f"engine {name!r} gives {shown(made)}: want a lanesim.InstalledEngine")
+        raise PluginError(f"engine {name!r} gives {shown(made)}. It must give a lanesim.InstalledEngine")
     return made
 
 

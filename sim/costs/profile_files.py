@@ -139,7 +139,7 @@ def save_profile(profile: Profile, path: str | Path) -> Path:
     'cpu/tiny'
     """
     if not isinstance(profile, Profile) or not isinstance(path, str | Path):
-        raise ValueError(f"save_profile: want a Profile and a path, got {shown(profile)} and {shown(path)}")
+        raise ValueError(f"save_profile needs a Profile and a path, and got {shown(profile)} and {shown(path)}")
     path = Path(path)
     if path.suffix != ".json":
         raise ValueError(f"{str(path)!r} must end with .json: profiles are known by it")

@@ -169,7 +169,7 @@ class TableKernels(
 
 def _check_axis(name: str, axis: Sequence[int], first: int | None = None) -> None:
     if not isinstance(axis, tuple) or not all(type(count) is int for count in axis):
-        raise ValueError(f"{name}={shown(axis)}: want a tuple of whole numbers")
+        raise ValueError(f"{name}={shown(axis)} must be a tuple of whole numbers")
     is_rising = bool(axis) and all(low < high for low, high in pairwise(axis))
     if not is_rising or axis[0] < 0 or (axis[0] == 0 and first != 0):
         raise ValueError(f"{name}={list(axis)} must rise and hold counts")
@@ -180,7 +180,7 @@ def _check_axis(name: str, axis: Sequence[int], first: int | None = None) -> Non
 def _check_grid(name: str, axes: Sequence[str], size: tuple[int, int], grid: Grid) -> None:
     """`grid` has `size`, holds times that never fall along `axes`, and no curve of nulls alone."""
     if not all(isinstance(curve, tuple) and all(isinstance(each, Time) for each in curve) for curve in grid):
-        raise ValueError(f"{name}={shown(grid)}: want tuples of numbers")
+        raise ValueError(f"{name}={shown(grid)} must be tuples of numbers")
     if len(grid) != size[0] or any(len(curve) != size[1] for curve in grid):
         raise ValueError(f"{name} must be [{']['.join(axes)}], {' x '.join(map(str, size[-len(axes) :]))} numbers")
     for curve in grid:

@@ -40,11 +40,11 @@ def link_of(name: str | None) -> Link:
         return LINKS[name]
     latency, colon, rate = name.partition(":")
     if not colon:
-        raise ValueError(f"{unknown('link', name, LINKS)}, or LATENCY_MS:GB_PER_S, as in 0.5:25")
+        raise ValueError(f"{unknown('link', name, LINKS)}, or LATENCY_MS:GB_PER_S, such as 0.5:25")
     try:
         latency_ms, gb_per_s = float(latency), float(rate)
     except ValueError:
-        raise ValueError(f"link {name!r}: want LATENCY_MS:GB_PER_S, as in 0.5:25") from None
+        raise ValueError(f"link {name!r} must be LATENCY_MS:GB_PER_S, such as 0.5:25") from None
     if not 0.0 <= latency_ms < inf or not gb_per_s > 0.0:
-        raise ValueError(f"link {name!r}: want a latency >= 0 ms and more than 0 GB/s")
+        raise ValueError(f"link {name!r} must have a latency of at least 0 ms and more than 0 GB/s")
     return Link(latency_s=latency_ms * 1e-3, bytes_per_s=gb_per_s * 1e9)

@@ -84,7 +84,7 @@ def check_shares(shares: dict[str, float]) -> None:
         if not 0.0 < share <= 1.0:
             raise ValueError(f"share of {name!r}: {share!r} must be above 0 and at most 1")
     if sum(shares.values()) > 1.0 + ROUNDING:
-        raise ValueError(f"shares sum to {sum(shares.values()):g}, want at most 1: {_listed(shares)}")
+        raise ValueError(f"shares sum to {sum(shares.values()):g} and must sum to at most 1: {_listed(shares)}")
 
 
 def _listed(shares: dict[str, float]) -> str:

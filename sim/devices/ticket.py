@@ -1,4 +1,4 @@
-"""A submitted work on a simulated device: what is left of it, and how fast that goes; what devices ask of their host.
+"""A submitted work on a simulated device: the time it still needs and its speed, and the calls to the host.
 
 Not here: when anything changes (shared), rates of works side by side (rates).
 """

@@ -1,4 +1,4 @@
-"""What one way of drafting is. Each has a file beside this one.
+"""The description of one way of drafting. Each has a file beside this one.
 
 Not here: all of them by name (registry), acceptance (sim.acceptance), seconds (sim.costs).
 """

@@ -244,7 +244,7 @@ def bands_by_start(bands: Bands) -> dict[int, Band]:
         if not (key.isdigit() and int(key) >= 1):
             raise ValueError(f"speculative_adaptive_config: {key!r} must be a batch size from 1 on")
     if not bands:
-        raise ValueError("speculative_adaptive_config: want at least one batch size")
+        raise ValueError("speculative_adaptive_config must have at least one batch size")
     return {int(key): bands[key] for key in sorted(bands, key=int)}
 
 

@@ -38,5 +38,5 @@ def build_controller(
             raise ValueError("controller by_batch needs a table of draft lengths by batch size")
         return ByBatch(table, draft_tokens)
     if round_s is None:
-        raise ValueError(f"controller {name} needs what a round costs: it runs where a profile is known")
+        raise ValueError(f"controller {name} needs a profile, for the cost of a round")
     return (AdaptiveVerification if name == VERIFYING else GoodputLength)(draft_tokens, round_s)

@@ -184,7 +184,7 @@ def check_table(table: Sequence[Sequence[int]], draft_tokens_max: int) -> None:
     0..`draft_tokens_max`."""
     key = "num_speculative_tokens_per_batch_size"
     if not table:
-        raise ValueError(f"{key}: want at least one [first, last, draft length]")
+        raise ValueError(f"{key} must have at least one [first, last, draft length]")
     last = 0
     for row in table:
         if len(row) != 3:

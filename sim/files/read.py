@@ -111,7 +111,7 @@ def lines_of(path: str | Path, what: str) -> Iterator[tuple[int, str]]:
                 raise ValueError(f"{what} {str(path)!r} has more than the {MAX_LINES:,} lines that are read")
             if len(line) > MAX_LINE_BYTES:
                 raise ValueError(
-                    f"{what} {str(path)!r} line {number}: longer than {MAX_LINE_BYTES // MIB} MiB. Is it no text?"
+                    f"{what} {str(path)!r} line {number}: longer than {MAX_LINE_BYTES // MIB} MiB. Give a text file"
                 )
             try:
                 yield number, line.decode("utf-8-sig" if number == 1 else "utf-8")

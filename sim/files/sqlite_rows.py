@@ -67,7 +67,7 @@ def read_rows(
             ((found,),) = base.execute("PRAGMA user_version")
             if {sql for (sql,) in base.execute("SELECT sql FROM sqlite_schema LIMIT 9")} != set(tables):
                 raise ValueError(
-                    f"{what} has other tables than `lanesim sweep` makes: name a store that it made, or a new folder"
+                    f"{what} has other tables than `lanesim sweep` makes. Name a store that it made, or a new folder"
                 )
             if found != version:
                 raise ValueError(

@@ -1,4 +1,4 @@
-"""Files and folders that appear whole or not at all, by one rename; what was there stays until then.
+"""Files and folders that appear whole or not at all, by one rename. The old ones stay until then.
 
 Scratch lies beside the destination, as `.NAME.part-lanesim-new` and its suffix. The writer holds the lock: what lies
 there was left by a killed process, and goes. A folder that is replaced is `.NAME.part-lanesim-old` between two renames,

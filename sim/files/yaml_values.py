@@ -129,7 +129,7 @@ class _Document:
             return deepcopy(value)
         assert isinstance(event, events.ScalarEvent | events.CollectionStartEvent)
         if event.tag is not None:
-            raise _Wrong(_line(event), f"tag {event.tag!r:.60}: want plain values without tags")
+            raise _Wrong(_line(event), f"tag {event.tag!r:.60} is not read. Give plain values without tags")
         if depth > MAX_DEPTH:
             raise _Wrong(_line(event), f"nested deeper than {MAX_DEPTH} levels")
         before = self._num_values

@@ -93,7 +93,7 @@ class TaskHost:
 
     def sleep(self, duration_s: float) -> Wait[None]:
         if not duration_s >= 0:
-            raise ValueError(f"sleep of {duration_s!r} s: want a duration >= 0")
+            raise ValueError(f"sleep of {duration_s!r} s must be at least 0 s")
         return self.sleep_until(self.now_s + duration_s)
 
     def sleep_until(self, time_s: float) -> Wait[None]:

@@ -58,7 +58,7 @@ class AdaptiveOptions(BaselineOptions, PdOptions, PdvOptions, UnifiedOptions):
         key, table = f"policy_options.adaptive_table={self.adaptive_table!r}", self.adaptive_table
         if isinstance(table, str):
             if table != SEED_TABLE:
-                raise ValueError(f"{key}: want rows of [load, policy], or {SEED_TABLE}")
+                raise ValueError(f"{key} must be a list of [load, policy], or {SEED_TABLE}")
             return
         starts = [start for start, _ in table]
         if not starts or starts[0] != 1 or any(later <= earlier for earlier, later in pairwise(starts)):

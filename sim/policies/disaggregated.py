@@ -1,5 +1,5 @@
-"""Disaggregated: prefill GPUs and decode GPUs, the KV of a prompt sent over a link; the draft model beside the target
-on the decode GPUs, or on separate GPUs (report 003, DistServe).
+"""Disaggregated serving (report 003, DistServe): prefill GPUs and decode GPUs, with the KV of a prompt sent over a
+link. The draft model runs beside the target on the decode GPUs, or on separate GPUs.
 
 A request has its room on a decode GPU before it is prefilled, so nothing that is sent finds none. The first token comes
 from the prefill GPU. Where the draft model has separate GPUs it prefills there, and only the target's KV is sent. The

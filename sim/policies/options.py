@@ -107,7 +107,7 @@ class LaneOptions(RoundOptions):
         has_shares = self.shares and not any(isinstance(share, bool) for share in self.shares.values())
         if not has_shares or not all(isinstance(flag, bool) for flag in flags):
             raise ValueError(
-                f"policy_options.partition={self.partition!r}: want a share by lane, above 0 and at most 1, beside "
+                f"policy_options.partition={self.partition!r} must be a share by lane, above 0 and at most 1, beside "
                 f"them {' and '.join(PARTITION_FLAGS)} as true or false, or null"
             )
         try:

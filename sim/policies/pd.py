@@ -1,4 +1,4 @@
-"""PD: a prefill lane, and a decode lane in which draft and verify are atomic; two streams, decode first.
+"""PD: a prefill lane, and a decode lane in which draft and verify are atomic. Two streams, decode first.
 
 With a cap per lane (`lanes`) each seats requests of its own: who has no seat for decoding waits, prompt computed, until
 one that decodes is through. Source: reports 002, 004; caps: SGLang's prefill and decode servers.

@@ -1,4 +1,4 @@
-"""PDV: prefill, decode and verify lanes on three streams; decode > verify > prefill (reports 000, 004).
+"""PDV: prefill, decode and verify lanes on three streams, with priority decode > verify > prefill (reports 000, 004).
 
 Decode waits while verify's queue exceeds that of decode by more than 2. Hybrid: with at most
 `hybrid_requests` active ones, 1 unless given, the decode lane drafts and verifies as one.

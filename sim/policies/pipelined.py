@@ -1,5 +1,5 @@
-"""Pipelined: the draft model drafts the next window while the target verifies the last one, and a rejection throws the
-window in flight away (overlap within a request: report 000, phase 1; PEARL, Liu et al. 2024, arXiv 2408.11850).
+"""Pipelined: the draft model drafts the next window while the target verifies the last one. A rejection throws the
+window in flight away (report 000, phase 1, and PEARL, Liu et al. 2024, arXiv 2408.11850).
 
 All rows go in step. In a step the draft model drafts a window of `draft_tokens` for every row, going on from its newest
 tokens, while the target checks the window before. A row whose last window was rejected has none: the target computes

@@ -50,7 +50,7 @@ def register(policy: Policy) -> Policy:
     if not isinstance(policy, Policy):
         raise PluginError(f"register: {shown(policy)} is not a lanesim.Policy")
     if policy.name in POLICIES:
-        raise ValueError(f"policy {policy.name!r} is built in: register under another name")
+        raise ValueError(f"policy {policy.name!r} is built in. Register under another name")
     _registered[policy.name] = policy
     return policy
 

@@ -265,8 +265,8 @@ def _difference(row: Paired, difference: float) -> str:
 def notes(result: Comparison) -> list[str]:
     """All that the table rests on."""
     errors = result.profile.errors
-    known = ", ".join(f"{kind} {value:.1f} %" for kind, value in errors.items() if value is not None)
-    lines = [f"costs: mean error of kernels and passes on held-out points: {known or 'none stated'}"]
+    known = span(f"{value:.1f}" for value in sorted(value for value in errors.values() if value is not None))
+    lines = [f"Mean errors of GPU times, where no fit saw them: {f'{known} %' if known else 'not stated'}"]
     unknown = [kind for kind, value in errors.items() if value is None]
     if unknown:
         lines[0] += f". Not checked: {', '.join(unknown)}"
@@ -318,10 +318,9 @@ def _overlap_lines(result: Comparison) -> list[str]:
         return []
     lines = [f"Overlap of streams (phi) was varied from {phi.low:g} to {phi.high:g}.", f"source of phi: {phi.source}"]
     for metric in ("mean_e2el_ms", _shown(result, "steady_output_throughput")):
-        spans = [
-            f"{row.policy} {' / '.join(number(means[metric]) for means in row.by_overlap.values())}" for row in lanes
-        ]
-        lines.append(f"{NAMES[metric]} at phi {phi.low:g} / {phi.value:g} / {phi.high:g}: {', '.join(spans)}")
+        for row in lanes:
+            means = " / ".join(number(means[metric]) for means in row.by_overlap.values())
+            lines.append(f"{NAMES[metric]} of {row.policy} at phi {phi.low:g} / {phi.value:g} / {phi.high:g}: {means}")
     return lines
 
 

@@ -97,7 +97,7 @@ def compare(
     if vary is not None:
         raw, profile = _raw(source, changes)
         if not isinstance(vary, Mapping):
-            raise ValueError(f"vary={shown(vary)}: want a mapping of keys to lists of values")
+            raise ValueError(f"vary={shown(vary)} must be a mapping of keys to lists of values")
         check_given(map(str, vary), changes)
         grid = {str(key): plain_number(checked_list(f"vary: {key}", values)) for key, values in vary.items()}
         told = varied(Variants(raw, grid, profile), lambda settings: compared(settings, **asked))
@@ -195,7 +195,7 @@ def load(path: str | Path, *, version: str | None = None) -> pd.DataFrame:
     [['pd', 2.0, 5], ['pd', 8.0, 5]]
     """
     if not isinstance(path, str | Path):
-        raise ValueError(f"load: {shown(path)}: want the path of a store or a benchmark result")
+        raise ValueError(f"load({shown(path)}) needs the path of a store or a benchmark result")
     place = Path(path)
     if place.suffix in (".json", ".jsonl") and place.is_file():
         return runs_frame(_bench_rows(place))

@@ -1,4 +1,4 @@
-"""A results directory: scenario.yaml, summary.json, parquet tables, figures; complete or not there.
+"""A results directory: scenario.yaml, summary.json, parquet tables and figures, complete or absent.
 
 It is written beside its path and takes it by one rename, so that the old one is there whole until the new one is.
 Not here: how that is done (sim.files.write), what the results mean.
@@ -138,7 +138,7 @@ def read_columns(path: Path, more: Mapping[str, Any] = {}) -> dict[str, list[Any
     """
     where = f"results {str(path)!r}"
     if not path.exists():
-        raise ValueError(f"{where} do not exist: want a results directory that `lanesim compare --out` wrote")
+        raise ValueError(f"{where} do not exist. Give a directory that `lanesim compare --out` wrote")
     columns: dict[str, list[Any]] = read_parquet(path, "results").to_pydict()
     for name, kind in {**COLUMNS[path.name], **more}.items():
         if name not in columns:

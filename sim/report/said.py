@@ -66,7 +66,7 @@ def print_said(console: Console, said: Said, *, is_verbose: bool = False) -> Non
         )
         for place, line in enumerate(lines):
             say(console, f"{'' if place else label:<{LABEL_WIDTH}}{line}")
-    for detail in said.details() if is_verbose else ():
+    for detail in ["", *said.details()] if is_verbose else ():
         if isinstance(detail, Table):
             print_table(console, detail)
         else:

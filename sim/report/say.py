@@ -98,7 +98,7 @@ def _tuned(answer: Tuning, console: Console) -> Said:
     if len(answer.k_table) == 1 and gain.mean > 0.0:
         mean, low, high = (100.0 * share for share in (gain.mean, *gain.interval))
         details.append(f"a table by batch size over {gain.over}: {mean:+.1f} % ({low:+.1f} to {high:+.1f})")
-    details.append(f"expected loss: {_share(answer.expected_regret)} against the best, in draws that did not choose it")
+    details.append(f"expected loss: {_share(answer.expected_regret)} against the best, in variations left out of it")
     notes = [*lines.notes, *answer.notes[bool(answer.change) :]]
     basis, more = _basis(answer, "Ranges: 5 to 95 % of", details, notes)
     basis += [(SURE, note) for note in answer.notes[: bool(answer.change)]]
@@ -356,7 +356,7 @@ def _rented(answer: Rental, console: Console) -> Said:
 def nearest_measured(evidence: str) -> str:
     """A line of evidence in short: who is nearest and how far off throughput was there.
 
-    >>> nearest_measured("measured nearest: gh200, vllm-0.23, apertus-8b, K = 1, 2 in flight: TPOT +1 % (1 cell; x)")
+    >>> nearest_measured("measured nearest: gh200, vllm-0.23, apertus-8b, K = 1, 2 in flight: TPOT +1 % (1 m...)")
     'Measured: gh200, vllm-0.23, apertus-8b. Error there: TPOT +1 %.'
     """
     ends = r"(?:, speed-up| \(\d+ cell)"

@@ -138,7 +138,7 @@ def _refusals(
         )
     if method.reads_features and is_drafting and drafter_of(profile) is not method:
         yield (
-            f"speculation.method={method} needs a profile with {method.what} (…/target+{method}); the draft of "
+            f"speculation.method={method} needs a profile with {method.what} (…/target+{method}). The draft of "
             f"{profile.name!r} is {draft.name if draft else 'none'}"
         )
     if policy.is_continuous and (options.kv is not KvMode.ROLLBACK or options.batching is not Batching.BATCHED):
@@ -157,7 +157,7 @@ def _refusals(
     if is_lane and options.kv is KvMode.NONE and lengths.min == 0 < lengths.max:
         yield (
             f"policy {name!r}: speculation.controller={controller} may choose not to draft, which "
-            "policy_options.kv=none cannot: its passes follow drafts; use kv=rollback"
+            "policy_options.kv=none cannot, because its passes follow drafts. Use kv=rollback"
         )
     if is_lane and lengths.max + 1 > limits.max_num_batched_tokens:
         yield (

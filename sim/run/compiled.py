@@ -87,10 +87,10 @@ def said() -> str:
     """The build, runs of this command and their CPU seconds, those in Python by reason."""
     names = {CORE: "in the compiled core", SIMPY: "in SimPy"}
     runs = [
-        f"{told[who]} runs {names.get(who, f'in Python ({who})')} took {told_ns[who] / 1e9:.2f} CPU-s"
+        f"{told[who]} runs {names.get(who, f'in Python ({who})')} took {told_ns[who] / 1e9:.2f} s of CPU time"
         for who in sorted(told, key=lambda who: (who not in names, -told_ns[who]))
     ]
-    return f"build: {build()}. {', '.join(runs) or 'No run: a store had them'}"
+    return f"build: {build()}. {'. '.join(runs) or 'No run: a store had them'}"
 
 
 def build() -> str:

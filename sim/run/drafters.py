@@ -64,11 +64,11 @@ def pair_with(profile: Profile, name: str) -> Profile:
                 f"{where} is of {pair.gpu.name}, TP {pair.tensor_parallel}. Give those of {profile.name!r}"
             )
         if pair.draft is None or pair.target != profile.target:
-            raise ValueError(f"{where}: want a profile {profile.target.name}+draft, or one of {', '.join(MODELS)}")
+            raise ValueError(f"{where} must be a profile {profile.target.name}+draft, or one of {', '.join(MODELS)}")
     if draft_shape(pair).vocab != profile.target.vocab:
         raise ValueError(
             f"{where} has {draft_shape(pair).vocab} tokens in its vocabulary, {profile.target.name} "
-            f"{profile.target.vocab}: its drafts cannot be verified"
+            f"{profile.target.vocab}. Its drafts cannot be verified"
         )
     return pair
 

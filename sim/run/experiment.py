@@ -59,7 +59,7 @@ class _CountedWarning(UserWarning):
             num_cut, _, num_requests, consequence = text.split(" ", 3)
             runs.setdefault(consequence, []).append((int(num_cut), int(num_requests)))
         worst = {consequence: max(cut, key=lambda counts: counts[0] / counts[1]) for consequence, cut in runs.items()}
-        return "; ".join(
+        return ", and ".join(
             f"{'up to ' * (len(runs[consequence]) > 1)}{num_cut} of {num_requests} {consequence}"
             for consequence, (num_cut, num_requests) in worst.items()
         )
@@ -124,7 +124,7 @@ class Experiment:
         tokens = self.resolved.served.max_model_len
         if requests.num_cut:
             text = f"{requests.num_cut} of {num_sent} answers end where prompt and answer are {tokens} tokens"
-            warnings.warn(f"{text}, as in {engine}", CutAnswerWarning, stacklevel=2)
+            warnings.warn(f"{text}, the limit of {engine}", CutAnswerWarning, stacklevel=2)
         if requests.num_rejected:
             why = f"prompts of {tokens} tokens or more leave no room for an answer"
             if not self.resolved.served.ends_answers:

@@ -125,7 +125,7 @@ def _check_rules(scenario: Scenario, engine: EngineCosts, profile: Profile) -> N
             raise ValueError(f"engine.rules.{key}={value} is {rule.since} on, and engine {engine.name!r} has none")
         if rule.of_ranks and profile.data_parallel == 1 and not engine.rules.counts_prompt_steps:
             raise ValueError(
-                f"engine.rules.{key}={value} is for data-parallel ranks, and {profile.name!r} has one: leave it out"
+                f"engine.rules.{key}={value} is for data-parallel ranks, and {profile.name!r} has one. Leave it out"
             )
 
 

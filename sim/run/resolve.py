@@ -135,7 +135,7 @@ class _Unpriced:
         is_by_states = self.engine.rules.state_pool is not None and seats < (given or by_default)
         if not self.policy.is_continuous or in_flight <= seats or (given is not None and not is_by_states):
             return []
-        why = "more states of linear attention do not fit" if is_by_states else "its default; yours: --max-num-seqs N"
+        why = "more states of linear attention do not fit" if is_by_states else "set --max-num-seqs N"
         return [f"{self.engine.name} serves {seats} of {in_flight:g} requests at once, others wait ({why})."]
 
     @property

@@ -340,7 +340,7 @@ def to_plain(scenario: Scenario) -> PlainScenario:
 def raw_scenario(source: Mapping[str, Json] | str | Path | None, changes: Mapping[str, Json]) -> dict[str, Json]:
     """Raw data of a file or mapping with `changes` on top, as `Scenario.of` takes them."""
     if source is not None and not isinstance(source, Mapping | str | Path):
-        raise ValueError(f"scenario {shown(source)}: want a Scenario, a mapping of keys, or the path of a file")
+        raise ValueError(f"scenario {shown(source)} must be a Scenario, a mapping of keys, or the path of a file")
     raw = (
         read_scenario(Path(source))
         if isinstance(source, str | Path)
@@ -449,7 +449,7 @@ def _check_keys(raw: Mapping[str, Json], block: type, prefix: str) -> None:
         hint = hints[key]
         if is_block(hint):
             if not isinstance(value, Mapping):
-                raise ValueError(f"{prefix}{key}: want a block of keys, got {value!r}")
+                raise ValueError(f"{prefix}{key}={value!r} must be a block of keys")
             _check_keys(value, hint, f"{prefix}{key}.")
         elif isinstance(hint, type) and issubclass(hint, StrEnum):
             _one_of(f"{prefix}{key}", str(value), list(hint))

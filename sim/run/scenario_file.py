@@ -36,7 +36,7 @@ def read_scenario(path: Path) -> dict[str, Json]:
     """The raw mapping of a scenario file. Raises ValueError naming the file."""
     raw = read_yaml(path, "scenario file")
     if not isinstance(raw, dict):
-        raise ValueError(f"scenario file {str(path)!r}: want a mapping of keys, got {type(raw).__name__}")
+        raise ValueError(f"scenario file {str(path)!r} must be a mapping of keys, got {type(raw).__name__}")
     return raw
 
 
@@ -55,7 +55,7 @@ def parse_override(text: str) -> tuple[str, Json]:
     """`a.b=value` as key and YAML value; a key may be one of FLAT_NAMES, such as num_prompts."""
     key, equals, value = text.partition("=")
     if not equals or not key:
-        raise ValueError(f"--set {text!r}: want key=value, for example engine.max_num_seqs=128")
+        raise ValueError(f"--set {text!r} must be key=value, such as engine.max_num_seqs=128")
     key, is_plain = key.strip(), _PLAIN.fullmatch(value)
     read = plain_scalar(value) if is_plain else parse_yaml(value, f"--set {text!r}")
     return key if isinstance(read, dict) else FLAT_NAMES.get(key, key), read

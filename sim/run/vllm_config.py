@@ -46,7 +46,7 @@ def speculation_of(text: str) -> dict[str, Json]:
         if key not in known:
             raise ValueError(unknown("key of --speculative-config", key, known))
     if idle := [key for key in config if key in WITHOUT_EFFECT and key != "model"]:
-        warnings.warn(f"--speculative-config: {', '.join(idle)} changes no time here", stacklevel=2)
+        warnings.warn(f"--speculative-config: {', '.join(idle)} does not change the simulated times", stacklevel=2)
     block: dict[str, Json] = {"method": _method(config).name}
     block |= {key: config[key] for key in TAKEN if config.get(key) is not None}
     if synthetic := [config[key] for key in SYNTHETIC if config.get(key) is not None]:

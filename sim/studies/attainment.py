@@ -166,7 +166,7 @@ def _highest(
         half = (interval[1] - interval[0]) / 2.0 / found.load
         if half > 1.5 * NARROW:
             notes.append(
-                f"{search.policy}: {len(runs)} replications leave {100.0 * half:.0f} % either way; longer runs narrow "
+                f"{search.policy}: {len(runs)} replications leave {100.0 * half:.0f} % either way. Longer runs narrow "
                 f"it: --set workload.num_prompts=N, above {length.num_prompts}"
             )
     # By Little's law, over runs that drain.
@@ -225,7 +225,7 @@ def usd_per_gpu_h(text: str | None) -> float | None:
     except ValueError:
         usd = -1.0
     if not 0.0 <= usd < inf or not text.strip().endswith(PRICE_UNIT):
-        raise ValueError(f"--price {text!r}: want dollars per hour of one GPU, such as 3.5{PRICE_UNIT}")
+        raise ValueError(f"--price {text!r} must be dollars per hour of one GPU, such as 3.5{PRICE_UNIT}")
     return usd
 
 

@@ -23,6 +23,7 @@ from sim.costs.compact_kernels import CompactKernels
 from sim.costs.engine_costs import with_engine
 from sim.costs.profile import SERVED_KINDS, Profile
 from sim.draws import Floats, Integers, child_seed
+from sim.names import span
 from sim.run.resolve import Resolved
 from sim.run.scenario import to_plain
 from sim.studies.served_errors import ErrorChances, level_errors, speedup_errors
@@ -92,19 +93,19 @@ def interval_90(values: Sequence[float] | Floats) -> tuple[float, float]:
 def covers(resolved: Resolved) -> str:
     """Errors that an interval over draws covers, in a line."""
     profile, quoted = resolved.profile, resolved.quoted
-    shown = ", ".join(f"{kind} {100.0 * spread:.1f} %" for kind, spread in kind_spreads(profile).items())
+    passes = span(f"{100.0 * spread:.1f}" for spread in sorted(kind_spreads(profile).values()))
     body_pct, level = 100.0 * body_spread(profile), _percents(level_errors(resolved, drafts=False))
-    rounds = f", rounds of drafts {_percents(speedup_errors())}" if resolved.policy.is_speculative else ""
+    rounds = f" Rounds of drafts vary by {_percents(speedup_errors())}." if resolved.policy.is_speculative else ""
     if isinstance(quoted, QuotedModel | Synthetic):
-        acceptance = "acceptance as given, which names no uncertainty"
+        acceptance = "Acceptance is fixed, because it was given without a range"
     else:
-        acceptance = f"acceptance within what its quote leaves open ({resolved.scenario.speculation.acceptance})"
+        acceptance = f"Acceptance varies within {resolved.scenario.speculation.acceptance}"
     if isinstance(quoted, AssumedSpread):
         low, high = quoted.spreads
-        acceptance += f", by which requests differ (~{low:g} to ~{high:g})"
+        acceptance += f", and between requests by ~{low:g} to ~{high:g}"
     return (
-        f"draws of costs (all passes {level}{rounds}, 5 to 95 % of served cells; standard deviations: layers by token "
-        f"count {body_pct:.1f} %, passes that were timed {shown or 'none'}), of {acceptance}, and of requests"
+        f"variations of GPU times, acceptance and requests. All passes vary by {level}, as on 90 % of measured servers."
+        f"{rounds} Standard deviations: layers {body_pct:.1f} %, timed passes {passes or 0} %. {acceptance}"
     )
 
 

@@ -51,7 +51,7 @@ MEAN_SIZE = "(mean size)"
 """End of a metric whose errors have no sign."""
 SPEEDUP = "speed-up"
 """Beginning of a metric that is a ratio of two levels."""
-MEASURED, UNMEASURED, NEAREST = "measured nearest", "not measured", "nearest measured,"
+MEASURED, UNMEASURED, NEAREST = "measured nearest", "not measured", "Nearest measured,"
 """Beginnings of lines of evidence, and words instead of near cells."""
 REPLAYED = "Measured on a real"
 """Beginning of the line on replays of the very set-ups that are asked about."""
@@ -180,8 +180,8 @@ def evidence(profile: Profile, asked: Sequence[Question]) -> list[str]:
     for nearest, (questions, differing) in unmeasured.items():
         another = " and ".join(dict.fromkeys(differing)) or "load"
         lines.append(
-            f"{UNMEASURED}: {'no level' if has_speedups else 'nothing'} on {gpu} with {profile.target.name} within a "
-            f"factor of {FACTOR:g} of these loads ({_loads(questions)}); {NEAREST} with another {another}: {nearest}"
+            f"{UNMEASURED}: {'no latency' if has_speedups else 'nothing'} on {gpu} with {profile.target.name} within a "
+            f"factor of {FACTOR:g} of these loads ({_loads(questions)}). {NEAREST} with another {another}: {nearest}"
         )
     return list(dict.fromkeys(lines))
 
@@ -365,14 +365,14 @@ def _named(cells: Iterable[EvidenceCell]) -> str:
     group = [first, *(cell for cell in others if kind(cell) == kind(first))]
     ks, loads = sorted({cell.k for cell in group}), sorted({cell.in_flight for cell in group})
     drafts = _method(first.method) if first.method == NONE else f"{first.method}, K = {span(map(str, ks))}"
-    sign = "-" if first.metric.endswith(MEAN_SIZE) else "+"
+    sign, metric = "-" if first.metric.endswith(MEAN_SIZE) else "+", first.metric.replace(MEAN_SIZE, "off by")
     speedups = [cell.speedup_error_pct for cell in group if cell.speedup_error_pct is not None]
     count = sum(cell.runs for cell in group)
     return (
         f"{first.gpu}, {first.engine}, {first.model}, {drafts}, {span(map(str, loads))} in flight: "
-        f"{first.metric} {_percents([cell.error_pct for cell in group], sign)}"
+        f"{metric} {_percents([cell.error_pct for cell in group], sign)}"
         + (f", speed-up {_percents(speedups)}" if speedups else "")
-        + f" ({count} cell{'s' * (count > 1)}; {first.source})"
+        + f" ({count} measurement{'s' * (count > 1)}). Source: {first.source}"
     )
 
 

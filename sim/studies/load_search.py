@@ -1,4 +1,4 @@
-"""What one policy serves within its SLOs: the highest load, and the fewest replicas for a rate.
+"""The highest load that one policy serves within its SLOs, and the fewest replicas for a rate.
 
 The load is found by bisection of the mean curve: the share of requests that meet the SLOs, averaged over replications.
 Each replication has the same requests at every load. Replications searched one by one would end higher on average.

@@ -209,7 +209,7 @@ class _Server:
             notes.append(f"vLLM turns the table off under data parallelism and drafts {longest} at every batch size")
         if 1 < self._spread < self._devices:
             spread = f"{self._spread} of {self._devices} devices"
-            notes.append(f"the profile spreads experts over {spread}; vLLM over all or none")
+            notes.append(f"the profile spreads experts over {spread}, and vLLM over all or none")
         return notes if self.method.vllm_note is None else [*notes, self.method.vllm_note]
 
     def sglang_flags(self, table: Table, bands: Mapping[str, Json] | None) -> str:

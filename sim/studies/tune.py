@@ -1,5 +1,5 @@
-"""Draft length by load: a closed loop at every concurrency and draft length, in every draw that the evidence allows,
-and of that a table by batch size, or one length where a table is not surely better; for one prompt length or several.
+"""Draft length by load: closed loops at every concurrency and draft length, in every variation that the evidence
+allows. The result is a table by batch size, or one length where a table is not surely better.
 
 Draws are paired: all settings meet the same requests, acceptance and costs, so that ratios vary less than they do. Rows
 by context are those of vLLM's proposal (vllm#48627). Not here: choosing (length_choice), draws (cost_draws), the words
@@ -208,7 +208,7 @@ def tune_contexts(
         contexts=rows,
         k_table=rows_by_context(rows, max_context),
         table_without=[list(row) for row in without],
-        verdict="; ".join(f"{each.prompt_tokens} tokens: {each.verdict}" for each in rows),
+        verdict=". ".join(f"{each.prompt_tokens} tokens: {each.verdict}" for each in rows),
         not_simulated=_contexts_left_out(rows, resolved.limits.max_num_seqs, max_context),
         regret=sum(each.regret for each in rows) / len(rows),
         regret_without=sum(each.regret_without for each in rows) / len(rows),
@@ -235,7 +235,7 @@ def answer(
     asked = ((0,), tuple(k for k in grid.lengths if k > 0))
     change, known, most = None, resolved.quoted.measured_k or LONGEST, max(choice.lengths)
     if most > known:
-        warnings.warn(f"K = {most} is a guess: acceptance was measured with drafts of {known} tokens", stacklevel=2)
+        warnings.warn(f"K = {most} is a guess. Acceptance was measured with drafts of {known} tokens", stacklevel=2)
     if in_use is not None:
         chosen = np.stack([grid.of(k)[i] for i, k in enumerate(choice.lengths)])
         used = "no speculation" if in_use == PLAIN else f"K = {in_use}"
@@ -322,7 +322,7 @@ def _notes(resolved: Resolved, grid: LengthGrid, choice: Choice, largest_graph: 
             )
     if len(choice.table) > 1:
         notes.append(
-            "vLLM captures full graphs for a table with model runner V2 only; V1 falls back to piecewise ones, about "
+            "vLLM captures full graphs for a table with model runner V2 only. V1 falls back to piecewise ones, about "
             "7 ms a step more at small batch on a GH200 (vLLM 0.23, swiss-ai/apertus-speculative-decoding)"
         )
     return notes
@@ -374,7 +374,7 @@ def _candidates(resolved: Resolved, lengths: Sequence[int] | None) -> tuple[int,
     most = resolved.scenario.speculation.num_speculative_tokens
     candidates = rising("draft length", range(most + 1) if lengths is None else lengths, 0)
     if candidates[-1] < 1:
-        raise ValueError("tune: want some draft length from 1 on to try (num_speculative_tokens, --lengths)")
+        raise ValueError("tune needs a draft length from 1 on, such as --lengths 1,3,5 or num_speculative_tokens=5")
     return candidates
 
 

@@ -1,5 +1,5 @@
-"""Results of benchmark tools: their means, as rows under the keys of `vllm bench serve --save-result`, and their
-requests one by one, as workloads; conversations of ShareGPT among them.
+"""Results of benchmark tools: means under the keys of `vllm bench serve --save-result`, and requests one by one, as
+workloads. Conversations of ShareGPT are among them.
 
     vLLM             means: an object, an object a line (--append-result), a list (`vllm bench sweep`), or the printed
                      block; SGLang's bench_serving is alike. Requests: --save-detailed
@@ -92,7 +92,7 @@ def bench_rows(path: Path) -> list[dict[str, Json]]:
 
 def _rows(entry: Json, where: str) -> list[dict[str, Json]]:
     if not isinstance(entry, dict):
-        raise ValueError(f"{where}: want an object, as `vllm bench serve --save-result` writes")
+        raise ValueError(f"{where} must be an object, as `vllm bench serve --save-result` writes")
     kind = next((kind for kind, signs in KINDS.items() if signs <= set(entry)), "vLLM")
     if kind == "GuideLLM":
         found = _objects(entry["benchmarks"], f"{where}: benchmarks")
@@ -182,7 +182,7 @@ WARM_UP = "warmup"
 def _guidellm(path: str, options: dict[str, str]) -> Entries:
     benchmarks = value_at(_document(path), "benchmarks")
     if not isinstance(benchmarks, list) or not benchmarks:
-        raise ValueError(f"{TRACE} {path!r}: want an object with a list `benchmarks`, as guidellm writes")
+        raise ValueError(f"{TRACE} {path!r} must be an object with a list `benchmarks`, as guidellm writes")
     last = len(benchmarks) - 1
     if last > 0 and "benchmark" not in options:
         raise ValueError(f"{TRACE} {path!r}: {last + 1} benchmarks in it. Say which: FILE#benchmark=0 to {last}")
@@ -211,7 +211,7 @@ def _aiperf(path: str, options: dict[str, str]) -> Entries:
 def _inference_perf(path: str, options: dict[str, str]) -> Entries:
     entries = _document(path)
     if not isinstance(entries, list):
-        raise ValueError(f"{TRACE} {path!r}: want a list of requests, as inference-perf writes per request")
+        raise ValueError(f"{TRACE} {path!r} must be a list of requests, as inference-perf writes per request")
     for number, entry in enumerate(entries):
         where = f"{TRACE} {path!r} request {number}"
         yield where, None if value_at(entry, "error") is not None else _object(entry, where)
@@ -242,18 +242,18 @@ def conversations(path: str, options: dict[str, str]) -> Iterator[tuple[str, Row
     directory counts. Raises ValueError naming the entry."""
     entries = read_json(path, "trace", max_bytes=MAX_CONVERSATION_BYTES, has_prose=True)
     if not isinstance(entries, list) or not entries:
-        raise ValueError(f"trace {path!r}: want a non-empty JSON list of conversations")
+        raise ValueError(f"trace {path!r} must be a non-empty JSON list of conversations")
     count: Callable[[str], int] | None = None
     num_short = 0
     for number, entry in enumerate(entries, start=1):
         where = f"trace {path!r} entry {number}"
         if not isinstance(entry, dict):
-            raise ValueError(f"{where}: want an object, got {type(entry).__name__}")
+            raise ValueError(f"{where} must be an object, got {type(entry).__name__}")
         row: Row = {"id": "", "prompt_tokens": None, "output_tokens": None, **entry}
         if "prompt_tokens" not in entry and "output_tokens" not in entry:
             turns = entry.get("conversations")
             if not isinstance(turns, list):
-                raise ValueError(f"{where}: want prompt_tokens and output_tokens, or a list `conversations`")
+                raise ValueError(f"{where} must have prompt_tokens and output_tokens, or a list `conversations`")
             texts = [turn.get("value") if isinstance(turn, dict) else None for turn in turns[:2]]
             if len(texts) < 2:
                 num_short += 1
@@ -305,5 +305,5 @@ def _document(path: str) -> Json:
 
 def _object(value: Json, where: str) -> dict[str, Json]:
     if not isinstance(value, dict):
-        raise ValueError(f"{where}: want an object, got {type(value).__name__}")
+        raise ValueError(f"{where} must be an object, got {type(value).__name__}")
     return value

@@ -63,7 +63,7 @@ def check_classes(classes: Sequence[SloClass]) -> None:
         raise ValueError(f"slo_classes: {', '.join(names)} names one twice")
     total = sum(each.share for each in classes)
     if classes and abs(total - 1.0) > 1e-6:
-        raise ValueError(f"slo_classes: shares sum to {total:g}, want 1")
+        raise ValueError(f"slo_classes: shares sum to {total:g} and must sum to 1")
 
 
 def assign_classes(requests: Sequence[Request], classes: Sequence[SloClass], seed: int) -> None:

@@ -150,7 +150,7 @@ def _prompt_lines(path: Path, fields: Sequence[str]) -> Iterator[tuple[str, dict
     for number, row in json_lines(path, "prompts"):
         where = f"prompts {str(path)!r} line {number}"
         if not isinstance(row, dict):
-            raise ValueError(f"{where}: want an object with {' or '.join(fields)}")
+            raise ValueError(f"{where} must be an object with {' or '.join(fields)}")
         field = field or next((name for name in fields if name in row), "")
         if field not in row:
             raise ValueError(f"{where}: no {field or ', '.join(fields)} (it has: {', '.join(row)})")

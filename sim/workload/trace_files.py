@@ -106,7 +106,7 @@ def json_objects(path: str, names: Sequence[str], *, has_prose: bool = False) ->
     for number, row in json_lines(path, TRACE, has_prose=has_prose):
         where = f"{TRACE} {path!r} line {number}"
         if not isinstance(row, dict):
-            raise ValueError(f"{where}: want an object with {', '.join(names)}")
+            raise ValueError(f"{where} must be an object with {', '.join(names)}")
         yield where, row
 
 

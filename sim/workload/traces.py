@@ -183,7 +183,7 @@ def _options(text: str, known: list[str]) -> dict[str, str]:
         if key not in known:
             raise ValueError(unknown("trace option", key, known) if known else f"trace option {key!r}: none known here")
         if not equals:
-            raise ValueError(f"trace option {part!r}: want key=value")
+            raise ValueError(f"trace option {part!r} must be key=value")
         options[key] = value
     return options
 

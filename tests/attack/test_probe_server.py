@@ -267,7 +267,7 @@ def test_a_key_that_is_none_is_refused_unseen(
         assert probe(server.url, tmp_path) == 2
         assert not server.heads
     told = capsys.readouterr().err
-    assert "want a key of printable ASCII characters" in told
+    assert "must be printable ASCII without spaces" in told
     assert "sk-" not in told
 
 

@@ -89,10 +89,10 @@ KINDS: dict[str, tuple[Callable[[Path, Any], None], object, str]] = {
     "rows that unpack without end": (padded, 64, "is damaged"),
     "rows that unpack to too much together": (padded, 8, "is damaged"),
     "another version": (with_schema, "PRAGMA user_version = 99", "schema=99 must be"),
-    "rows that are lists": (edited, lambda row: [1], "want an object"),
+    "rows that are lists": (edited, lambda row: [1], "must be an object"),
     "a latency below zero": (put, {"mean_e2el_ms": -5.0}, "numbers from 0"),
     "a latency in words": (put, {"mean_e2el_ms": "x"}, "must be a number"),
-    "a latency of blocks": (put, {"mean_e2el_ms": {}}, "want an object"),
+    "a latency of blocks": (put, {"mean_e2el_ms": {}}, "must be an object"),
     "a run without its load": (
         edited,
         lambda row: {name: row[name] for name in row if name != "is_steady"},
@@ -203,4 +203,4 @@ def test_a_signal_is_heard_within_a_query(store: Path, monkeypatch: pytest.Monke
 
 def test_a_file_of_the_wrong_kind_is_no_store(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     os.mkfifo(tmp_path / MARK)
-    assert "want a store" in refusal(capsys, "report", str(tmp_path), "--out", str(tmp_path / "r.html"))
+    assert "Give a store" in refusal(capsys, "report", str(tmp_path), "--out", str(tmp_path / "r.html"))

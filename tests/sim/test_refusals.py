@@ -48,7 +48,7 @@ replaced = msgspec.structs.replace
 
 FORMS = [
     ("idd:0.7", "unknown acceptance model 'idd'. Did you mean 'iid'?"),
-    ("code:0.9", "acceptance 'code' has no numbers"),
+    ("code:0.9", "acceptance 'code' takes no numbers"),
     ("iid", "nothing after 'iid'. Write iid:0.7"),
     ("iid:high", "'high' is not a number. Write iid:0.7"),
     ("iid:1.01", "iid rate=1.01 must be a number from 0 to 1"),
@@ -57,7 +57,7 @@ FORMS = [
     ("per-position:.8,1.5", "per-position rate 2=1.5 must be"),
     ("length:0.9", "acceptance length 0.9 must be from 1 to 5"),
     ("length:5@3", "length 5.0 must be from 1 to 4 (num_speculative_tokens=3, and the target's own token). Write "),
-    ("length:.6@3", "if 0.6 is accepted / drafted tokens, that is a length of 2.8"),
+    ("length:.6@3", "If 0.6 is accepted / drafted tokens, that is a length of 2.8"),
     ("length:2.6@", "'' after @ must be the draft length that was measured"),
     ("length:2.6@0", "'0' after @ must be the draft length that was measured, a whole number in 1..126. Write"),
     ("length:@3", "'' is not a number. Write length:2.6@3"),
@@ -66,12 +66,12 @@ FORMS = [
     ("beta:13,8~1", "only iid, length, vllm, per-position take a spread of requests"),
     ("markov:.1,.2,.3", "got 3 numbers. Write markov:"),
     ("markov:.9,.1,.8,.3", "must be above 0 and at most 1"),
-    ("markov:.8,.2", "wants FIRST <= AFTER"),
+    ("markov:.8,.2", "must have FIRST <= AFTER"),
     ("tape:absent.jsonl", "acceptance tape 'absent.jsonl' cannot be read: No such file"),
     ("vllm:.49,.74", "rate 2=0.74 must not be above the one before, 0.49. Write per-position:0.49,0.74 if these are"),
     ("vllm:.74,1.2", "unconditional rate 2=1.2 must be a number from 0 to 1. Write vllm:.74,.49,.37"),
     ("vllm:.5~-1", "must be from 0 to 10"),
-    ("vllm:.5~.9...4", "write the smaller one first"),
+    ("vllm:.5~.9...4", "Write the smaller one first"),
     ("vllm:.5~.2..11", "must be from 0 to 10"),
     ("vllm:.5~.2..", "'' is not a number"),
     ("vllm:.3,.5~1", "Write per-position:"),
@@ -94,7 +94,7 @@ def test_no_quote_has_a_model_of_drafts_of_nothing(text: str) -> None:
 TAPES = [
     ("", "", "no request in it"),
     ("[1, 2\n", "", "line 1: not valid JSON"),
-    ("[1, 2]\n[1, 0]\n", "", "line 2: want a list of whole numbers from 1"),
+    ("[1, 2]\n[1, 0]\n", "", "line 2 must be a list of whole numbers from 1"),
     ("[1]\n", "", "line 1: 1 positions, and at least 2 are needed"),
     ('{"a": [1, 2], "b": [1, 2]}\n', "", "2 list fields (a, b). Name one as FILE#FIELD"),
     ('{"eagle": [1, 2], "ngram": [1, 2]}\n', "#eagel", "Did you mean 'eagle'"),
@@ -313,7 +313,7 @@ SMALL_DRAFT = [{"draft": "llama-68m", "acceptance": "iid:0.35", "num_speculative
 TABLE_KEY = "speculation.num_speculative_tokens_per_batch_size"
 OF_HEAD = {"profile": HEAD, "policy": "pipelined", "num_speculative_tokens": 7, "acceptance": "length:4.35@7"}
 SCENARIOS: list[tuple[dict[str, Any], str]] = [
-    ({"slo_classes": [CHAT]}, "shares sum to 0.25, want 1"),
+    ({"slo_classes": [CHAT]}, "shares sum to 0.25 and must sum to 1"),
     ({"slo_classes": [CHAT, {**CHAT, "share": 0.75}]}, "chat, chat names one twice"),
     ({"slo_classes": [{"name": "x", "share": 1.0, "ttft_ms": -1.0}]}, "slo_classes.x.ttft_ms=-1.0 must be above 0"),
     ({"policy": "continuous", "speculation.drafts": SMALL_DRAFT}, "policy 'continuous' has one draft model"),
@@ -414,8 +414,8 @@ VALUES: list[tuple[Callable[..., object], dict[str, Any], str]] = [
     )),
     *((SglangAdaptive, {"start": 1, "bands": {key: Band(candidate_steps=(1,))}}, "batch size")
       for key in ("0", "x", "")),
-    (build_controller, {"name": "goodput", "draft_tokens": 4}, "needs what a round costs"),
-    *((usd_per_gpu_h, {"text": text}, f"--price {text!r}: want dollars per hour of one GPU, such as 3.5/gpu-h")
+    (build_controller, {"name": "goodput", "draft_tokens": 4}, "needs a profile"),
+    *((usd_per_gpu_h, {"text": text}, f"--price {text!r} must be dollars per hour of one GPU, such as 3.5/gpu-h")
       for text in ("", "cheap", "-1/gpu-h", "inf/gpu-h", "nan/gpu-h", "3.5", "3.5/h", "7/replica-h", "3.5/GPU-h")),
     (build_requests, {"workload": Workload(), "seed": -1}, "seed=-1 must be at least 0"),
     (Sharing, {"num_prefixes": 2}, "num_prefixes=2: prompts without prefix_len have none"),

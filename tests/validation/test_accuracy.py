@@ -45,7 +45,7 @@ def test_the_peers_figures_are_read_from_its_summary() -> None:
     lines = ["Metric  vLLM  Sim  Diff%", "TTFT Mean 65456.6  65820.2  +0.6%", "TTFT P90 1.0 1.0 +0.6%", "",
              "Latency P95 200.0 190.0 -5.0%"]  # fmt: skip
     assert peer_figures("\n".join(lines)) == {"ttft_ms": (65456.6, 65820.2), "e2el_p95_ms": (200.0, 190.0)}
-    with pytest.raises(ValueError, match="holds no figure"):
+    with pytest.raises(ValueError, match="has no figure"):
         peer_figures("nothing here")
 
 

@@ -1,4 +1,4 @@
-"""What a claim's formulas compute: Python expressions over its runs, with the functions below and no others.
+"""Formulas of claims: Python expressions over their runs, with the functions below and no others.
 
 Not here: runs (validation.claims.runs), claims (validation/claims/claims.yaml).
 """

@@ -1,4 +1,4 @@
-"""Holds `continuous` against the decisions of real schedulers: the exit code is the number of logs that differ.
+"""Steps of `continuous` beside those of real schedulers. The exit code is the number of logs that differ.
 
     .venv/bin/python -m validation conformance LOG...              real engines' logs, and drawn ones (.jsonl.gz)
     .venv/bin/python -m validation conformance --vllm PATH         schedules drawn now, by the vLLM in that folder
@@ -295,7 +295,7 @@ def main(
     if engine is not None and not engine.endswith(".json") and engine not in engine_names():
         raise ValueError(unknown("engine", engine, engine_names()))
     if not logs and vllm is None and sglang is None:
-        raise ValueError("want a log, or --vllm or --sglang with the folder of an installed or unpacked wheel")
+        raise ValueError("give a log, or --vllm or --sglang with the folder of an installed or unpacked wheel")
     seeds, num_differ = range(first_seed, first_seed + draws), 0
     for path in logs:
         num_differ += _judged(path.name, read_logs(path), engine)

@@ -1,1 +1,1 @@
-"""What others measured, beside what lanesim simulates."""
+"""Measurements of others, beside what lanesim simulates."""

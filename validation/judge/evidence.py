@@ -1,4 +1,4 @@
-"""Writes how far off lanesim is on served GPUs, for answers to quote: `python -m validation evidence CELLS.csv`.
+"""The writer of lanesim's errors on served GPUs, for answers to quote: `python -m validation evidence CELLS.csv`.
 
 - sim/evidence/cells.json has the mean size of TPOT's error per GPU, engine, model and load, over judged cells of
   docs/validation/served-cells.csv. Cells of other sources stay in the file.

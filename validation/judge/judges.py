@@ -107,7 +107,7 @@ def peer_figures(text: str) -> dict[str, tuple[float, float]]:
         if metric in metrics and statistic in statistics
     }
     if not figures:
-        raise ValueError("summary.txt of LLMServingSim holds no figure: want lines such as 'TTFT Mean 1.0 1.1 +10.0%'")
+        raise ValueError("summary.txt of LLMServingSim has no figure. Give lines such as 'TTFT Mean 1.0 1.1 +10.0%'")
     return figures
 
 

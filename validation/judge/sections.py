@@ -1,4 +1,4 @@
-"""Judges lanesim on runs that others measured and published: `python -m validation accuracy DATA_FOLDER [--only PART]`.
+"""Judgement of lanesim on runs that others published: `python -m validation accuracy DATA_FOLDER [--only PART]`.
 
 It writes three tables in docs/validation: every cell, every bar, and what was fitted. DATA_FOLDER holds the public data
 that validation/sections.yaml names. None of it is part of this repository. With --only it prints the bars of these

@@ -1,5 +1,4 @@
-"""Writes docs/accuracy.md: how far off lanesim is, and where other simulators are better: `python -m validation
-accuracy_page`.
+"""The writer of docs/accuracy.md, with lanesim's errors beside other simulators': `python -m validation accuracy_page`.
 
 Nothing is simulated here. The figures are means over tables in docs/validation, which other programs wrote: accuracy,
 silicon_tables, constants, drafted. Errors that others published are quoted from peers.csv, with source and date. A

@@ -1,4 +1,4 @@
-"""Writes docs/atlas.csv: the best draft length of published pairs at each simulated load.
+"""The writer of docs/atlas.csv: the best draft length of published pairs at each simulated load.
 
     python -m validation atlas [--only TEXT] [--draws 10] [--out docs/atlas.csv]
 
@@ -84,7 +84,7 @@ def read_pairs(path: Path) -> list[tuple[AtlasPair, Quote]]:
         if pair.acceptance not in file.acceptances:
             raise ValueError(unknown("acceptance", pair.acceptance, file.acceptances))
         if (pair.gpu is None) == (pair.profile is None):
-            raise ValueError(f"gpu={pair.gpu!r} and profile={pair.profile!r}: want one of them")
+            raise ValueError(f"gpu={pair.gpu!r} and profile={pair.profile!r} exclude each other")
         parse_quoted(file.acceptances[pair.acceptance].acceptance)
     return [(pair, file.acceptances[pair.acceptance]) for pair in file.pairs]
 

@@ -1,4 +1,4 @@
-"""Executes notebooks/*.ipynb, each in a separate folder:
+"""The runner of notebooks/*.ipynb, each in a separate folder:
 
     python -m validation notebooks [--write | --compare] [NAME...]
 

@@ -1,4 +1,4 @@
-"""Writes docs/scenario.md from the scenario's schema: every key, its default, and what it means.
+"""The writer of docs/scenario.md from the scenario's schema: every key, its default and its meaning.
 
     python -m validation scenario_docs
 

@@ -29,15 +29,15 @@ def plan_command(flags: PlanFlags) -> None:
     is_given = bool(flags.profile or flags.serve or is_set)
     if flags.rate is None or is_given or flags.scenario is None or flags.scenario.suffix in (".yaml", ".yml"):
         if flags.disaggregate:
-            raise ValueError("--disaggregate searches: want MODEL --gpu GPU --rate R, and no profile, policy or file")
+            raise ValueError("--disaggregate needs MODEL --gpu GPU --rate R. It takes no profile, policy or file")
         _highest(flags)
         return
     claim(files={"--json": flags.json}, inputs=[flags.scenario])
     bounds_ms = parse_goodput(flags.goodput)
     if not bounds_ms:
-        raise ValueError("no limit on latency is given. Add such as --goodput ttft:1000 tpot:40")
+        raise ValueError("no limit on latency is given. Add one, such as --goodput ttft:1000 tpot:40")
     if flags.input_len is None or flags.output_len is None:
-        raise ValueError("plan: which lengths? want --input-len N --output-len N")
+        raise ValueError("the lengths of requests are missing. Give them, such as --input-len 1000 --output-len 200")
     from calibrate.cli.plan.planning import planned
 
     with progress() as on_step:

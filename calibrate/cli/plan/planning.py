@@ -91,7 +91,7 @@ def _candidates(flags: PlanFlags, on_step: OnDone) -> tuple[list[Candidate], lis
         profile = load(model)
         return [Candidate(model, profile)], [], ModelSource(profile.target)
     if flags.gpu is None:
-        raise ValueError(f"--gpu is missing: {model!r} is a model, want such as --gpu h200-sxm")
+        raise ValueError(f"{model!r} needs a GPU. Add one, such as --gpu h200-sxm")
     try:
         from calibrate.importers.aiconfigurator.lookups import ENGINES
         from calibrate.importers.plan_candidates import deployments, imported, kernels_of, pair_named
@@ -108,7 +108,7 @@ def _candidates(flags: PlanFlags, on_step: OnDone) -> tuple[list[Candidate], lis
     kernels = (name, version or None) if name in ENGINES else (ENGINES[0], None)
     wanted = deployments(target, flags.gpus or MOST_GPUS, kernels, *map(degrees.get, ("tp", "ep", "dp")))
     if not wanted:
-        raise ValueError(f"{model}: want no more than --gpus {flags.gpus or MOST_GPUS} GPUs in a replica")
+        raise ValueError(f"a replica of {model} needs more than --gpus {flags.gpus or MOST_GPUS}. Raise it")
     profiles, failed = imported(tables, source, gpu, target, draft, wanted, cache_folder("profiles"), on_step)
     refused = [Refused(deployment=label_of(*each.deployment[:3]), why=each.why) for each in failed]
     if not profiles:

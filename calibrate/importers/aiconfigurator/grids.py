@@ -1,5 +1,5 @@
-"""Grids of attention that a profile stores, from points measured anywhere; attention over a window that was never
-measured, from attention over all; and sparse attention by an indexer (DSA), from tables of whole modules.
+"""Grids of attention that a profile stores, from points measured anywhere: attention over all tokens, over a window by
+rule, and sparse attention by an indexer (DSA).
 
 A profile has matrices in the body of a pass, by tokens, and attention beside it, by rows and context. So what a module
 (matrices, indexer, choice of tokens, attention) takes beyond its matrices counts as attention, and both together make

@@ -50,7 +50,7 @@ def evidence_command(flags: EvidenceFlags) -> None:
     programs disturbed a step. Run the command again to continue, or with --overwrite to begin anew.
     """
     if flags.until is not None and flags.only is not None:
-        raise ValueError(f"--until {flags.until} and --only {flags.only}: give one of them")
+        raise ValueError(f"--until {flags.until} and --only {flags.only} exclude each other")
     from calibrate.measure.campaign.runner import is_ours, run_campaign
 
     if not flags.out.exists() or not is_ours(flags.out):

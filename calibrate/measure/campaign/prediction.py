@@ -1,4 +1,4 @@
-"""What the measured profile predicts of every replay, written down before the first one runs.
+"""The measured profile's prediction of every replay, written down before the first one runs.
 
 From the profile alone, with the seeds that the replays have. Not here: replaying (realrun.replay.replays), predicted
 beside measured (realrun.validate.error_parts).
@@ -55,7 +55,7 @@ def open_rate_per_s(out: Path) -> float:
     """Raises ValueError where nothing was predicted."""
     path = out / PREDICTION
     if not path.exists():
-        raise ValueError(f"{str(path)!r} is missing: `measure` writes it, and the reason it did not stands above")
+        raise ValueError(f"{str(path)!r} is missing. `measure` did not write it, for the reason above")
     return float(json.loads(path.read_text())["open_rate_per_s"])
 
 

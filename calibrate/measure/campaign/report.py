@@ -29,7 +29,7 @@ def report(out: Path, campaign: Campaign) -> None:
     job, verdicts = campaign.job, {each.name: out / f"{each.name}.json" for each in campaign.loads}
     for path in (out / SMOKE_FILE, job.profile_path(out)):
         if not path.exists():
-            raise ValueError(f"{str(path)!r} is missing: its step failed, the reason stands above")
+            raise ValueError(f"{str(path)!r} is missing. Its step failed, for the reason above")
     results = {name: json.loads(path.read_text()) for name, path in verdicts.items() if path.exists()}
     lacking = [name for name in verdicts if name not in results]
     points, profile = job.points_path(out), load(job.profile_path(out))

@@ -1,4 +1,4 @@
-"""Runs a campaign's steps one after the other; it may be interrupted or killed anywhere, and goes on when called again.
+"""The runner of a campaign's steps, one after the other. It may be killed anywhere, and continues when called again.
 
 A step is the commands that a user would type, each in a process: what it held on the device is free when it ends. A
 finished step is not begun again, a measurement goes on where it was, a replay begins anew. A step that reaches its
@@ -51,7 +51,7 @@ PR_SET_PDEATHSIG = 1
 def run_campaign(name: str, out: Path, *, until: Step | None = None, only: Step | None = None) -> int:
     """Run what OUT lacks. Exit code: 0 all is done, 1 a step failed, 2 OUT is of something else, 130 interrupted."""
     if out.exists() and not is_ours(out):
-        print(f"campaign: {str(out)!r} is there and of no campaign. Choose another directory", file=sys.stderr)
+        print(f"campaign: {str(out)!r} exists and is of no campaign. Choose another directory", file=sys.stderr)
         return 2
     out.mkdir(parents=True, exist_ok=True)
     campaign = CAMPAIGNS[name]
@@ -68,7 +68,7 @@ def run_campaign(name: str, out: Path, *, until: Step | None = None, only: Step 
         try:
             is_over = _do(name, out, step)
         except KeyboardInterrupt:
-            print("campaign: interrupted. The same command goes on from here", file=sys.stderr)
+            print("campaign: interrupted. Run the same command to continue", file=sys.stderr)
             return 130
         except ValueError as error:
             print(f"campaign: {step}: {error}", file=sys.stderr)
@@ -85,7 +85,7 @@ def run_campaign(name: str, out: Path, *, until: Step | None = None, only: Step 
     if SMOKE not in failed and campaign.job.profile_path(out).exists():
         report(out, campaign)
     if failed:
-        print(f"campaign: failed: {', '.join(failed)}. The reason stands above", file=sys.stderr)
+        print(f"campaign: these steps failed: {', '.join(failed)}. The reason is above", file=sys.stderr)
         return 1
     if left:
         print("\n".join(_found(out, name)))
@@ -104,7 +104,7 @@ def _left(out: Path, steps: tuple[Step, ...]) -> list[Step]:
 
 def _next(campaign: Campaign, left: list[Step]) -> str:
     steps = ", ".join(f"{step} ({campaign.limit_s(step):.0f} s)" for step in left)
-    return f"next: {steps}; {sum(map(campaign.limit_s, left)):.0f} s at most"
+    return f"next: {steps}. They take at most {sum(map(campaign.limit_s, left)):.0f} s"
 
 
 def _found(out: Path, name: str) -> list[str]:
@@ -114,13 +114,13 @@ def _found(out: Path, name: str) -> list[str]:
     results = {title: json.loads(path.read_text()) for title, path in judged.items() if path.exists()}
     lines = [f"found: {line}" for line in findings(results)]
     if not lines and (out / PREDICTION).exists():
-        lines = [f"found: a profile, and what it predicts of every replay, to be committed now: {out / PREDICTION}"]
+        lines = [f"found: a profile. Commit its prediction of every replay now: {out / PREDICTION}"]
     again = [step for step in STEPS if disturbed(out, campaign, step)]
     if again:
         lines.append(f"disturbed: {', '.join(again)}. The page states no verdict. Repeat with --only {again[0]}")
     if left:
         command = f"lanesim evidence --device {device_of(name)} --out {out}"
-        return [*lines, f"{_next(campaign, left)}; `{command}` goes on"]
+        return [*lines, f"{_next(campaign, left)}. To continue: {command}"]
     return [*lines, f"what to send is in {out / 'send'} (docs/gpu.md)"]
 
 
@@ -179,7 +179,7 @@ def _run(module: str, words: Sequence[str], limit_s: float) -> bool:
     with subprocess.Popen([sys.executable, "-m", module, *words], preexec_fn=_begin_as_child) as process:
         with suppress(subprocess.TimeoutExpired):
             return process.wait(limit_s) == 0
-        print(f"campaign: at its limit of {limit_s:.0f} s", flush=True)
+        print(f"campaign: the step is at its limit of {limit_s:.0f} s and is stopped", flush=True)
         # Twice: an interrupt may come where a lock is held, and the step then waits for ever.
         for _ in range(2):
             process.send_signal(signal.SIGINT)

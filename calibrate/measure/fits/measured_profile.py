@@ -26,7 +26,7 @@ from sim.files.json_values import convert
 def profile_of(held: MeasuredSession, target: ModelShape, draft: ModelShape | None) -> Profile:
     """What serving adds is in it, if that was measured. Raises ValueError where the file has too little to fit."""
     if not held.host:
-        raise ValueError("too little was measured for a profile. The same command goes on")
+        raise ValueError("too little was measured for a profile. Run the same command again to continue")
     points, gpu = held.points, msgspec.convert(held.host["gpu"], Gpu)
     shapes = {"target": target, "draft": draft or target}
     is_cpu = bool(held.host["is_cpu"])

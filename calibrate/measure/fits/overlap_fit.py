@@ -1,6 +1,5 @@
-"""Fits what sim.devices.contention asks for to rates of passes beside each other, and states the error on the rest: phi
-of a GPU's plain streams and the turn of prompts that are launched kernel by kernel, tau of a CPU, where works take
-turns at the interpreter.
+"""Fit of sim.devices.contention to rates of passes beside each other, with the error on the rest. A GPU has a phi, and
+a turn for prompts launched kernel by kernel. A CPU has a tau, because works take turns at the interpreter.
 
 The simulated device's rates do the predicting, with the measured times alone as costs, so that the error is that of
 the contention model alone. Not here: measuring rates (calibrate.measure.rates).

@@ -1,4 +1,4 @@
-"""What serving adds to a profile of passes. No torch. Not here: measuring it (calibrate.measure.serving_overhead)."""
+"""Costs that serving adds to a profile of passes. Not here: their measurement (calibrate.measure.serving_overhead)."""
 
 from __future__ import annotations
 

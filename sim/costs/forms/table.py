@@ -1,4 +1,4 @@
-"""TablePasses: the cost of a work from measured points, interpolated; the rules where nothing was measured.
+"""TablePasses: the cost of a work from measured points, interpolated, and the rules where nothing was measured.
 
 Rows between measured counts are interpolated at equal context per row, in which fixed + a x rows + b x KV is exact.
 Chunks in one pass cost what each costs alone, the shortest measured chunk's time counted once: it is the kernel's fixed

@@ -78,7 +78,7 @@ def continuous(
     def build(serving: Serving, _: object, limits: EngineLimits) -> list[Task]:
         if limits.scheduler is not None:
             raise PluginError(
-                f"policy {name!r} has hooks, and {limits.scheduler!r} plans its own steps: want continuous"
+                f"policy {name!r} has hooks, and {limits.scheduler!r} plans its own steps. Use continuous"
             )
         hooks = Hooks(name, serving, limits.max_num_scheduled_tokens, admit, split, draft_length)
         return [by_rows(serving, limits, serving.host.stream("gpu"), hooks)]

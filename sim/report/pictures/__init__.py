@@ -1,1 +1,1 @@
-"""Figures: of comparisons, of recorded works, of stores; and what they share."""
+"""Figures of comparisons, of recorded works and of stores."""

@@ -35,7 +35,7 @@ FEWEST_OF_90 = 19
 """Draws from which on their interval is less than their range."""
 LEAST_PROMPTS, LEAST_PER_SLOT = 50, 3
 """Requests of a run in a draw: at least, and for each that a closed loop has in flight."""
-ONLY_IF = "an order is stated only if it holds in"
+ONLY_IF = "An order is named only if it is the same in"
 """Beginning of the note on draws, which the sentence sums up."""
 ORDERED = (*STATED, Order.OVERLAP)
 
@@ -117,7 +117,7 @@ def over_draws(
             row = msgspec.structs.replace(row, break_even_ci95=open_at or row.break_even_ci95)
         paired.append(row)
     which = f"{'all' if count < FEWEST_OF_90 else '90 %'} of {count}"
-    length = "" if drawn is scenario else f", in runs of {num_requests(drawn.workload)} requests each"
+    length = "" if drawn is scenario else f". Each variation is a run of {num_requests(drawn.workload)} requests"
     note = f"{ONLY_IF} {which} {covers(policies[0])}{length}"
     return restated(result, policies, paired, drawn=differences, notes=[*result.notes, note])
 

@@ -58,7 +58,7 @@ class Variants:
         self.grid = {key: list(values) for key, values in grid.items()}
         for key, values in self.grid.items():
             if len(values) < 2 or len({str(value) for value in values}) < len(values):
-                raise ValueError(f"{key}={','.join(map(str, values))}: want two or more values that differ")
+                raise ValueError(f"{key}={','.join(map(str, values))} must be two or more different values")
         methods = [str(value) for value in self.grid.get("speculation", ()) if value not in OFF]
         for name in (method.partition("@")[0] for method in methods):
             if name not in SPELLINGS:
@@ -68,7 +68,7 @@ class Variants:
         speculation = raw.get("speculation")
         given = speculation.get("acceptance") if isinstance(speculation, Mapping) else None
         if len(sharing) > 1 and given not in (None, *PROMPTS):
-            self.notes[f"acceptance {given} of {in_words(sharing)} alike; each its own: {sharing[0]}@FORM"] = None
+            self.notes[f"acceptance {given} of {in_words(sharing)} alike. Give each its own: {sharing[0]}@FORM"] = None
         drafting = [each for each in methods if not SPELLINGS[each.partition("@")[0]].looks_up]
         self._paired = next(iter(drafting or methods), None)
         """The value of `speculation` whose drafter every other one is given, too."""
@@ -104,7 +104,7 @@ class Variants:
             self._speculate(raw, value)
         elif key == "prefix_cache":
             if value not in SWITCH:
-                raise ValueError(f"prefix_cache={value!r}: want on or off")
+                raise ValueError(f"prefix_cache={value!r} must be on or off")
             set_dotted(raw, SHORT[key], SWITCH[value])
         elif key == "context":
             set_dotted(raw, SHORT[key], tokens_of(value))
@@ -177,7 +177,7 @@ def parse_vary(text: str) -> tuple[str, list[Json]]:
     """
     key, equals, rest = text.partition("=")
     if not equals or not key.strip() or not rest:
-        raise ValueError(f"--vary {text!r}: want KEY=A,B, such as prefix_cache=on,off or engine.max_num_seqs=64,256")
+        raise ValueError(f"--vary {text!r} must be KEY=A,B, such as prefix_cache=on,off or engine.max_num_seqs=64,256")
     values = parse_yaml(f"[{rest}]", f"--vary {text!r}")
     assert isinstance(values, list)
     return key.strip(), values
@@ -208,7 +208,7 @@ def tokens_of(value: Json) -> int:
         count = float(text.removesuffix("k")) * (1024 if text.endswith("k") else 1)
         if count % 1 == 0:
             return int(count)
-    raise ValueError(f"{value}: want a whole number of tokens, such as 1500 or 1.5k")
+    raise ValueError(f"{value} must be a whole number of tokens, such as 1500 or 1.5k")
 
 
 def spelt(keys: Keys) -> str:

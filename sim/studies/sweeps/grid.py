@@ -1,4 +1,4 @@
-"""A grid: a scenario, and for some of its keys the values to go through; strict, and expanded one scenario at a time.
+"""A grid: a scenario, and for some of its keys the values to go through, expanded one scenario at a time.
 
     scenario: {profile: h100-sxm/llama-3.1-8b+llama-3.2-1b, policy: [continuous, pd], workload: {num_prompts: 300}}
     grid:
@@ -71,7 +71,7 @@ class Grid:
             except ValueError as error:
                 raise ValueError(f"grid file {str(source)!r}: {error}") from None
         if not isinstance(source, Mapping):
-            raise ValueError(f"grid {shown(source)}: want a mapping of keys, or the path of a file")
+            raise ValueError(f"grid {shown(source)} must be a mapping of keys, or the path of a file")
         return cls._of(source, Path())
 
     @classmethod
@@ -83,7 +83,7 @@ class Grid:
         if isinstance(scenario, str):
             scenario = read_scenario(folder / scenario)
         if not isinstance(scenario, Mapping):
-            raise ValueError("scenario: want a block of keys, or the path of a scenario file")
+            raise ValueError("scenario must be a block of keys, or the path of a scenario file")
         given = {"replications": raw["replications"]} if "replications" in raw else {}
         if not given.keys().isdisjoint(scenario):
             raise ValueError("replications: given twice, in the scenario and beside it")
@@ -160,9 +160,9 @@ class Grid:
 def _axes(product_of: Json, zipped: Json, scenario: Mapping[str, Json]) -> Iterator[Axis]:
     groups = [zipped] if isinstance(zipped, Mapping) else zipped
     if not isinstance(product_of, Mapping):
-        raise ValueError("grid: want a block of dotted keys with a list of values each")
+        raise ValueError("grid must be a block of dotted keys with a list of values each")
     if not isinstance(groups, list) or not all(isinstance(group, Mapping) and group for group in groups):
-        raise ValueError("zip: want a list of blocks, each of dotted keys with lists of the same length")
+        raise ValueError("zip must be a list of blocks, each of dotted keys with lists of the same length")
     axes = [_axis({key: values}) for key, values in product_of.items()] + [_axis(group) for group in groups]
     keys = [key for axis in axes for key in axis.keys]
     if twice := [key for index, key in enumerate(keys) if key in keys[:index]]:
@@ -176,7 +176,7 @@ def _axis(lists: Mapping[str, Any]) -> Axis:
     """Keys with lists of values that vary together; a list of policies instead of one is a row for each."""
     for key, values in lists.items():
         if not isinstance(values, list | tuple):
-            raise ValueError(f"{key}: want a list of values, got {values!r}")
+            raise ValueError(f"{key} must be a list of values, got {values!r}")
     lengths = {key: len(values) for key, values in lists.items()}
     if len(set(lengths.values())) > 1:
         got = ", ".join(f"{key}: {length}" for key, length in lengths.items())

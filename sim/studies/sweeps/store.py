@@ -1,4 +1,4 @@
-"""A store: a folder with one SQLite file of rows, each under its key; any number of processes may add to it.
+"""A store: a folder with one SQLite file of rows, each under its key. Any number of processes may add to it.
 
 SQLite keeps writers apart and what a killed one had written whole. A row that two writers made is the same row and is
 kept once; one that succeeded replaces one that failed. Rows are compressed JSON: what is read is what was
@@ -59,7 +59,7 @@ class Store:
     def __init__(self, path: Path) -> None:
         self.path = path
         if not (path / MARK).is_file():
-            raise ValueError(f"{str(path)!r} holds no {MARK}: want a store that `lanesim sweep --out` wrote")
+            raise ValueError(f"{str(path)!r} has no {MARK}. Give a store that `lanesim sweep --out` wrote")
         self._read("SELECT key FROM rows LIMIT 0")
 
     @classmethod

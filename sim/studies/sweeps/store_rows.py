@@ -170,8 +170,8 @@ def parse_row(key: str, text: bytes, where: str) -> Row:
     try:
         row: Row = _COLUMNS.decode(text)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        wanted = "want an object of texts, true, false, null and numbers from 0 on"
-        raise ValueError(f"{where}: {wanted} ({str(error).partition(' - at')[0]})") from None
+        wanted = "must be an object of texts, true, false, null and numbers from 0 on"
+        raise ValueError(f"{where} {wanted} ({str(error).partition(' - at')[0]})") from None
     convert(row, Labels if row.get("error") is not None else RanLabels, where)
     if row["key"] != key:
         raise ValueError(f"{where}: it is the row of another key")

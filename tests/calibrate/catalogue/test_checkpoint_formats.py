@@ -50,10 +50,10 @@ def test_a_checkpoint_is_in_the_formats_that_it_states(
 @pytest.mark.parametrize(
     ("quantisation", "message"),
     [
-        ({"quant_method": "gptq", "bits": 8}, "gptq with bits=8 is not understood; what is read: bits=4"),
+        ({"quant_method": "gptq", "bits": 8}, "gptq with bits=8 is not understood. Supported: bits=4"),
         ({"quant_method": "gptq", "bits": 4, "lm_head": True}, "lm_head=True"),
         ({"quant_method": "gptq", "bits": 4, "dynamic": {"+:.*": {"bits": 8}}}, "gptq with dynamic"),
-        ({"bits": 4}, "quant_method=None is not understood; what is read: fp8"),
+        ({"bits": 4}, "quant_method=None is not understood. Supported: fp8"),
         ({"quant_method": "fp8", "weight_block_size": [64, 64]}, "weight_block_size=[64, 64]"),
         ({"quant_method": "fp8", "moe_quant_algo": "NVFP4"}, "fp8 with moe_quant_algo"),
         (compressed(FLOAT8, FLOAT4), "config_groups of fp8 and nvfp4"),

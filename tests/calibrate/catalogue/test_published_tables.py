@@ -115,7 +115,7 @@ def test_a_package_beside_the_wheel_has_no_say_about_its_tables(
     assert own_decode_ms("meta-llama/Meta-Llama-3.1-8B", "a100-sxm", Deployment(), 1024) is None
 
 
-WANTED = "want a wheel of aisimulate or aiconfigurator-core: "
+WANTED = "must be a wheel of aisimulate or aiconfigurator-core: "
 
 
 @pytest.mark.parametrize(

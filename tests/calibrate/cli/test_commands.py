@@ -95,7 +95,7 @@ def test_a_profile_is_split_over_gpus_whose_all_reduce_is_known(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ((), "nothing to change"),
+        ((), "no change is named"),
         (("--tp", "8", "--gpu", "gh200"), "no all-reduce of 8 GPUs is known for 'gh200'"),
         (("--tp", "3"), "must divide llama-3.1-8b's 32 heads"),
         (("--gpu", "h200-sxm", "--draft", "eagle3"), "--draft eagle3 needs --target"),

@@ -23,7 +23,7 @@ QUESTION = (*LENGTHS, "--goodput", "ttft:1000")
 
 @pytest.mark.parametrize("text", ["3.5", "3.5/h", "7/replica-h", "-1/gpu-h", "x/gpu-h"])
 def test_a_price_says_that_it_is_of_one_gpu(text: str) -> None:
-    with pytest.raises(ValueError, match=r"want dollars per hour of .*such as 3.5/gpu-h"):
+    with pytest.raises(ValueError, match=r"must be dollars per hour of .*such as 3.5/gpu-h"):
         CliRunner().invoke(plan_command, ["Qwen/Qwen3-32B", *QUESTION, "--price", text], catch_exceptions=False)
 
 
@@ -44,8 +44,8 @@ def test_another_name_of_a_gpu_is_understood_in_capitals() -> None:
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
-        (("--goodput", "ttft=1000"), "--goodput 'ttft=1000': want NAME:MILLISECONDS, such as ttft:1000"),
-        (("--goodput", "ttft"), "--goodput 'ttft': want ttft:MILLISECONDS"),
+        (("--goodput", "ttft=1000"), "--goodput 'ttft=1000' must be NAME:MILLISECONDS, such as ttft:1000"),
+        (("--goodput", "ttft"), "--goodput 'ttft' must be ttft:MILLISECONDS"),
         (("--rate", "-3"), "-3.0 is not in the range 0.0<x<=1000000.0"),
         ((), "no limit on latency is given"),
     ],
@@ -60,7 +60,7 @@ def test_flags_are_checked_before_any_table_is_read(flags: tuple[str, ...], says
 )
 def test_a_search_over_separate_servers_takes_no_deployment_that_is_given(flags: tuple[str, ...]) -> None:
     line = planned("no/model", "--gpu", "h200", *QUESTION, "--disaggregate", *flags)
-    assert line.startswith("--disaggregate searches: want MODEL --gpu GPU --rate R")
+    assert line.startswith("--disaggregate needs MODEL --gpu GPU --rate R")
 
 
 def test_a_deployment_that_is_given_takes_no_more_gpus_than_asked_for() -> None:

@@ -120,8 +120,8 @@ def test_what_has_no_metrics_is_one_line(capsys: pytest.CaptureFixture[str]) -> 
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        (["--set", "metrics.over_s=600"], "give --metrics"),
-        (["--metrics", "{}", "--contexts", "1k,8k"], "leave out --contexts, or --metrics"),
+        (["--set", "metrics.over_s=600"], "needs --metrics"),
+        (["--metrics", "{}", "--contexts", "1k,8k"], "Leave out --contexts or --metrics"),
     ],
 )
 def test_flags_without_an_answer_are_one_line(

@@ -10,15 +10,15 @@ from sim.cli.main import run
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        ("validate", "want `lanesim validate DIRECTORY`, got nothing"),
-        ("validate cells", "want `lanesim validate FILE [REQUESTS.csv|PROMPTS.jsonl]`, got cells"),
+        ("validate", "Write `lanesim validate DIRECTORY`"),
+        ("validate cells", "Write `lanesim validate FILE [REQUESTS.csv|PROMPTS.jsonl]`"),
         ("validate ./cells", "cells"),
-        ("validate r s", "want `lanesim validate DIRECTORY`, got r s"),
-        ("validate vllm --profile cpu/tiny", "want `lanesim validate FILE [REQUESTS.csv|PROMPTS.jsonl]`, got vllm"),
+        ("validate r s", "Write `lanesim validate DIRECTORY`"),
+        ("validate vllm --profile cpu/tiny", "Write `lanesim validate FILE [REQUESTS.csv|PROMPTS.jsonl]`"),
         ("validate cells t.csv", "Missing option '--profile'"),
-        ("validate http://localhost:1 --profile cpu/tiny --request-rate inf", "give --request-rate"),
+        ("validate http://localhost:1 --profile cpu/tiny --request-rate inf", "Give --request-rate"),
         ("validate r --profil p.json", "No such option"),
-        ("validate nofile.json", "no file or directory 'nofile.json' is there"),
+        ("validate nofile.json", "'nofile.json' is no file or directory"),
     ],
 )
 def test_a_line_that_fits_no_form_is_refused(line: str, says: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -85,7 +85,7 @@ def test_a_line_that_a_kill_cut_off_is_forgotten(path: Path) -> None:
 NO_POINTS = [
     ("point", {**msgspec.to_builtins(point(PLACES[1])), "device_s": -1.0}, "device_s=-1.0 must be above 0"),
     ("point", point(PLACES[0]._replace(rows=999)), "target decode 999x1 after 32 eager is not in the plan"),
-    ("rates", {**PAIR, "sides": SIDES[:1]}, "want 2 sides with as many rates each"),
+    ("rates", {**PAIR, "sides": SIDES[:1]}, "must have 2 sides with as many rates each"),
     ("rates", {**PAIR, "sides": [SIDES[0], {**SIDES[1], "alone_s": 5e4}]}, "expected `float` <= 1000.0"),
     ("rates", {**PAIR, "sides": [SIDES[0], {**SIDES[1], "rates": [-1.0]}]}, "expected `float` > 0.0"),
     ("pair", {}, "unknown kind of line 'pair'"),
@@ -95,7 +95,7 @@ NO_POINTS = [
 @pytest.mark.parametrize(("kind", "content", "named"), NO_POINTS)
 def test_a_line_that_cannot_be_is_named(path: Path, kind: str, content: Any, named: str) -> None:
     points_file.append(path, kind, content)
-    assert_refused(lambda: points_file.read(path), "line 4: ", named)
+    assert_refused(lambda: points_file.read(path), "line 4", named)
 
 
 def test_a_host_line_that_lacks_something_is_named(path: Path) -> None:

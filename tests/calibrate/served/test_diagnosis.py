@@ -123,7 +123,7 @@ def test_the_command_says_what_is_normal(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("missing", ["without.json", "without"])
 def test_a_missing_file_is_named_and_the_model_is_not(missing: str) -> None:
-    with pytest.raises(ValueError, match=rf"^'{missing}' is no file: want"):
+    with pytest.raises(ValueError, match=rf"^'{missing}' is no file. Give"):
         CliRunner().invoke(diagnose_command, [missing, "Qwen/Qwen3-8B", "--gpu", "h100"], catch_exceptions=False)
 
 

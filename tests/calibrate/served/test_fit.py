@@ -187,7 +187,7 @@ def result_of(flags: list[str]) -> dict[str, Any]:
 
 def test_a_server_of_no_form_is_said_first(tmp_path: Path) -> None:
     lines = told(benchmarks(tmp_path, {1: 10.0, 2: 40.0, 4: 12.0}))
-    assert lines[0].startswith("This server is of no form tried: ")
+    assert lines[0].startswith("The simulator does not fit this server: ")
     assert typed(lines) == ["lanesim", "profiles", "show", "h100-sxm/llama-3.1-8b"]
 
 
@@ -227,7 +227,7 @@ def test_a_servers_own_limits_are_those_of_its_fit(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("more", "named"),
     [
-        (["--set", "devices.count=2"], "--set devices: want a key of engine"),
+        (["--set", "devices.count=2"], "--set devices must be a key of engine"),
         *(
             (
                 ["--set", f"num_speculative_tokens={k}"],

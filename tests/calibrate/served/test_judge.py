@@ -164,11 +164,11 @@ DEFECTS: list[tuple[Row | str, str]] = [
     (DRAFTS | {"acceptance_length": 4.5}, "line 3: acceptance_length=4.5 must be in 1..4"),
     ({"input_len": 9_000_000}, "line 3: every request is rejected"),
     ("", "is empty"),
-    (HEAD, "no cell below its header"),
+    (HEAD, "no load below its header"),
     (HEAD.replace("concurrency", "concurency") + "1,1,1,1\n", "Did you mean 'concurency'"),
     (HEAD + "1,1,1\n", "line 2: 3 fields, and the header has 4"),
     ("prompt_tokens,output_tokens\n", "has no request below its header"),
-    ("prompt_tokens,output_tokens\n5,0\n", "line 2: output_tokens='0': want `int` >= 1"),
+    ("prompt_tokens,output_tokens\n5,0\n", "line 2: output_tokens='0': it must be `int` >= 1"),
 ]
 """What a second cell changes, or the text of a table, or of a list of requests."""
 

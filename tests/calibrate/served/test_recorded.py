@@ -144,7 +144,7 @@ def test_speculation_is_simulated_with_the_acceptance_given(tmp_path: Path) -> N
         for rate in (1, 0)
     )
     assert always["simulated"] < 0.5 * never["simulated"]
-    assert "none is assumed" in refusal(file_command, *pair, *draft)
+    assert "needs an acceptance" in refusal(file_command, *pair, *draft)
 
 
 def test_the_table_and_the_result_are_written(tmp_path: Path) -> None:

@@ -59,7 +59,7 @@ def line_of(record: StepRecord) -> dict[str, Any]:
 @pytest.mark.parametrize("factor", [1e3, 1e-3])
 def test_step_times_of_other_units_are_refused(factor: float) -> None:
     records = [each._replace(seconds=factor * each.seconds) for each in as_law(drawn(200))]
-    with pytest.raises(ValueError, match=r"^steps\.jsonl: .*want wall_time in seconds"):
+    with pytest.raises(ValueError, match=r"^steps\.jsonl: .*Give wall_time in seconds"):
         fit_steps_of(load(SHIPPED), records, "steps.jsonl")
 
 

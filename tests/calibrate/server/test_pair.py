@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from calibrate.server.served_run import InFlight, ServedRun, read_run
 from sim.cli.main import run
 from tests.calibrate.server.test_probe import Server, serving
 from tests.properties import some
+from tests.test_outputs import faults
 
 LOAD = [
     *("--profile", "cpu/tiny", "--request-rate", "200", "--num-prompts", "8", "--input-len", "40", "--output-len", "8"),
@@ -34,9 +36,9 @@ def test_what_speculation_does_is_said_first_and_both_sides_are_in_the_file(
     with serving(prompt_tokens=40, first_s=drafting_s) as one, serving(prompt_tokens=40, first_s=plain_s) as other:
         assert paired(one, other, out, "none", *DRAFTS) == 0
         assert sorted(each["prompt"] for each in one.asked) == sorted(each["prompt"] for each in other.asked)
-    sentence = capsys.readouterr().out.splitlines()[0]
-    assert sentence.startswith("speculation makes E2EL ")
-    assert f"% {said} here (predicted " in sentence.partition(",")[0]
+    printed = capsys.readouterr().out
+    assert faults("validate", printed) == []
+    assert re.match(rf"Speculation makes E2EL \d+ % {said} \(predicted: ", printed)
     told = read_run(out)
     assert told.plain is not None
     assert [each.scenario["speculation"]["num_speculative_tokens"] for each in (told, told.plain)] == [2, 0]
@@ -52,17 +54,16 @@ def test_closed_loops_that_contradict_the_load_or_each_other_settle_nothing(tmp_
     with serving(prompt_tokens=40) as one, serving(prompt_tokens=40, first_s=0.2) as other:
         assert paired(one, other, out, "none", *DRAFTS) == 0
     told = read_run(out)
-    assert len(told.verdict) == 1
+    assert len(told.verdict) == 2
 
     def looked(low: float, high: float) -> str:
         told.in_flight = [InFlight(at_once=1, measured=(low + high) / 2.0, predicted=5.0, low=low, high=high)]
-        return told.verdict[1]
+        return told.verdict[2]
 
-    assert looked(5.0, 9.0).startswith("turn it on up to 1 in flight")
-    assert looked(5.0, 9.0).endswith("(5 fitted)")
-    assert looked(-9.0, -5.0).startswith("leave it off: ")
-    assert looked(-9.0, -5.0).endswith("something else used the machine: measure again")
-    assert looked(-5.0, 9.0).startswith("not sure whether to turn it on: ")
+    assert looked(5.0, 9.0).startswith("Turn speculation on up to 1 request in flight")
+    assert looked(-9.0, -5.0).startswith("Leave speculation off. ")
+    assert looked(-9.0, -5.0).endswith("another program used the machine. Measure again.")
+    assert looked(-5.0, 9.0).startswith("Speculation may help or harm. ")
 
 
 def mean_e2el_ms(told: ServedRun) -> float:
@@ -109,4 +110,4 @@ def test_a_pair_of_the_same_kind_is_refused(
     told = capsys.readouterr().err
     assert message in told
     assert "address of a server that does not speculate" in told
-    assert "say what URL drafts" in told
+    assert "needs the server's draft length" in told

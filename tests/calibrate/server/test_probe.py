@@ -265,7 +265,7 @@ def test_a_probe_warms_up_goes_by_turns_and_predicts_the_largest_load(tmp_path: 
     assert len(server.asked) == looked + warm_up + alone + counted
     result = json.loads((tmp_path / "r.json").read_text())
     assert {"step_s", "gap_s"} & {each["constant"] for each in result["constants"]}
-    assert result["verdict"].startswith("This server is ")
+    assert result["verdict"].startswith(("This server is ", "The simulator does not fit this server"))
     assert [each["concurrency"] for each in result["levels"]] == [1.0, 2.0, 3.0]
     held = result["held_back"]
     metrics = {"ttft_ms", "tpot_ms", "output_throughput"}

@@ -72,9 +72,9 @@ def test_one_command_gives_what_speculation_gains_and_up_to_how_many_in_flight(
     out, port = tmp_path / "run.json", free_port()
     assert restarted(out, port, command(port)) == 0
     told = " ".join(capsys.readouterr().out.split())
-    assert told.startswith("speculation makes E2EL ")
-    assert "% shorter here (predicted " in told
-    assert "turn it on up to 2 in flight, the most that was looked at: closed loops of 1, 2 had " in told
+    assert told.startswith("Speculation makes E2EL ")
+    assert "% shorter (predicted: " in told
+    assert "Turn speculation on up to 2 requests in flight, the most that were tried." in told
     told = read_run(out)
     assert told.plain is not None
     assert [each.scenario["speculation"]["num_speculative_tokens"] for each in (told, told.plain)] == [2, 0]

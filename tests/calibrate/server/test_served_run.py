@@ -28,6 +28,7 @@ from sim.run.scenario import Goodput, Scenario, parse_scenario
 from sim.run.simulate import simulate
 from tests.calibrate.server.test_looks import as_seen, seen
 from tests.calibrate.server.test_probe import serving
+from tests.test_outputs import faults
 
 FEW = ["--set", "server.levels=1,2", "--set", "server.rounds=1"]
 FLAGS = [
@@ -58,7 +59,8 @@ def test_requests_are_sent_at_their_times_and_judged_beside_what_was_predicted(
         assert told["errors"][part]["tpot"]["mean"]["error_pct"] is not None
     assert told["errors"]["predicted"]["itl"]["mean"]["real"] > 0.0
     printed = capsys.readouterr().out
-    assert "12 sent" in printed
+    assert faults("validate", printed) == []
+    assert "of 12 requests" in printed
     assert " % off this load in mean latency." in printed.splitlines()[0]
     assert "TPOT (ms)" in printed
 
@@ -117,7 +119,7 @@ def test_the_file_suffices_to_say_the_errors_again(tmp_path: Path, capsys: pytes
     assert told.judged_again()["as sent"] != kept["as sent"]
     capsys.readouterr()
     assert run(["check", str(out)]) == 0
-    assert f"as sent: {means(kept['as sent'])}" in " ".join(capsys.readouterr().out.split())
+    assert f"Errors as sent: {means(kept['as sent'])}" in " ".join(capsys.readouterr().out.split())
     text = out.read_text()
     for good, bad, said in (
         ('"preemptions"', '"preemption"', "Did you mean 'preemptions'?"),
@@ -206,7 +208,7 @@ def test_no_more_is_sent_than_allowed(tmp_path: Path, capsys: pytest.CaptureFixt
     with serving() as server:
         assert run(["validate", server.url, *FLAGS, "--num-prompts", "10001", "--out", str(tmp_path / "x.json")]) == 2
         assert not server.asked
-    assert "would be sent, 10,001 of them the scenario's, and want 10,000 at most" in capsys.readouterr().err
+    assert "would be sent, 10,001 of them the scenario's. At most 10,000" in capsys.readouterr().err
 
 
 def scenario(k: int = 0, acceptance: str = "iid:0.8") -> Scenario:

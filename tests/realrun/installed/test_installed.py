@@ -75,7 +75,7 @@ def test_its_own_order_of_work_serves_and_the_record_says_whose_it_was() -> None
         (given("pd"), "policy 'pd' has its own order of work"),
         (given(**{"speculation.controller": "feedback"}), "speculation.controller=feedback must be fixed"),
         (given(engine="broken"), "engine 'broken': ValueError: it is not there"),
-        (given(engine="wrong"), "engine 'wrong' gives 3: want a lanesim.InstalledEngine"),
+        (given(engine="wrong"), "engine 'wrong' gives 3. It must give a lanesim.InstalledEngine"),
         (given(engine="mime"), "Did you mean 'mine'"),
     ],
 )

@@ -29,7 +29,7 @@ def test_all_that_an_answer_rests_on_is_shown_on_demand(capsys: pytest.CaptureFi
     brief = capsys.readouterr().out
     assert run([*flags, "--verbose"]) == 0
     verbose = capsys.readouterr().out
-    for words in ("caps: max_num_seqs", "prefill_attention", "acceptance length"):
+    for words in ("caps: max_num_seqs", "Mean errors of GPU times", "acceptance length"):
         assert words not in brief
         assert words in verbose
     assert brief.count("\n") < verbose.count("\n")

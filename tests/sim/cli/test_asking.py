@@ -49,7 +49,7 @@ def test_no_longer_drafts_are_tried_than_acceptance_was_measured_with(capsys: py
         assert run(["tune", "cpu/tiny", "--acceptance", "length:1.99@1", *more.split(), *TUNED.split()]) == 0
         answer, notes = capsys.readouterr()
         assert [row["k"] for row in json.loads(answer)["points"][0]["lengths"]] == [*range(longest + 1)]
-        assert ("K = 3 is a guess: acceptance was measured with drafts of 1" in notes) == is_guess
+        assert ("K = 3 is a guess. Acceptance was measured with drafts of 1" in notes) == is_guess
 
 
 def test_where_no_drafter_is_named_n_grams_are_tried(capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,11 +8,11 @@ from sim.cli.main import run
 def test_a_command_that_went_forwards_its_words_and_has_no_options(capsys) -> None:  # type: ignore[no-untyped-def]
     assert run(["probe", "localhost", "--levels", "1,4"]) == 2
     went, failed = capsys.readouterr().err.splitlines()
-    assert went == "lanesim: `lanesim probe` is `lanesim validate --fit-only` now"
+    assert went == "lanesim: `lanesim probe` is now `lanesim validate --fit-only`"
     assert failed == "lanesim: no option --levels here: --set server.levels=VALUE"
     assert run(["calibrate", "production", "x.json"]) == 2
     went, failed = capsys.readouterr().err.splitlines()
-    assert went == "lanesim: `lanesim calibrate production` is `lanesim calibrate fit` now"
+    assert went == "lanesim: `lanesim calibrate production` is now `lanesim calibrate fit`"
     assert run(["calibrate", "--help"]) == 0
     assert "production" not in capsys.readouterr().out
 

@@ -273,7 +273,7 @@ def test_what_is_assumed_of_overlap_stands_beside_the_verdict_in_brief(given: di
     in_brief = [text for _, text in said_comparison(found, Console()).lines]
     for lines in (in_brief, notes(found)):
         assert [said in line for line in lines].count(True) == 1
-    over_phi = [line for line in notes(found) if "at phi 0.06 / 0.1 / 0.15: pd " in line]
+    over_phi = [line for line in notes(found) if " of pd at phi 0.06 / 0.1 / 0.15: " in line]
     assert len(over_phi) == (0 if given else 2)
 
 

@@ -120,7 +120,7 @@ def test_a_work_on_a_share_cannot_outrun_its_launch(launch_s: float, ends: list[
 @pytest.mark.parametrize(
     ("shares", "message"),
     [
-        ({"a": 0.7, "b": 0.4}, "shares sum to 1.1, want at most 1: a 0.7, b 0.4"),
+        ({"a": 0.7, "b": 0.4}, "shares sum to 1.1 and must sum to at most 1: a 0.7, b 0.4"),
         ({"a": 1.5}, "share of 'a': 1.5 must be above 0 and at most 1"),
         ({"a": 0.6, "b": 0.4, "c": None}, "stream 'c' has no sm_share, and the others leave nothing: a 0.6, b 0.4"),
     ],

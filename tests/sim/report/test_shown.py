@@ -78,7 +78,7 @@ def test_every_answer_has_a_sentence_shows_itself_and_is_a_frame(name: str) -> N
         (tiny_plan, ASKS | {"goodput": {}}, "no limit on latency is given"),
         (lambda: lanesim.validate_url("http://localhost:1", rate=4), {}, "'rate'. Did you mean 'request_rate'"),
         (lanesim.capacity, TINY | {"goodput": {"ttft_ms": 100}, "attainment": 2.0}, "attainment"),
-        (lanesim.compare, TINY | {"vary": "gpu"}, "vary='gpu': want a mapping"),
+        (lanesim.compare, TINY | {"vary": "gpu"}, "vary='gpu' must be a mapping"),
     ],
 )
 def test_doors_refuse_what_the_commands_refuse(ask: Callable[..., object], given: dict[str, Any], named: str) -> None:

@@ -33,5 +33,5 @@ def test_the_command_line_takes_it_and_other_flags_win(capsys: pytest.CaptureFix
 
 def test_a_key_that_changes_no_time_is_left_out_with_a_warning() -> None:
     text = '{"method": "eagle3", "num_speculative_tokens": 3, "draft_tensor_parallel_size": 1}'
-    with pytest.warns(UserWarning, match="draft_tensor_parallel_size changes no time"):
+    with pytest.warns(UserWarning, match="draft_tensor_parallel_size does not change"):
         assert speculation_of(text) == {"method": "eagle3", "num_speculative_tokens": 3}

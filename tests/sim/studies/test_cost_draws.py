@@ -173,7 +173,7 @@ def test_draws_by_default_serve_no_more_requests_than_the_comparison_did() -> No
     )  # fmt: skip
     result = compare(resolve_all(one, load(PAIR)), workers=1)
     found = over_draws(result, resolve_all(one, load(PAIR)), workers=1)
-    (length,) = re.findall(r"in runs of (\d+) requests each", found.notes[-1])
+    (length,) = re.findall(r"is a run of (\d+) requests$", found.notes[-1])
     assert 2 * (10 + 3) * int(length) <= 3600 < 2 * (10 + 3) * (int(length) + 1)
     alike = msgspec.structs.replace(
         result, paired=[msgspec.structs.replace(row, order=Order.SAME) for row in result.paired]
@@ -225,9 +225,9 @@ def test_evidence_is_of_the_same_gpu_model_and_method_within_twice_the_load() ->
     assert line("eagle3", 5, 16.0).startswith(
         "measured nearest: a100-sxm, vllm-0.24, llama-3.1-8b, eagle3, K = 5, 8 to"
     )
-    assert "speed-up -3.8 to +1.1 % (2 cells" in line("eagle3", 5, 16.0)
+    assert "speed-up -3.8 to +1.1 % (2 measurements)" in line("eagle3", 5, 16.0)
     assert line("eagle3", 5, 129.0).startswith("not measured: nothing on ")
-    assert "nearest measured, with another load: a100-sxm" in line("eagle3", 5, 129.0)
+    assert "Nearest measured, with another load: a100-sxm" in line("eagle3", 5, 129.0)
     assert line("eagle3", 2, 16.0).startswith("not measured: nothing on ")
     assert "with another method" in line("draft_model", 4, 16.0)
 
@@ -256,13 +256,13 @@ def test_of_near_cells_the_same_engines_come_first() -> None:
     for engine in ("vllm-0.19", "sglang-0.5", "trtllm-1.1"):
         line = nearest("h100-sxm/qwen3-32b", "qwen3-32b", engine=engine)
         assert line.startswith(f"measured nearest: h100-sxm, {engine.partition('-')[0]}-")
-    assert ", 8 to 32 in flight: TPOT (mean size) " in line
-    assert " % (75 cells; ai-dynamo/aiconfigurator@" in line
+    assert ", 8 to 32 in flight: TPOT off by " in line
+    assert " % (75 measurements). Source: ai-dynamo/aiconfigurator@" in line
 
 
 def test_the_same_model_on_another_gpu_is_nearer_than_another_model_on_the_same() -> None:
     line = nearest("b200-sxm/qwen3-8b", "qwen3-235b-a22b")
-    assert "nearest measured, with another GPU: h" in line
+    assert "Nearest measured, with another GPU: h" in line
     assert ", qwen3-235b-a22b, no speculation" in line
 
 
@@ -282,4 +282,4 @@ def test_compare_ends_with_evidence(capsys: pytest.CaptureFixture[str]) -> None:
     assert run([*asked, *flags, "--draws", "2", "--verbose"]) == 0
     out = " ".join(capsys.readouterr().out.split())
     assert "not measured: nothing on h100-sxm with llama-2-7b within a factor of 2 of these loads (draft_model" in out
-    assert "an order is stated only if it holds in all of 2 draws of costs" in out
+    assert "An order is named only if it is the same in all of 2 variations of GPU times" in out

@@ -82,7 +82,7 @@ def test_errors_of_speedups_are_no_evidence_of_a_level() -> None:
     assert speedup.startswith(
         "measured nearest: h200-sxm, sglang-0.5, llama-3.1-70b, eagle3, K = 3, 8 in flight: speed-up"
     )
-    assert line.startswith("not measured: no level on h200-sxm with llama-3.1-70b")
+    assert line.startswith("not measured: no latency on h200-sxm with llama-3.1-70b")
     assert "speed-up" not in line
 
 

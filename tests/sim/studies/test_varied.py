@@ -34,7 +34,7 @@ def shown(result: Varied, *, is_verbose: bool = False) -> list[str]:
 
 @pytest.mark.parametrize("value", ["inf", "nan", "1.5", "x", "-k"])
 def test_a_context_that_is_no_count_is_refused_with_what_one_is(value: str) -> None:
-    assert_refused(lambda: tokens_of(value), f"{value}: want a whole number of tokens, such as 1500 or 1.5k")
+    assert_refused(lambda: tokens_of(value), f"{value} must be a whole number of tokens, such as 1500 or 1.5k")
 
 
 def test_power_is_said_of_the_settings_that_have_it() -> None:
@@ -119,7 +119,7 @@ def test_acceptance_that_is_given_holds_for_all_methods_and_that_is_said() -> No
     raw = {"profile": f"{PAIR}+eagle3", "workload": dict(LOAD), "speculation": {"acceptance": "iid:0.5"}}
     given = Variants(raw, {"speculation": ["ngram", "eagle3"]})
     assert {one.scenario.speculation.acceptance for one in given.by_load[0][1]} == {"iid:0.5"}
-    assert list(given.notes) == ["acceptance iid:0.5 of ngram and eagle3 alike; each its own: ngram@FORM"]
+    assert list(given.notes) == ["acceptance iid:0.5 of ngram and eagle3 alike. Give each its own: ngram@FORM"]
 
 
 def test_two_acceptances_of_one_method_are_two_settings() -> None:

@@ -97,7 +97,7 @@ def test_a_call_ends_behind_a_step_and_the_same_command_goes_on_from_there(
     assert campaign.run_campaign("cpu", tmp_path, until="measure") == 0
     assert begun == ["smoke", "measure", "report"]
     first, *_, found, after = capsys.readouterr().out.splitlines()
-    assert first == "next: smoke (300 s), measure (1900 s); 2200 s at most"
+    assert first == "next: smoke (300 s), measure (1900 s). They take at most 2200 s"
     assert found.endswith(f"to be committed now: {tmp_path / PREDICTION}")
     assert after.startswith("next: closed (1100 s), open")
     assert after.endswith(f"`lanesim evidence --device cpu --out {tmp_path}` goes on")

@@ -48,7 +48,7 @@ def test_fixed_passes_beside_a_replay_are_a_gate() -> None:
 
     assert of_replay(runs([0.9, 1.1], None)) == []
     assert of_replay(runs([1.0, 1.2], [1.0, 1.0], [0.8, 1.0])) == [
-        "fixed passes beside p0, p2 took 0.80 to 1.20 times as long as with the profile, want 0.9 to 1.1"
+        "fixed passes beside p0, p2 took 0.80 to 1.20 times as long as with the profile, where 0.9 to 1.1 is normal"
     ]
 
 
