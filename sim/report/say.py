@@ -356,10 +356,10 @@ def _rented(answer: Rental, console: Console) -> Said:
 def nearest_measured(evidence: str) -> str:
     """A line of evidence in short: who is nearest and how far off throughput was there.
 
-    >>> nearest_measured("measured nearest: gh200, vllm-0.23, apertus-8b, K = 1, 2 in flight: TPOT +1 % (1 m...)")
+    >>> nearest_measured("measured nearest: gh200, vllm-0.23, apertus-8b, 2 in flight: TPOT +1 % (1 measurement)")
     'Measured: gh200, vllm-0.23, apertus-8b. Error there: TPOT +1 %.'
     """
-    ends = r"(?:, speed-up| \(\d+ cell)"
+    ends = r"(?:, speed-up| \(\d+ measurement)"
     found = re.search(
         rf"(?:{MEASURED}|{NEAREST}.*?): (.+?)(?:, K = .*?)?(?:, [\d .,to]+ in flight)?: (.+?){ends}", evidence
     )

@@ -12,8 +12,10 @@ import pytest
 import lanesim
 from sim.compare.side_by_side import CostSource
 from sim.report.said import MORE
+from sim.report.say import nearest_measured
 from sim.studies.answer import Answer, Stated
 from sim.studies.attainment import Attainment, HighestLoad, Replicas
+from sim.studies.evidence import MEASURED, _named, measured
 from sim.studies.load_search import Limit
 from sim.studies.plan.search import PlannedDeployment, Rental
 from sim.studies.tune import AtContext, ContextTuning, answer
@@ -200,3 +202,9 @@ def test_a_batch_says_when_its_last_answer_is_done_and_drafts_that_grow_as_it_sh
         assert "all done" in printed(result)
         done_s.append(float(result.runs[0]["duration"]))
     assert done_s[1] < 0.95 * done_s[0]
+
+
+def test_the_error_of_the_nearest_measured_set_up_has_a_figure_whichever_it_is() -> None:
+    for cell in measured().cells:
+        said = nearest_measured(f"{MEASURED}: {_named([cell])}")
+        assert re.search(r"Error there: [\w -]+ [+-]?[\d.]+ %\.$", said), said
