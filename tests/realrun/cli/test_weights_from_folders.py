@@ -200,7 +200,7 @@ def test_vocabularies_of_one_size_and_other_tokens_are_refused(folder: Path, tmp
 
 def test_wrong_input_is_one_line_that_says_what_is_wanted(folder: Path, tmp_path: Path) -> None:
     cases: list[tuple[dict[str, Any], str]] = [
-        ({"target": tmp_path / "none"}, r"target' holds no model: wanted a local directory with config.json"),
+        ({"target": tmp_path / "none"}, r"target' has no model. Give a local directory with config.json"),
         (
             {"draft": saved(tmp_path, "words", vocab=512)},
             "has 512 tokens in its vocabulary, and the target 1024",

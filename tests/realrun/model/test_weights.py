@@ -69,7 +69,7 @@ def test_real_weights_come_from_a_local_directory(tmp_path: Path) -> None:
     loaded = load_model(tmp_path, dtype=torch.float64)
     tokens = torch.tensor(prompts([9]))
     assert torch.equal(loaded(tokens).logits, saved(tokens).logits)
-    with pytest.raises(ValueError, match=r"wanted a local directory with config\.json"):
+    with pytest.raises(ValueError, match=r"Give a local directory with config\.json"):
         load_model(tmp_path / "absent")
 
 

@@ -98,7 +98,7 @@ def test_a_call_ends_behind_a_step_and_the_same_command_goes_on_from_there(
     assert begun == ["smoke", "measure", "report"]
     first, *_, found, after = capsys.readouterr().out.splitlines()
     assert first == "next: smoke (300 s), measure (1900 s). They take at most 2200 s"
-    assert found.endswith(f"to be committed now: {tmp_path / PREDICTION}")
+    assert found.endswith(f" now: {tmp_path / PREDICTION}")
     assert after.startswith("next: closed (1100 s), open")
     assert after.endswith(f"`lanesim evidence --device cpu --out {tmp_path}` goes on")
     begun.clear()
@@ -143,7 +143,7 @@ def test_a_step_at_its_limit_is_ended(
 
 
 def test_what_cannot_be_done_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(ValueError, match=r"smoke.json' is missing: its step failed"):
+    with pytest.raises(ValueError, match=r"smoke.json' is missing. Its step failed"):
         report(tmp_path, SMALL)
 
 
