@@ -100,7 +100,7 @@ def test_a_call_ends_behind_a_step_and_the_same_command_goes_on_from_there(
     assert first == "next: smoke (300 s), measure (1900 s). They take at most 2200 s"
     assert found.endswith(f" now: {tmp_path / PREDICTION}")
     assert after.startswith("next: closed (1100 s), open")
-    assert after.endswith(f"`lanesim evidence --device cpu --out {tmp_path}` goes on")
+    assert after.endswith(f"lanesim evidence --device cpu --out {tmp_path}")
     begun.clear()
     assert campaign.run_campaign("cpu", tmp_path) == 0
     assert begun == ["smoke", *STEPS[2:], "report"]
@@ -134,7 +134,7 @@ def test_a_red_smoke_step_alone_keeps_the_others_from_being_run(
 def test_a_step_at_its_limit_is_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setitem(LIMITS_S, SMOKE, 0.02)
+    monkeypatch.setitem(LIMITS_S, SMOKE, 0.0)
     assert campaign.run_campaign("cpu", tmp_path) == 1
     said = capsys.readouterr()
     assert "campaign: smoke\n" in said.out
