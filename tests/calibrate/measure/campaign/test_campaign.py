@@ -134,7 +134,7 @@ def test_a_red_smoke_step_alone_keeps_the_others_from_being_run(
 def test_a_step_at_its_limit_is_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setitem(LIMITS_S, SMOKE, 0.0)
+    monkeypatch.setitem(LIMITS_S, SMOKE, 0.01)
     assert campaign.run_campaign("cpu", tmp_path) == 1
     said = capsys.readouterr()
     assert "campaign: smoke\n" in said.out
