@@ -1,10 +1,9 @@
-"""Tables of cells and lists of requests, read from CSV and checked.
+"""Tables of measured loads and lists of requests, read from CSV and checked.
 
-Columns: concurrency or request_rate, input_len and output_len (both left to a list of requests where one is given), any
-metric of MEASURED, and whatever else a load has; acceptance_length (tokens per verify, bonus included) stands for an
-acceptance. Empty means not given. Other columns serve to mark loads. A list of requests has prompt_tokens and
-output_tokens.
-Not here: simulating cells (calibrate.served.judge).
+A load has concurrency or request_rate, input_len and output_len, and any metric of MEASURED. A list of requests, with
+prompt_tokens and output_tokens, stands for both lengths. acceptance_length (tokens per verify, bonus included) stands
+for an acceptance. Empty means not given. Other columns serve to mark loads.
+Not here: simulating loads (calibrate.served.judge).
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ class AcceptancePair(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Checkpoint; None where the target's own layers draft, or nothing else is published."""
 
 
-class Measured(NamedTuple):
+class PairAcceptance(NamedTuple):
     """Acceptance of one pair on one set of prompts."""
 
     kind: str
@@ -75,7 +75,7 @@ class Measured(NamedTuple):
 class OnPrompts(AtEveryLength):
     """The mean of all kinds, each as likely, or in a draw one set of prompts."""
 
-    by_kind: tuple[tuple[Measured, ...], ...]
+    by_kind: tuple[tuple[PairAcceptance, ...], ...]
     drift: float = 0.0
 
     def model(self, k: int) -> Acceptance:
@@ -94,7 +94,7 @@ def read_pairs() -> list[AcceptancePair]:
     return msgspec.json.decode(Path(__file__).with_name("pairs.json").read_bytes(), type=list[AcceptancePair])
 
 
-def measured_of(text: str, target: str, params: int, method: str) -> tuple[tuple[Measured, ...], ...]:
+def measured_of(text: str, target: str, params: int, method: str) -> tuple[tuple[PairAcceptance, ...], ...]:
     """What is known of a pair on a kind of prompts, or on any, kind by kind. It is the pair's own, else that of the
     nearest pair by method, family and size. Raises ValueError for a kind that no such pair has.
 
@@ -107,13 +107,13 @@ def measured_of(text: str, target: str, params: int, method: str) -> tuple[tuple
     for kind in KINDS if text == ANY else (text,):
         pair = next((each for each in known if kind in each.lengths), None)
         if pair is not None:
-            found.append(tuple(Measured(kind, prompts, pair) for prompts in pair.lengths[kind]))
+            found.append(tuple(PairAcceptance(kind, prompts, pair) for prompts in pair.lengths[kind]))
     if not found:
         raise ValueError(f"acceptance {text!r}: not measured with {method}. Give {ANY}, or a number")
     return tuple(found)
 
 
-def ends_of(text: str, target: str, params: int, method: str, k: int) -> tuple[Measured, ...]:
+def ends_of(text: str, target: str, params: int, method: str, k: int) -> tuple[PairAcceptance, ...]:
     """The prompts of least and of most acceptance at draft length `k`; one where these are the same."""
     known = sorted(chain(*measured_of(text, target, params, method)), key=lambda one: one.length(k))
     return tuple(known[:: max(1, len(known) - 1)])

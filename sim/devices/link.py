@@ -17,9 +17,9 @@ LINKS = {
     "nvlink": Link(latency_s=0.0001, bytes_per_s=200e9),
     "pcie": Link(latency_s=0.0001, bytes_per_s=25e9),
 }
-"""tcp: the line through the two transfers that report 003 quotes, KV of Qwen2.5-7B (57,344 bytes per token): 512 tokens
-in 99 ms, 2048 in 350 ms. cuda-ipc: a handle is passed, and the time is constant; the report gives no figure, 1 ms is
-assumed. nvlink and pcie: round values below the datasheets' of an A100, assumed."""
+"""tcp is the line through two transfers of report 003: KV of Qwen2.5-7B, 512 tokens in 99 ms and 2048 in 350 ms.
+A token has 57,344 bytes there. cuda-ipc passes a handle, so its time is constant. The report gives no figure, and 1 ms
+is assumed. nvlink and pcie are assumed: round values below an A100's datasheet."""
 DEFAULT_LINK = "cuda-ipc"
 
 

@@ -1,9 +1,9 @@
 """Works on shares of a device's multiprocessors, as MPS or green contexts cut them (docs/adr/003).
 
-A work alone on a share runs at its solo curve, told by what it asks of the whole device, so no model has constants of
-its own; its time is made of compute and of bandwidth, in proportion to the roofs that it reaches:
-- compute slows like 1 / share;
-- bandwidth saturates: some multiprocessors are enough to read at the pace of all, fewer read less in proportion.
+A work alone on a share is slowed by what it needs of the whole device, so no model has separate constants. Its time is
+made of compute and of bandwidth, in proportion to the roofs that it reaches:
+- Compute slows like 1 / share.
+- Bandwidth saturates: some multiprocessors are enough to read as fast as all, and fewer read less in proportion.
 Beside others, the compute part of a work is slowed by what others read, through the queue of the L2 cache, and where
 all ask for more bandwidth than works side by side come to, each has it in proportion to what it would read. A share
 that is idle helps nobody, unless shares hold only while several streams have works.

@@ -16,7 +16,7 @@ import msgspec
 
 from sim.acceptance.forms import parse_quoted
 from sim.acceptance.models import Acceptance
-from sim.acceptance.pairs import ANY, PROMPTS, Measured, OnPrompts, ends_of, measured_of, origin_of
+from sim.acceptance.pairs import ANY, PROMPTS, OnPrompts, PairAcceptance, ends_of, measured_of, origin_of
 from sim.acceptance.quoted import Quoted
 from sim.acceptance.spread import AssumedSpread
 from sim.costs.cost import Link
@@ -139,7 +139,7 @@ class _Unpriced:
         return [f"{self.engine.name} serves {seats} of {in_flight:g} requests at once, others wait ({why})."]
 
     @property
-    def prompts(self) -> tuple[Measured, ...]:
+    def prompts(self) -> tuple[PairAcceptance, ...]:
         """Those of least and of most acceptance where the prompts are left open."""
         text, k = self.scenario.speculation.acceptance, self.lengths.given
         return ends_of(text, *pair_of(self.profile, self.scenario.speculation.drafter), k) if k and text == ANY else ()

@@ -13,8 +13,8 @@ from sim.acceptance.pairs import (
     ANY,
     KINDS,
     AcceptancePair,
-    Measured,
     OnPrompts,
+    PairAcceptance,
     ends_of,
     measured_of,
     origin_of,
@@ -34,7 +34,7 @@ def told(acceptance: str, profile: str = "h100-sxm/llama-3.1-8b+eagle3", **load:
     return lanesim.compare(**given | LOAD | load, vary=varied).loads[0].comparison  # type: ignore[arg-type]
 
 
-def means(alike: tuple[Measured, ...]) -> float:
+def means(alike: tuple[PairAcceptance, ...]) -> float:
     return fmean(one.length(3) for one in alike)
 
 
